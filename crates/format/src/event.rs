@@ -1,0 +1,148 @@
+//! One fixed-size record of something that happened to GPU memory.
+//!
+//! An event is eight 64-bit words, because a word is what a processor publishes whole: the ring keeps
+//! each slot as eight atomics and never needs a lock or an `unsafe` read. Word 0 belongs to the ring (it
+//! is the slot's sequence number); an event owns words 1 to 7. The layout is written to a file that
+//! outlives the process, so it changes only together with [`LAYOUT_VERSION`].
+
+/// Version of the word layout below; a reader refuses any other.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Words in a slot of the ring, word 0 (the ring's own sequence number) included.
+pub const WORDS: usize = 8;
+
+/// Id of a call stack in the depot; [`NO_STACK`] where none was taken.
+pub type StackId = u32;
+
+/// The stack id of an event that carries no stack.
+pub const NO_STACK: StackId = 0;
+
+/// What happened. The names are those of PyTorch's trace entries where PyTorch has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A block was handed out. `size` is what was asked for, `extra` the rounded block size.
+    Alloc = 1,
+    /// The program gave a block back; work on other streams may still use it. `extra` is the block size.
+    FreeRequested = 2,
+    /// The block may be handed out again. `extra` is the block size.
+    FreeCompleted = 3,
+    /// A segment came from the driver.
+    SegmentAlloc = 4,
+    /// A segment went back to the driver.
+    SegmentFree = 5,
+    /// Physical memory was mapped into a reserved range.
+    SegmentMap = 6,
+    /// Physical memory was unmapped from a reserved range.
+    SegmentUnmap = 7,
+    /// An allocation failed for want of memory. `size` is the rounded request, `extra` what the device had free.
+    Oom = 8,
+}
+
+impl Kind {
+    /// The kind with this number, if there is one.
+    pub fn from_u8(n: u8) -> Option<Kind> {
+        use Kind::*;
+        [Alloc, FreeRequested, FreeCompleted, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap, Oom]
+            .into_iter()
+            .find(|k| *k as u8 == n)
+    }
+
+    /// The name of PyTorch's trace action.
+    pub fn action(self) -> &'static str {
+        match self {
+            Kind::Alloc => "alloc",
+            Kind::FreeRequested => "free_requested",
+            Kind::FreeCompleted => "free_completed",
+            Kind::SegmentAlloc => "segment_alloc",
+            Kind::SegmentFree => "segment_free",
+            Kind::SegmentMap => "segment_map",
+            Kind::SegmentUnmap => "segment_unmap",
+            Kind::Oom => "oom",
+        }
+    }
+}
+
+/// Who says so: the layer of truth an event belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Layer {
+    /// PyTorch's caching allocator: its blocks and the segments they lie in.
+    Framework = 0,
+    /// A driver or runtime call that no framework allocator made.
+    Device = 1,
+    /// Page-locked or managed host memory.
+    Host = 2,
+}
+
+/// Flag: the requested size is not known, `size` is the rounded one.
+pub const FLAG_SIZE_IS_ROUNDED: u8 = 1;
+/// Flag: the call failed; nothing was allocated.
+pub const FLAG_FAILED: u8 = 2;
+
+/// One event, unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened.
+    pub kind: Kind,
+    /// Which layer reports it.
+    pub layer: Layer,
+    /// Device ordinal; −1 for host memory.
+    pub device: i8,
+    /// `FLAG_…` bits.
+    pub flags: u8,
+    /// Which API function, as an index into the hook table (0: none).
+    pub api: u16,
+    /// Wall clock, nanoseconds since 1970.
+    pub time_ns: u64,
+    /// Device address (host address in the host layer); 0 for `oom`.
+    pub addr: u64,
+    /// Bytes; see [`Kind`] for which.
+    pub size: u64,
+    /// Second number; see [`Kind`].
+    pub extra: u64,
+    /// The raw stream handle; 0 is the default stream.
+    pub stream: u64,
+    /// Where it happened.
+    pub stack: StackId,
+    /// Kernel id of the thread, cut to 16 bits more than enough to tell threads apart (`tid & 0xffff`).
+    pub thread: u16,
+}
+
+impl Event {
+    /// The event as words 1 to 7 of a slot.
+    pub fn pack(&self) -> [u64; WORDS - 1] {
+        let head = u64::from(self.kind as u8)
+            | u64::from(self.layer as u8) << 8
+            | u64::from(self.device as u8) << 16
+            | u64::from(self.flags) << 24
+            | u64::from(self.api) << 32
+            | u64::from(self.thread) << 48;
+        [head, self.time_ns, self.addr, self.size, self.extra, self.stream, u64::from(self.stack)]
+    }
+
+    /// Reads words 1 to 7 of a slot; `None` if they were not written by this layout version.
+    pub fn unpack(w: [u64; WORDS - 1]) -> Option<Event> {
+        let head = w[0];
+        let layer = match (head >> 8) as u8 {
+            0 => Layer::Framework,
+            1 => Layer::Device,
+            2 => Layer::Host,
+            _ => return None,
+        };
+        Some(Event {
+            kind: Kind::from_u8(head as u8)?,
+            layer,
+            device: (head >> 16) as i8,
+            flags: (head >> 24) as u8,
+            api: (head >> 32) as u16,
+            thread: (head >> 48) as u16,
+            time_ns: w[1],
+            addr: w[2],
+            size: w[3],
+            extra: w[4],
+            stream: w[5],
+            stack: u32::try_from(w[6]).ok()?,
+        })
+    }
+}
