@@ -23,43 +23,45 @@ pub const NO_STACK: StackId = 0;
 pub enum Kind {
     /// A block was handed out. `size` is what was asked for, `extra` the rounded block size.
     Alloc = 1,
-    /// The program gave a block back; work on other streams may still use it. `extra` is the block size.
+    /// The program gave a block back. `extra` is the block size. Unless [`FLAG_PENDING`] is set the block is
+    /// free at once, which PyTorch writes as a second entry, `free_completed`.
     FreeRequested = 2,
-    /// The block may be handed out again. `extra` is the block size.
+    /// A block whose free was pending may be handed out again. `extra` is the block size.
     FreeCompleted = 3,
     /// A segment came from the driver.
     SegmentAlloc = 4,
     /// A segment went back to the driver.
     SegmentFree = 5,
-    /// Physical memory was mapped into a reserved range.
+    /// Physical memory was mapped into a reserved range, whose first address is `extra`.
     SegmentMap = 6,
     /// Physical memory was unmapped from a reserved range.
     SegmentUnmap = 7,
     /// An allocation failed for want of memory. `size` is the rounded request, `extra` what the device had free.
     Oom = 8,
+    /// The block `addr`, whose free was requested, also waits for the CUDA event whose handle is `extra`.
+    WaitsFor = 9,
+    /// The CUDA event whose handle is `extra` has completed; a block that waited for it alone is free.
+    EventReady = 10,
 }
 
 impl Kind {
     /// The kind with this number, if there is one.
     pub fn from_u8(n: u8) -> Option<Kind> {
         use Kind::*;
-        [Alloc, FreeRequested, FreeCompleted, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap, Oom]
-            .into_iter()
-            .find(|k| *k as u8 == n)
-    }
-
-    /// The name of PyTorch's trace action.
-    pub fn action(self) -> &'static str {
-        match self {
-            Kind::Alloc => "alloc",
-            Kind::FreeRequested => "free_requested",
-            Kind::FreeCompleted => "free_completed",
-            Kind::SegmentAlloc => "segment_alloc",
-            Kind::SegmentFree => "segment_free",
-            Kind::SegmentMap => "segment_map",
-            Kind::SegmentUnmap => "segment_unmap",
-            Kind::Oom => "oom",
-        }
+        [
+            Alloc,
+            FreeRequested,
+            FreeCompleted,
+            SegmentAlloc,
+            SegmentFree,
+            SegmentMap,
+            SegmentUnmap,
+            Oom,
+            WaitsFor,
+            EventReady,
+        ]
+        .into_iter()
+        .find(|k| *k as u8 == n)
     }
 }
 
@@ -79,6 +81,10 @@ pub enum Layer {
 pub const FLAG_SIZE_IS_ROUNDED: u8 = 1;
 /// Flag: the call failed; nothing was allocated.
 pub const FLAG_FAILED: u8 = 2;
+/// Flag: the free waits for work on other streams; `WaitsFor` events name what for.
+pub const FLAG_PENDING: u8 = 4;
+/// Flag: a segment (or mapping) for requests of at most 1 MiB, PyTorch's "small" pool.
+pub const FLAG_SMALL: u8 = 8;
 
 /// One event, unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +111,8 @@ pub struct Event {
     pub stream: u64,
     /// Where it happened.
     pub stack: StackId,
-    /// Kernel id of the thread, cut to 16 bits more than enough to tell threads apart (`tid & 0xffff`).
-    pub thread: u16,
+    /// Kernel id of the thread.
+    pub thread: u32,
 }
 
 impl Event {
@@ -116,9 +122,9 @@ impl Event {
             | u64::from(self.layer as u8) << 8
             | u64::from(self.device as u8) << 16
             | u64::from(self.flags) << 24
-            | u64::from(self.api) << 32
-            | u64::from(self.thread) << 48;
-        [head, self.time_ns, self.addr, self.size, self.extra, self.stream, u64::from(self.stack)]
+            | u64::from(self.api) << 32;
+        let place = u64::from(self.stack) | u64::from(self.thread) << 32;
+        [head, self.time_ns, self.addr, self.size, self.extra, self.stream, place]
     }
 
     /// Reads words 1 to 7 of a slot; `None` if they were not written by this layout version.
@@ -136,13 +142,47 @@ impl Event {
             device: (head >> 16) as i8,
             flags: (head >> 24) as u8,
             api: (head >> 32) as u16,
-            thread: (head >> 48) as u16,
+            thread: (w[6] >> 32) as u32,
             time_ns: w[1],
             addr: w[2],
             size: w[3],
             extra: w[4],
             stream: w[5],
-            stack: u32::try_from(w[6]).ok()?,
+            stack: w[6] as u32,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_survives_packing() {
+        let e = Event {
+            kind: Kind::WaitsFor,
+            layer: Layer::Host,
+            device: -1,
+            flags: FLAG_PENDING | FLAG_SMALL,
+            api: 0xfedc,
+            time_ns: u64::MAX - 1,
+            addr: u64::MAX - 2,
+            size: u64::MAX - 3,
+            extra: u64::MAX - 4,
+            stream: u64::MAX - 5,
+            stack: u32::MAX - 6,
+            thread: u32::MAX - 7,
+        };
+        assert_eq!(Event::unpack(e.pack()), Some(e));
+    }
+
+    #[test]
+    fn words_of_another_layout_are_refused() {
+        let mut w = [0; WORDS - 1];
+        assert_eq!(Event::unpack(w), None);
+        w[0] = 0xff;
+        assert_eq!(Event::unpack(w), None);
+        w[0] = Kind::Alloc as u64 | 9 << 8;
+        assert_eq!(Event::unpack(w), None);
     }
 }
