@@ -158,10 +158,10 @@ static PROFILES: [Profile; 14] = [
         context 500, MHz 2407/14001, 512 bit, L2 98304 KiB, engines 2, pci 0x2B85, ecc false),
     card!("h100", "NVIDIA H100 80GB HBM3", sm 90, 81089 MiB ("torch device properties, CUDA 12.8"), 132 SM,
         context 520, MHz 1980/2619, 5120 bit, L2 51200 KiB, engines 3, pci 0x2330, ecc true),
-    card!("h200", "NVIDIA H200", sm 90, 143156 MiB ("torch device properties"), 132 SM,
+    card!("h200", "NVIDIA H200", sm 90, 143_156 MiB ("torch device properties"), 132 SM,
         context 520, MHz 1980/3201, 6144 bit, L2 61440 KiB, engines 3, pci 0x2335, ecc true),
-    card!("b200", "NVIDIA B200", sm 100, 182631 MiB ("torch device properties"), 148 SM,
-        context 600, MHz 1965/3996, 7680 bit, L2 129536 KiB, engines 3, pci 0x2901, ecc true),
+    card!("b200", "NVIDIA B200", sm 100, 182_631 MiB ("torch device properties"), 148 SM,
+        context 600, MHz 1965/3996, 7680 bit, L2 129_536 KiB, engines 3, pci 0x2901, ecc true),
 ];
 
 #[cfg(test)]
