@@ -38,6 +38,12 @@ pub enum BlockState {
 }
 
 impl BlockState {
+    /// The state with this name.
+    pub fn from_name(name: &str) -> Option<BlockState> {
+        use BlockState::*;
+        [ActiveAllocated, ActivePendingFree, Inactive].into_iter().find(|s| s.name() == name)
+    }
+
     /// The string in the file.
     pub fn name(self) -> &'static str {
         match self {
@@ -136,7 +142,7 @@ pub enum Action {
     Snapshot,
     /// Out of memory.
     Oom,
-    /// Anything a newer PyTorch may say.
+    /// Anything else PyTorch says (`annotate`, since 2.14) or may say.
     Other(String),
 }
 
@@ -160,11 +166,66 @@ impl Action {
     /// The action with this name.
     pub fn from_name(name: &str) -> Action {
         use Action::*;
-        [Alloc, FreeRequested, FreeCompleted, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap, Snapshot, Oom]
-            .into_iter()
-            .find(|a| a.name() == name)
-            .unwrap_or_else(|| Other(name.to_owned()))
+        [
+            Alloc,
+            FreeRequested,
+            FreeCompleted,
+            SegmentAlloc,
+            SegmentFree,
+            SegmentMap,
+            SegmentUnmap,
+            Snapshot,
+            Oom,
+        ]
+        .into_iter()
+        .find(|a| a.name() == name)
+        .unwrap_or_else(|| Other(name.to_owned()))
     }
+}
+
+/// Which dictionary of the file a key stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// The snapshot itself.
+    Top,
+    /// A frame, by its index in [`Snapshot::frames`].
+    Frame(FrameIx),
+    /// A segment by index.
+    Segment(u32),
+    /// A block of a segment: index of the segment, index of the block.
+    Block(u32, u32),
+    /// A trace entry: device, index.
+    Entry(u32, u32),
+    /// A segment of pinned host memory by index.
+    HostSegment(u32),
+    /// A block of such a segment.
+    HostBlock(u32, u32),
+    /// An entry of [`Snapshot::host_traces`].
+    HostEntry(u32),
+}
+
+/// A key that this model has no field for: rare ones of PyTorch (`internal_metadata`, `forward_frames`, the
+/// `fx_…` keys of a frame) and whatever a newer PyTorch adds. Kept, so that what is read can be written again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Other {
+    /// Where it stands.
+    pub place: Place,
+    /// The key.
+    pub key: String,
+    /// Its value; tuples have become lists.
+    pub value: Value,
+}
+
+/// Top-level keys that PyTorch 2.15 always writes and an older one did not. (`allocator_settings` needs no
+/// entry here: it is [`Value::Null`] where absent.)
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Absent {
+    /// No `external_annotations`: before PyTorch 2.5.
+    pub external_annotations: bool,
+    /// No `host_segments`: before PyTorch 2.14.
+    pub host_segments: bool,
+    /// No `host_traces`: before PyTorch 2.14.
+    pub host_traces: bool,
 }
 
 /// Everything a snapshot file holds.
@@ -188,4 +249,8 @@ pub struct Snapshot {
     pub host_traces: Vec<TraceEntry>,
     /// What memtrace adds, a JSON object; [`Value::Null`] in files of others.
     pub memtrace: Value,
+    /// What an older PyTorch did not write; nothing in a snapshot of ours.
+    pub absent: Absent,
+    /// Keys that have no field above; none in a snapshot of ours.
+    pub other: Vec<Other>,
 }
