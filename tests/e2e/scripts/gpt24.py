@@ -1,0 +1,41 @@
+"""The hand check: what a 24-layer GPT-like model must hold after one step, worked out on paper.
+
+With V tokens, T positions, L layers of width d and a tied head the model has
+
+    P = V·d + T·d + L·(12·d² + 13·d) + 2·d
+
+parameters (a block: fused qkv 3d²+3d, output d²+d, up 4d²+4d, down 4d²+d, two norms 4d). After a step in
+float32 with AdamW, before the gradients are cleared, 4·P bytes each of parameters, gradients, first and second
+moments are alive. Beside them: the token ids, the loss, and cuBLAS's workspace, whose size is PyTorch's
+documented default. AdamW's step counters live on the host. Prints one JSON object for the test to compare.
+"""
+
+import json
+
+import torch
+from models import GPT, lm_loss, token_batch
+
+VOCAB, CONTEXT, LAYERS, WIDTH, BATCH = 50257, 256, 24, 1024, 2
+
+torch.manual_seed(0)
+net = GPT(VOCAB, CONTEXT, LAYERS, WIDTH, heads=16).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+ids, targets = token_batch(VOCAB, BATCH, CONTEXT)
+loss = lm_loss(net(ids), targets)
+loss.backward()
+optimizer.step()
+torch.cuda.synchronize()
+
+parameters = GPT.parameter_count(VOCAB, CONTEXT, LAYERS, WIDTH)
+print(
+    json.dumps(
+        {
+            "parameters": parameters,
+            "model_bytes": 16 * parameters,
+            "input_bytes": ids.untyped_storage().nbytes() + targets.untyped_storage().nbytes(),
+            "loss_bytes": 4,
+            "capability": torch.cuda.get_device_capability(),
+            "requested_bytes": torch.cuda.memory_stats()["requested_bytes.all.current"],
+        }
+    )
+)
