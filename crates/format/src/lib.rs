@@ -7,4 +7,6 @@
 #![forbid(unsafe_code)]
 
 pub mod event;
+pub mod replay;
+pub mod settings;
 pub mod snapshot;

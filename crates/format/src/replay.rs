@@ -1,0 +1,493 @@
+//! From events to the state of memory, and to the history that PyTorch would have written.
+//!
+//! The hooks write down only what they see: an address given back, a CUDA event that has completed. What
+//! follows from it (how large the block was, whose free is now complete, which blocks lie in which
+//! segment) is worked out here, once, by replaying events in the order of their tickets. The same code
+//! serves the ring's retirement, a dump of a living process and the file of a dead one, so the three can't
+//! disagree.
+//!
+//! Rules it rests on (PyTorch 2.x's native allocator, checked entry for entry against its own recorder):
+//! a free without outstanding CUDA events is complete at once, as two trace entries; a free that waits is
+//! complete when the last of its events is; neighbouring free blocks of a segment are always merged, so the
+//! gaps between active blocks are the inactive blocks; an expandable segment shows as one segment for each
+//! contiguous mapped range of one reservation.
+//!
+//! It must never panic on any sequence of events: a ring may have lost its beginning, and a file may be damaged.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::event::{
+    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, StackId,
+};
+use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, StackIx, TraceEntry};
+
+/// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
+pub const PAGE: u64 = 2 << 20;
+
+/// PyTorch's name for the pool of every allocation that no one sent elsewhere.
+const DEFAULT_POOL: PoolId = (0, 0);
+
+/// An active block: handed out, or waiting for its free to complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Rounded size in bytes.
+    pub size: u64,
+    /// Bytes the program asked for.
+    pub requested: u64,
+    /// Raw handle of the stream it was allocated on.
+    pub stream: u64,
+    /// Where it was allocated.
+    pub stack: StackId,
+    /// Its free has been requested.
+    pub pending: bool,
+    /// CUDA events its free still waits for.
+    pub waits: u32,
+}
+
+/// A range got from the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveSegment {
+    /// Bytes.
+    pub size: u64,
+    /// Raw handle of the stream whose request made it.
+    pub stream: u64,
+    /// Where it was made.
+    pub stack: StackId,
+    /// PyTorch's "small" kind.
+    pub small: bool,
+    /// The API function that made it, if no framework did; its index in the table of entry points.
+    pub api: Option<u16>,
+}
+
+/// One mapped page of an expandable segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedPage {
+    /// First address of the reservation it lies in.
+    pub reservation: u64,
+    /// Raw handle of the stream.
+    pub stream: u64,
+    /// Where it was mapped.
+    pub stack: StackId,
+    /// PyTorch's "small" kind.
+    pub small: bool,
+}
+
+/// What is alive on one device (or in page-locked host memory).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceState {
+    /// Active blocks by address.
+    pub blocks: BTreeMap<u64, LiveBlock>,
+    /// Segments by address.
+    pub segments: BTreeMap<u64, LiveSegment>,
+    /// Mapped pages of expandable segments by address.
+    pub pages: BTreeMap<u64, MappedPage>,
+    /// Trace of a run of page-wise unmappings that PyTorch writes as one entry.
+    unmapping: Option<(u32, TraceEntry)>,
+}
+
+/// What is alive, everywhere.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    /// Devices by ordinal.
+    pub devices: Vec<DeviceState>,
+    /// Page-locked and managed host memory.
+    pub host: DeviceState,
+    /// CUDA events that frees wait for: handle → (device, block).
+    waiting: HashMap<u64, (usize, u64)>,
+    /// Events that contradict what was known: a free of an unknown block, an address allocated twice.
+    pub anomalies: u64,
+}
+
+/// Receives the history: device ordinal (`None`: host) and the entry, whose `frames` is a depot stack id.
+pub type Sink<'a> = &'a mut dyn FnMut(Option<usize>, TraceEntry);
+
+/// Names an API function for an entry's `user_metadata`: index in the table of entry points → name.
+pub type ApiName<'a> = &'a dyn Fn(u16) -> &'a str;
+
+impl State {
+    /// Takes one event into account and says what PyTorch's trace would say about it.
+    pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
+        if event.flags & FLAG_FAILED != 0 && event.kind != Kind::Oom {
+            return;
+        }
+        let Some(device) = self.device_of(event) else { return };
+        if event.kind != Kind::SegmentUnmap {
+            self.flush_unmapping(device, sink);
+        }
+        match (event.layer, event.kind) {
+            (_, Kind::Oom) => {
+                let oom = TraceEntry { addr: event.extra, ..entry(event, Action::Oom, event.size) };
+                sink(device, oom);
+            }
+            (_, Kind::EventReady) => self.event_ready(event, sink),
+            (Layer::Framework, _) => self.framework(event, device, sink),
+            (_, Kind::Alloc) => self.driver_alloc(event, device, api, sink),
+            (_, Kind::FreeRequested) => self.driver_free(event, device, api, sink),
+            _ => self.anomalies += 1,
+        }
+    }
+
+    /// To be called once after the last event: entries that waited to be joined with a following one.
+    pub fn finish(&mut self, sink: Sink<'_>) {
+        for d in 0..self.devices.len() {
+            self.flush_unmapping(Some(d), sink);
+        }
+    }
+
+    /// Which list an event belongs to. Addresses are unique over all devices (unified addressing), so a
+    /// free is looked up where the block lives, whatever device the thread had selected.
+    fn device_of(&mut self, event: &Event) -> Option<Option<usize>> {
+        if event.layer == Layer::Host {
+            return Some(None);
+        }
+        let known = match event.kind {
+            Kind::FreeRequested | Kind::FreeCompleted | Kind::WaitsFor => {
+                self.devices.iter().position(|d| d.blocks.contains_key(&event.addr))
+            }
+            Kind::SegmentFree => {
+                self.devices.iter().position(|d| d.segments.contains_key(&event.addr))
+            }
+            Kind::SegmentUnmap => {
+                self.devices.iter().position(|d| d.pages.contains_key(&(event.addr / PAGE * PAGE)))
+            }
+            _ => None,
+        };
+        let device = match known {
+            Some(d) => d,
+            None => usize::try_from(event.device).ok()?,
+        };
+        if self.devices.len() <= device {
+            self.devices.resize_with(device + 1, DeviceState::default);
+        }
+        Some(Some(device))
+    }
+
+    fn list(&mut self, device: Option<usize>) -> &mut DeviceState {
+        match device {
+            // `device_of` has made room.
+            Some(d) => &mut self.devices[d],
+            None => &mut self.host,
+        }
+    }
+
+    fn framework(&mut self, event: &Event, device: Option<usize>, sink: Sink<'_>) {
+        let state = self.list(device);
+        match event.kind {
+            Kind::Alloc => {
+                let block = LiveBlock {
+                    size: event.extra,
+                    requested: event.size,
+                    stream: event.stream,
+                    stack: event.stack,
+                    pending: false,
+                    waits: 0,
+                };
+                let before = state.blocks.insert(event.addr, block);
+                self.anomalies += u64::from(before.is_some());
+                sink(device, entry(event, Action::Alloc, event.size));
+            }
+            Kind::FreeRequested => {
+                let block = state.blocks.get_mut(&event.addr);
+                let (requested, stream) =
+                    block.as_ref().map_or((event.extra, event.stream), |b| (b.requested, b.stream));
+                let mut e = entry(event, Action::FreeRequested, requested);
+                e.stream = stream;
+                let completed = TraceEntry { action: Action::FreeCompleted, ..e.clone() };
+                sink(device, e);
+                let known = block.is_some();
+                match block {
+                    Some(block) if event.flags & FLAG_PENDING != 0 => block.pending = true,
+                    _ => {
+                        state.blocks.remove(&event.addr);
+                        sink(device, completed);
+                    }
+                }
+                self.anomalies += u64::from(!known);
+            }
+            Kind::WaitsFor => {
+                let Some(block) = state.blocks.get_mut(&event.addr) else {
+                    self.anomalies += 1;
+                    return;
+                };
+                block.waits += 1;
+                if let Some(d) = device {
+                    self.waiting.insert(event.extra, (d, event.addr));
+                }
+            }
+            Kind::FreeCompleted => self.complete(event, device, event.addr, sink),
+            Kind::SegmentAlloc => {
+                let segment = LiveSegment {
+                    size: event.size,
+                    stream: event.stream,
+                    stack: event.stack,
+                    small: event.flags & FLAG_SMALL != 0,
+                    api: None,
+                };
+                state.segments.insert(event.addr, segment);
+                sink(device, entry(event, Action::SegmentAlloc, event.size));
+            }
+            Kind::SegmentFree => {
+                let Some(segment) = state.segments.remove(&event.addr) else {
+                    self.anomalies += 1;
+                    return;
+                };
+                let e = entry(event, Action::SegmentFree, segment.size);
+                sink(device, TraceEntry { stream: segment.stream, ..e });
+            }
+            Kind::SegmentMap => {
+                for page in pages(event.addr, event.size) {
+                    let mapped = MappedPage {
+                        reservation: event.extra,
+                        stream: event.stream,
+                        stack: event.stack,
+                        small: event.flags & FLAG_SMALL != 0,
+                    };
+                    state.pages.insert(page, mapped);
+                }
+                sink(device, entry(event, Action::SegmentMap, event.size));
+            }
+            Kind::SegmentUnmap => self.unmap(event, device, sink),
+            Kind::Oom | Kind::EventReady => {}
+        }
+    }
+
+    fn event_ready(&mut self, event: &Event, sink: Sink<'_>) {
+        let Some((device, addr)) = self.waiting.remove(&event.extra) else { return };
+        let Some(block) = self.devices.get_mut(device).and_then(|d| d.blocks.get_mut(&addr)) else {
+            return;
+        };
+        block.waits = block.waits.saturating_sub(1);
+        if block.waits == 0 && block.pending {
+            self.flush_unmapping(Some(device), sink);
+            self.complete(event, Some(device), addr, sink);
+        }
+    }
+
+    fn complete(&mut self, event: &Event, device: Option<usize>, addr: u64, sink: Sink<'_>) {
+        let Some(block) = self.list(device).blocks.remove(&addr) else {
+            self.anomalies += 1;
+            return;
+        };
+        let e = entry(event, Action::FreeCompleted, block.requested);
+        sink(device, TraceEntry { addr, stream: block.stream, ..e });
+    }
+
+    /// PyTorch unmaps chunk by chunk and writes one entry for the range.
+    fn unmap(&mut self, event: &Event, device: Option<usize>, sink: Sink<'_>) {
+        let mut stream = event.stream;
+        for page in pages(event.addr, event.size) {
+            match self.list(device).pages.remove(&page) {
+                Some(p) => stream = p.stream,
+                None => self.anomalies += 1,
+            }
+        }
+        if let Some((thread, e)) = &mut self.list(device).unmapping
+            && *thread == event.thread
+            && e.addr + e.size == event.addr
+        {
+            e.size += event.size;
+            return;
+        }
+        self.flush_unmapping(device, sink);
+        let e = TraceEntry { stream, ..entry(event, Action::SegmentUnmap, event.size) };
+        self.list(device).unmapping = Some((event.thread, e));
+    }
+
+    fn flush_unmapping(&mut self, device: Option<usize>, sink: Sink<'_>) {
+        if let Some((_, e)) = self.list(device).unmapping.take() {
+            sink(device, e);
+        }
+    }
+
+    /// Memory that no framework owns is a segment with one block, so that viewers can draw it.
+    fn driver_alloc(&mut self, e: &Event, device: Option<usize>, api: ApiName<'_>, sink: Sink<'_>) {
+        let state = self.list(device);
+        let segment = LiveSegment {
+            size: e.size,
+            stream: e.stream,
+            stack: e.stack,
+            small: false,
+            api: Some(e.api),
+        };
+        let block = LiveBlock {
+            size: e.size,
+            requested: e.size,
+            stream: e.stream,
+            stack: e.stack,
+            pending: false,
+            waits: 0,
+        };
+        let before = state.segments.insert(e.addr, segment).is_some();
+        state.blocks.insert(e.addr, block);
+        self.anomalies += u64::from(before);
+        for action in [Action::SegmentAlloc, Action::Alloc] {
+            sink(device, driver_entry(e, action, e.size, api));
+        }
+    }
+
+    fn driver_free(&mut self, e: &Event, device: Option<usize>, api: ApiName<'_>, sink: Sink<'_>) {
+        let state = self.list(device);
+        let (Some(segment), Some(_)) =
+            (state.segments.remove(&e.addr), state.blocks.remove(&e.addr))
+        else {
+            self.anomalies += 1;
+            return;
+        };
+        for action in [Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree] {
+            let entry = driver_entry(e, action, segment.size, api);
+            sink(device, TraceEntry { stream: segment.stream, ..entry });
+        }
+    }
+
+    /// The segments and blocks of all devices, as a snapshot lists them. `stack` turns a depot stack id into
+    /// the snapshot's own index.
+    pub fn segments(&self, stack: &mut dyn FnMut(StackId) -> Option<StackIx>) -> Vec<Segment> {
+        let mut out = Vec::new();
+        for (d, state) in self.devices.iter().enumerate() {
+            out.extend(state.to_segments(d as i64, stack));
+        }
+        out
+    }
+}
+
+impl DeviceState {
+    /// Segments by address with their blocks. Blocks that lie in no known segment (their allocator got its
+    /// memory around us) get a segment of their own.
+    pub fn to_segments(
+        &self,
+        device: i64,
+        stack: &mut dyn FnMut(StackId) -> Option<StackIx>,
+    ) -> Vec<Segment> {
+        let mut ranges: BTreeMap<u64, (LiveSegment, bool)> =
+            self.segments.iter().map(|(a, s)| (*a, (*s, false))).collect();
+        let mut open: Option<(u64, u64)> = None; // first address and reservation of the run of pages
+        for (&addr, page) in &self.pages {
+            if let Some((start, reservation)) = open
+                && let Some((run, true)) = ranges.get_mut(&start)
+                && start + run.size == addr
+                && reservation == page.reservation
+                && run.stream == page.stream
+            {
+                run.size += PAGE;
+                continue;
+            }
+            let run = LiveSegment {
+                size: PAGE,
+                stream: page.stream,
+                stack: NO_STACK,
+                small: page.small,
+                api: None,
+            };
+            ranges.insert(addr, (run, true));
+            open = Some((addr, page.reservation));
+        }
+        let mut covered_to = 0;
+        for (&addr, block) in &self.blocks {
+            if let Some((start, (s, _))) = ranges.range(..=addr).next_back() {
+                covered_to = start + s.size;
+            }
+            if addr >= covered_to || ranges.is_empty() {
+                let own = LiveSegment {
+                    size: block.size,
+                    stream: block.stream,
+                    stack: block.stack,
+                    small: false,
+                    api: None,
+                };
+                ranges.insert(addr, (own, false));
+            }
+        }
+        ranges
+            .into_iter()
+            .map(|(addr, (s, expandable))| self.to_segment(device, addr, s, expandable, stack))
+            .collect()
+    }
+
+    fn to_segment(
+        &self,
+        device: i64,
+        address: u64,
+        s: LiveSegment,
+        is_expandable: bool,
+        stack: &mut dyn FnMut(StackId) -> Option<StackIx>,
+    ) -> Segment {
+        let end = address + s.size;
+        let mut segment = Segment {
+            device,
+            address,
+            total_size: s.size,
+            allocated_size: 0,
+            active_size: 0,
+            requested_size: 0,
+            stream: s.stream,
+            small: s.small,
+            pool_id: DEFAULT_POOL,
+            is_expandable,
+            frames: stack(s.stack),
+            blocks: Vec::new(),
+        };
+        let mut at = address;
+        for (&addr, b) in self.blocks.range(address..end) {
+            if addr < at || addr + b.size > end {
+                continue; // contradicts its neighbour: counted as an anomaly when it came
+            }
+            segment.fill_gap(at, addr);
+            let state = if b.pending {
+                BlockState::ActivePendingFree
+            } else {
+                segment.allocated_size += b.size;
+                BlockState::ActiveAllocated
+            };
+            segment.active_size += b.size;
+            segment.requested_size += b.requested;
+            segment.blocks.push(Block {
+                address: addr,
+                size: b.size,
+                requested_size: b.requested,
+                state,
+                frames: stack(b.stack),
+            });
+            at = addr + b.size;
+        }
+        segment.fill_gap(at, end);
+        segment
+    }
+}
+
+impl Segment {
+    fn fill_gap(&mut self, from: u64, to: u64) {
+        if from < to {
+            self.blocks.push(Block {
+                address: from,
+                size: to - from,
+                requested_size: 0,
+                state: BlockState::Inactive,
+                frames: None,
+            });
+        }
+    }
+}
+
+fn pages(addr: u64, size: u64) -> impl Iterator<Item = u64> {
+    let first = addr / PAGE;
+    (first..first.saturating_add(size / PAGE)).map(|p| p * PAGE)
+}
+
+fn entry(event: &Event, action: Action, size: u64) -> TraceEntry {
+    TraceEntry {
+        action,
+        addr: event.addr,
+        size,
+        stream: event.stream,
+        time_us: Some((event.time_ns / 1000) as i64),
+        compile_context: Some("N/A".to_owned()),
+        user_metadata: Some(String::new()),
+        pool_id: Some(DEFAULT_POOL),
+        frames: (event.stack != NO_STACK).then_some(event.stack),
+    }
+}
+
+fn driver_entry(event: &Event, action: Action, size: u64, api: ApiName<'_>) -> TraceEntry {
+    let user_metadata = Some(format!("driver: {}", api(event.api)));
+    TraceEntry { user_metadata, ..entry(event, action, size) }
+}
