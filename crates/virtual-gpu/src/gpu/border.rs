@@ -1,0 +1,206 @@
+//! The border with C: how arguments come in and answers go out.
+//!
+//! A caller's pointers are wrapped where they are declared: [`Out`] and [`In`] are the pointers that
+//! the prototypes name, with what every prototype says about them (null, or good for one value, or
+//! for as many as a count beside it says). So the functions above are safe code and the promise is
+//! written down, and checked for null, in one place.
+//!
+//! No panic crosses the border: it would be undefined behaviour in a C program. It becomes an
+//! unknown error, and is reported.
+
+use super::error::{Error, Result};
+use super::{life, log, thread};
+use core::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A pointer to which the callee writes.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Out<T>(*mut T);
+
+/// A pointer from which the callee reads.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct In<T>(*const T);
+
+/// A C string that the callee reads.
+pub type Text = In<c_char>;
+
+impl<T> Out<T> {
+    /// The caller passed no pointer.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Writes the value; null is an invalid argument.
+    pub fn set(self, value: T) -> Result {
+        if self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        // SAFETY: not null, so good for one value, as the prototype says; it need not be aligned.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Writes the value if the caller wants it.
+    pub fn give(self, value: T) {
+        // Null means that nobody asks.
+        let _ = self.set(value);
+    }
+
+    /// Writes as many values as the caller has room for, which it says in `room`.
+    pub fn fill(self, values: &[T], room: usize)
+    where
+        T: Copy,
+    {
+        if self.0.is_null() {
+            return;
+        }
+        for (i, value) in values.iter().take(room).enumerate() {
+            // SAFETY: the caller has room for `room` values, and `i` is below that.
+            unsafe { self.0.add(i).write_unaligned(*value) };
+        }
+    }
+
+    /// What is there now.
+    pub fn get(self) -> Result<T>
+    where
+        T: Copy,
+    {
+        In(self.0.cast_const()).get()
+    }
+
+    /// The address itself.
+    pub fn addr(self) -> u64 {
+        self.0.addr() as u64
+    }
+
+    /// The same place, holding something else, for arguments whose type another one decides.
+    pub fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+
+    /// The place `bytes` behind this one, for structs that are known by their layout only.
+    pub fn at<U>(self, bytes: usize) -> Out<U> {
+        Out(self.0.cast::<u8>().wrapping_add(bytes).cast())
+    }
+}
+
+impl Out<u8> {
+    /// Clears `len` bytes.
+    pub fn clear(self, len: usize) -> Result {
+        if self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        // SAFETY: not null, so good for the whole struct, whose size the layout table gives.
+        unsafe { self.0.write_bytes(0, len) };
+        Ok(())
+    }
+}
+
+impl Out<c_char> {
+    /// Writes a string and its end, cut to the caller's room.
+    pub fn text(self, text: &str, room: usize) -> Result {
+        if self.0.is_null() || room == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let mut bytes: Vec<c_char> =
+            text.bytes().take(room - 1).map(|byte| byte as c_char).collect();
+        bytes.push(0);
+        self.fill(&bytes, room);
+        Ok(())
+    }
+}
+
+impl<T: Copy> In<T> {
+    /// The caller passed no pointer.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Reads the value; null is an invalid argument.
+    pub fn get(self) -> Result<T> {
+        if self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        // SAFETY: not null, so good for one value, as the prototype says; it need not be aligned.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    /// Reads as many values as the caller says there are. None if there is no pointer.
+    pub fn list(self, len: usize) -> Vec<T> {
+        if self.0.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: the caller says that there are `len` values, and `i` is below that.
+        (0..len).map(|i| unsafe { self.0.add(i).read_unaligned() }).collect()
+    }
+
+    /// The address itself.
+    pub fn addr(self) -> u64 {
+        self.0.addr() as u64
+    }
+
+    /// The same place, holding something else.
+    pub fn cast<U>(self) -> In<U> {
+        In(self.0.cast())
+    }
+
+    /// The place `bytes` behind this one, for structs that are known by their layout only.
+    pub fn at<U>(self, bytes: usize) -> In<U> {
+        In(self.0.cast::<u8>().wrapping_add(bytes).cast())
+    }
+}
+
+impl Text {
+    /// The string.
+    pub fn string(self) -> Result<String> {
+        if self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        // SAFETY: not null, so a C string, as the prototype says.
+        Ok(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
+    }
+}
+
+/// Runs the body of a function and turns a panic into an unknown error.
+fn guarded(work: impl FnOnce() -> Result) -> Result {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        log::warn_once("an internal error was answered as cudaErrorUnknown; please report it");
+        Err(Error::UNKNOWN)
+    })
+}
+
+fn runtime_code(outcome: Result) -> i32 {
+    let Err(error) = outcome else { return 0 };
+    log::debug(1, || format!("answers {:?}", super::error::runtime_name(error.code())));
+    thread::with(|thread| thread.last_error.set(error.code()));
+    error.code()
+}
+
+/// A runtime function. The first one wakes CUDA.
+pub fn runtime(work: impl FnOnce() -> Result) -> i32 {
+    runtime_code(guarded(|| life::wake().and_then(|()| work())))
+}
+
+/// A runtime function that only looks things up, and does not wake CUDA.
+pub fn runtime_query(work: impl FnOnce() -> Result) -> i32 {
+    runtime_code(guarded(work))
+}
+
+/// A driver function. `cuInit` or a runtime function must have woken CUDA.
+pub fn driver(work: impl FnOnce() -> Result) -> i32 {
+    driver_query(|| life::awake().and_then(|()| work()))
+}
+
+/// `cuInit`.
+pub fn driver_init() -> i32 {
+    driver_query(life::wake)
+}
+
+/// A driver function that may be called before `cuInit`.
+pub fn driver_query(work: impl FnOnce() -> Result) -> i32 {
+    let Err(error) = guarded(work) else { return 0 };
+    log::debug(1, || format!("answers {:?}", super::error::runtime_name(error.code())));
+    error.driver()
+}

@@ -1,0 +1,163 @@
+//! Which machine this is: read once from the environment, never again.
+//!
+//! `MEMTRACE_VIRTUAL` names the GPUs (see `memtrace_devices::Spec`), an H100 if it is not set;
+//! `CUDA_VISIBLE_DEVICES` chooses among them as the CUDA manual says. A specification that names no
+//! GPU must not quietly become another one: the process is told and gets a machine without GPUs.
+
+use memtrace_devices::{Profile, Spec};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+
+const DEFAULT: &str = "h100";
+
+/// The machine.
+pub struct Machine {
+    /// What was asked for, in its canonical spelling; empty if it could not be read.
+    pub spec: String,
+    /// Stream work finishes only when the host waits for it.
+    pub lazy: bool,
+    /// All GPUs, as NVML numbers them.
+    pub gpus: Vec<Device>,
+    /// The GPUs that CUDA may see, as CUDA numbers them.
+    visible: Vec<usize>,
+}
+
+/// One GPU.
+pub struct Device {
+    /// Its number in the machine, which is NVML's, and not CUDA's if some are hidden.
+    pub index: usize,
+    /// What kind of card it is.
+    pub profile: Profile,
+    /// Bytes taken, contexts included.
+    pub used: AtomicU64,
+}
+
+impl Device {
+    /// Bus number: the only part of the PCI address that differs between the GPUs.
+    pub fn pci_bus(&self) -> u32 {
+        0x10 + self.index as u32
+    }
+
+    /// `domain:bus:device.function`, as CUDA writes it.
+    pub fn pci_bus_id(&self) -> String {
+        format!("0000:{:02X}:00.0", self.pci_bus())
+    }
+
+    /// Sixteen bytes that say what they are, and the GPU's number.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut uuid = *b"memtrace-virtual";
+        uuid[15] = self.index as u8;
+        uuid
+    }
+
+    /// The form in which NVML and `CUDA_VISIBLE_DEVICES` write it.
+    pub fn uuid_text(&self) -> String {
+        let mut text = String::from("GPU-");
+        for (i, byte) in self.uuid().iter().enumerate() {
+            if [4, 6, 8, 10].contains(&i) {
+                text.push('-');
+            }
+            text.push_str(&format!("{byte:02x}"));
+        }
+        text
+    }
+
+    /// All of its memory, bytes.
+    pub fn total(&self) -> u64 {
+        self.profile.memory_bytes()
+    }
+}
+
+impl Machine {
+    fn read(spec: Option<&str>, visible: Option<&str>) -> Result<Self, String> {
+        let text = spec.unwrap_or(DEFAULT);
+        let spec = Spec::parse(text).map_err(|error| format!("MEMTRACE_VIRTUAL={text}: {error}"))?;
+        let gpus: Vec<Device> = (0..spec.count as usize)
+            .map(|index| Device { index, profile: spec.profile.clone(), used: AtomicU64::new(0) })
+            .collect();
+        let visible = visible.map_or((0..gpus.len()).collect(), |list| choose(list, &gpus));
+        Ok(Self { spec: spec.to_string(), lazy: spec.lazy, gpus, visible })
+    }
+
+    fn none() -> Self {
+        Self { spec: String::new(), lazy: false, gpus: Vec::new(), visible: Vec::new() }
+    }
+
+    /// How many GPUs CUDA sees.
+    pub fn count(&self) -> usize {
+        self.visible.len()
+    }
+
+    /// The GPU with this CUDA number.
+    pub fn device(&self, ordinal: usize) -> Option<&Device> {
+        self.gpus.get(*self.visible.get(ordinal)?)
+    }
+
+    /// The GPUs that CUDA sees, in CUDA's order.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.visible.iter().map(|&index| &self.gpus[index])
+    }
+}
+
+/// `CUDA_VISIBLE_DEVICES`: numbers or the beginnings of UUIDs; the first that names no GPU ends the
+/// list, and one that names a GPU twice leaves none.
+fn choose(list: &str, gpus: &[Device]) -> Vec<usize> {
+    let mut chosen = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        let found = match word.parse::<usize>() {
+            Ok(number) => Some(number).filter(|&number| number < gpus.len()),
+            Err(_) if word.starts_with("GPU-") => {
+                let mut fits = gpus.iter().filter(|gpu| gpu.uuid_text().starts_with(word));
+                fits.next().filter(|_| fits.next().is_none()).map(|gpu| gpu.index)
+            }
+            Err(_) => None,
+        };
+        let Some(index) = found else { break };
+        if chosen.contains(&index) {
+            return Vec::new();
+        }
+        chosen.push(index);
+    }
+    chosen
+}
+
+/// The machine of this process.
+pub fn machine() -> &'static Machine {
+    static MACHINE: OnceLock<Machine> = OnceLock::new();
+    MACHINE.get_or_init(|| {
+        let spec = std::env::var("MEMTRACE_VIRTUAL").ok();
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        Machine::read(spec.as_deref(), visible.as_deref()).unwrap_or_else(|error| {
+            super::log::warn(&format!("{error}; there is no GPU"));
+            Machine::none()
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn visible(list: &str) -> Vec<usize> {
+        Machine::read(Some("h100*4"), Some(list)).unwrap().visible
+    }
+
+    #[test]
+    fn visible_devices_as_the_manual_says() {
+        assert_eq!(Machine::read(Some("h100*4"), None).unwrap().visible, [0, 1, 2, 3]);
+        assert_eq!(visible("2,0"), [2, 0]);
+        assert_eq!(visible("1,9,0"), [1]);
+        assert_eq!(visible(""), []);
+        assert_eq!(visible("-1"), []);
+        assert_eq!(visible("1,1"), []);
+        let machine = Machine::read(Some("h100*4"), None).unwrap();
+        assert_eq!(visible(&machine.gpus[3].uuid_text()), [3]);
+        assert_eq!(visible("GPU-"), [], "not the beginning of one UUID only");
+    }
+
+    #[test]
+    fn a_wrong_name_is_no_gpu_and_says_so() {
+        let error = Machine::read(Some("h1000"), None).err().unwrap();
+        assert!(error.contains("MEMTRACE_VIRTUAL=h1000"), "{error}");
+    }
+}

@@ -1,0 +1,42 @@
+//! When CUDA is in use, and what a fork does to it.
+//!
+//! CUDA does not survive a fork: once a process has initialised it, its children get an
+//! initialisation error from every call. A process that has not touched CUDA may fork as it likes
+//! (data loaders do) and the child starts afresh. PyTorch relies on both.
+
+use super::config::machine;
+use super::error::{Error, Result};
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+const ASLEEP: u8 = 0;
+const AWAKE: u8 = 1;
+/// The parent was awake when it forked.
+const ORPHAN: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(ASLEEP);
+
+extern "C" fn in_child() {
+    STATE.store(ORPHAN, Relaxed);
+}
+
+/// The first call that needs CUDA wakes it; a child of an awake process can't.
+pub fn wake() -> Result {
+    match STATE.load(Relaxed) {
+        AWAKE => Ok(()),
+        ORPHAN => Err(Error::NOT_INITIALIZED),
+        _ if machine().count() == 0 => Err(Error::NO_DEVICE),
+        _ => {
+            if STATE.compare_exchange(ASLEEP, AWAKE, Relaxed, Relaxed).is_ok() {
+                // Without memory for the handler a child would find the parent's state, no worse.
+                // SAFETY: the handler only stores to an atomic, which any forked child may do.
+                unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            }
+            Ok(())
+        }
+    }
+}
+
+/// For driver calls, which need `cuInit` (or any call of the runtime) before them.
+pub fn awake() -> Result {
+    if STATE.load(Relaxed) == AWAKE { Ok(()) } else { Err(Error::NOT_INITIALIZED) }
+}

@@ -1,0 +1,332 @@
+//! The book of memory: what is allocated where, and what it costs the device.
+//!
+//! Nothing is stored here but addresses and sizes. A device has as many bytes as its profile says;
+//! what does not fit is refused as the card would refuse it. The driver's rules that a program can
+//! see:
+//!
+//! * physical memory comes in chunks of 2 MiB;
+//! * a request above 1 MiB takes whole chunks; smaller ones share chunks, in units of 512 bytes,
+//!   and a chunk that holds nothing any more goes back;
+//! * freeing what is not the start of an allocation is an invalid argument, so a double free is one.
+//!
+//! One lock guards everything here ([`book`]). It is never held while a callback of the program
+//! runs, nor while the lock of `work` is.
+
+mod host;
+mod ipc;
+mod pool;
+mod vmm;
+
+pub use ipc::{EventTicket, MemoryTicket};
+pub use pool::Pool;
+pub use vmm::{Location, Physical};
+
+use super::address::{self, CHUNK, Map};
+use super::config::{Device, machine};
+use super::contents::Contents;
+use super::error::{Error, Result};
+use super::handle::Table;
+use super::space::{GRAIN, Space};
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use vmm::Mapping;
+
+/// The largest request that shares a chunk.
+const SMALL: u64 = 1 << 20;
+
+/// How an allocation came to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `cudaMalloc` and its relatives.
+    Heap,
+    /// `cudaMallocAsync`: the pool's handle.
+    Pool(u64),
+    /// `cudaMallocManaged`.
+    Managed,
+    /// `cudaHostAlloc`, with its flags.
+    Host(u32),
+    /// `cudaHostRegister`, with its flags: the memory is the program's.
+    Registered(u32),
+    /// `cuMemAddressReserve`: addresses without memory.
+    Reserved,
+    /// Another process's allocation, opened here.
+    Imported,
+    /// A variable of a loaded module.
+    Variable,
+}
+
+/// One live allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Allocation {
+    /// Its address.
+    pub start: u64,
+    /// The bytes that were asked for.
+    pub size: u64,
+    /// The addresses that it occupies.
+    pub span: u64,
+    /// What it costs the device on its own.
+    pub charge: u64,
+    /// The device, as CUDA numbers it.
+    pub device: usize,
+    /// How it came to be.
+    pub kind: Kind,
+    /// Different from that of every other allocation of this process, ever.
+    pub id: u64,
+    /// How many launches there had been.
+    pub born: u64,
+}
+
+/// The addresses of one device.
+struct Room {
+    heap: Space,
+    small: Space,
+    pools: Space,
+    variables: Space,
+    default_pool: u64,
+    current_pool: u64,
+}
+
+/// Everything that is allocated.
+pub struct Book {
+    map: &'static Map,
+    rooms: Vec<Room>,
+    host: Space,
+    reservations: Space,
+    allocations: BTreeMap<u64, Allocation>,
+    pools: Table<Pool>,
+    pools_to_trim: bool,
+    physical: Table<Physical>,
+    mappings: BTreeMap<u64, Mapping>,
+    imports: BTreeMap<(u32, u64), (u64, u32)>,
+    issued: u64,
+    /// What is remembered of the bytes in device memory.
+    pub contents: Contents,
+}
+
+/// The book, locked.
+pub fn book() -> MutexGuard<'static, Book> {
+    static BOOK: OnceLock<Mutex<Book>> = OnceLock::new();
+    BOOK.get_or_init(|| Mutex::new(Book::new(machine().count())))
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Allocates device memory as `cudaMalloc` does.
+pub fn alloc(device: usize, size: u64) -> Result<u64> {
+    super::touch(device)?;
+    book().allocate(device, size)
+}
+
+/// Frees what [`alloc`] gave.
+pub fn free(addr: u64) -> Result {
+    book().free(addr)
+}
+
+fn gpu(device: usize) -> Result<&'static Device> {
+    machine().device(device).ok_or(Error::INVALID_DEVICE)
+}
+
+/// Takes `bytes` of a device's memory, or refuses.
+pub(super) fn charge(device: usize, bytes: u64) -> Result {
+    let gpu = gpu(device)?;
+    gpu.used
+        .fetch_update(Relaxed, Relaxed, |used| {
+            used.checked_add(bytes).filter(|&sum| sum <= gpu.total())
+        })
+        .map(|_| ())
+        .map_err(|_| Error::OUT_OF_MEMORY)
+}
+
+/// Gives `bytes` of a device's memory back.
+pub(super) fn discharge(device: usize, bytes: u64) {
+    if let Ok(gpu) = gpu(device) {
+        gpu.used.fetch_sub(bytes, Relaxed);
+    }
+}
+
+impl Book {
+    fn new(devices: usize) -> Self {
+        let map = address::init(devices);
+        let space = |range: address::Range| Space::new(range.start, range.end);
+        let mut pools = Table::new(super::kinds::POOL);
+        let rooms = (0..devices)
+            .map(|device| {
+                let default_pool = pools.insert(Pool::on_device(device));
+                Room {
+                    heap: space(map.heap(device)),
+                    small: Space::paged(CHUNK),
+                    pools: space(map.pools(device)),
+                    variables: space(map.variables(device)),
+                    default_pool,
+                    current_pool: default_pool,
+                }
+            })
+            .collect();
+        Self {
+            map,
+            rooms,
+            host: space(map.host),
+            reservations: space(map.reservations),
+            allocations: BTreeMap::new(),
+            pools,
+            pools_to_trim: false,
+            physical: Table::new(super::kinds::PHYSICAL),
+            mappings: BTreeMap::new(),
+            imports: BTreeMap::new(),
+            issued: 0,
+            contents: Contents::default(),
+        }
+    }
+
+    fn room(&mut self, device: usize) -> Result<&mut Room> {
+        self.rooms.get_mut(device).ok_or(Error::INVALID_DEVICE)
+    }
+
+    /// Enters an allocation. `charge` has been taken already.
+    fn enter(&mut self, start: u64, size: u64, span: u64, charge: u64, device: usize, kind: Kind) {
+        self.issued += 1;
+        let (id, born) = (self.issued, super::launches());
+        let allocation = Allocation { start, size, span, charge, device, kind, id, born };
+        self.allocations.insert(start, allocation);
+        super::log::debug(2, || {
+            format!("{kind:?} {start:#x} {size} bytes ({span}) on device {device}")
+        });
+    }
+
+    /// The allocation that an address lies in.
+    pub fn find(&self, addr: u64) -> Option<&Allocation> {
+        let (start, allocation) = self.allocations.range(..=addr).next_back()?;
+        (addr - start < allocation.span).then_some(allocation)
+    }
+
+    /// An allocation touches these bytes.
+    fn overlaps(&self, start: u64, size: u64) -> bool {
+        self.allocations
+            .range(..start.saturating_add(size))
+            .next_back()
+            .is_some_and(|(&at, found)| at + found.span > start)
+    }
+
+    /// Device memory, as `cudaMalloc` gives it.
+    pub fn allocate(&mut self, device: usize, size: u64) -> Result<u64> {
+        self.allocate_as(device, size, Kind::Heap)
+    }
+
+    fn allocate_as(&mut self, device: usize, size: u64, kind: Kind) -> Result<u64> {
+        if size == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        if size <= SMALL {
+            let span = size.next_multiple_of(GRAIN);
+            let start = self.allocate_small(device, span)?;
+            self.enter(start, size, span, 0, device, kind);
+            return Ok(start);
+        }
+        let span = size.checked_next_multiple_of(CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
+        charge(device, span)?;
+        let Some(start) = self.room(device)?.heap.take(span, CHUNK) else {
+            discharge(device, span);
+            return Err(Error::OUT_OF_MEMORY);
+        };
+        self.enter(start, size, span, span, device, kind);
+        Ok(start)
+    }
+
+    fn allocate_small(&mut self, device: usize, span: u64) -> Result<u64> {
+        let room = self.room(device)?;
+        if let Some(start) = room.small.take(span, GRAIN) {
+            return Ok(start);
+        }
+        charge(device, CHUNK)?;
+        let Some(chunk) = room.heap.take(CHUNK, CHUNK) else {
+            discharge(device, CHUNK);
+            return Err(Error::OUT_OF_MEMORY);
+        };
+        room.small.put(chunk, CHUNK);
+        room.small.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)
+    }
+
+    /// `cudaFree`: heap, managed and pool memory.
+    pub fn free(&mut self, addr: u64) -> Result {
+        match self.allocations.get(&addr).map(|found| found.kind) {
+            Some(Kind::Heap) => self.free_heap(addr),
+            Some(Kind::Managed) => self.free_managed(addr),
+            Some(Kind::Pool(_)) => self.free_to_pool(addr),
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+
+    fn leave(&mut self, addr: u64) -> Result<Allocation> {
+        let gone = self.allocations.remove(&addr).ok_or(Error::INVALID_VALUE)?;
+        self.contents.forget(gone.start, gone.span);
+        super::log::debug(2, || format!("{:?} {addr:#x} gone", gone.kind));
+        Ok(gone)
+    }
+
+    fn free_heap(&mut self, addr: u64) -> Result {
+        let gone = self.leave(addr)?;
+        let room = self.room(gone.device)?;
+        if gone.charge > 0 {
+            room.heap.put(gone.start, gone.span);
+        } else {
+            let (start, end) = room.small.put(gone.start, gone.span);
+            if end - start == CHUNK {
+                room.small.remove(start);
+                room.heap.put(start, CHUNK);
+                discharge(gone.device, CHUNK);
+            }
+        }
+        discharge(gone.device, gone.charge);
+        Ok(())
+    }
+
+    /// A module's variable gets an address; its memory counts as part of the context.
+    pub fn variable(&mut self, device: usize, size: u64) -> Result<u64> {
+        let span = size.max(1).next_multiple_of(GRAIN);
+        let start = self.room(device)?.variables.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
+        self.enter(start, size, span, 0, device, Kind::Variable);
+        Ok(start)
+    }
+
+    /// The module is gone, and so is its variable.
+    pub fn free_variable(&mut self, addr: u64) -> Result {
+        let gone = self.leave(addr)?;
+        self.room(gone.device)?.variables.put(gone.start, gone.span);
+        Ok(())
+    }
+
+    /// `len` bytes from a device address belong to something. Host addresses are not ours to judge.
+    pub fn check(&self, addr: u64, len: u64) -> Result {
+        if len == 0 || !address::is_device(addr) {
+            return Ok(());
+        }
+        let found = self.find(addr).ok_or(Error::INVALID_VALUE)?;
+        let inside = addr.checked_add(len).is_some_and(|end| end <= found.start + found.span);
+        if !inside || (found.kind == Kind::Reserved && !self.mapped(addr, len)) {
+            return Err(Error::INVALID_VALUE);
+        }
+        Ok(())
+    }
+
+    /// Everything of a device goes: `cudaDeviceReset`. Reserved addresses and mappings stay, as they
+    /// belong to the process.
+    pub fn reset(&mut self, device: usize) {
+        let all: Vec<Allocation> =
+            self.allocations.values().filter(|found| found.device == device).copied().collect();
+        for found in all {
+            // None of these can fail: each was just read from the book.
+            let _ = match found.kind {
+                Kind::Heap | Kind::Managed | Kind::Pool(_) => self.free(found.start),
+                Kind::Host(_) => self.free_host(found.start),
+                Kind::Registered(_) => self.unregister(found.start),
+                Kind::Variable => self.free_variable(found.start),
+                Kind::Imported | Kind::Reserved => Ok(()),
+            };
+        }
+        self.reset_pools(device);
+    }
+}
+
+#[cfg(test)]
+mod tests;

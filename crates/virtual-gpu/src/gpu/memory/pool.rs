@@ -1,0 +1,200 @@
+//! Stream-ordered allocation: `cudaMallocAsync` and its pools.
+//!
+//! A pool holds physical memory (*reserved*) and gives parts of it out (*used*). It grows in steps of
+//! 32 MiB, by less when the device has no such step left, and gives memory back at the next
+//! synchronisation, down to its release threshold, or when it is trimmed. The driver can put any of
+//! a pool's pages under any address, so a pool does not fragment: counters are enough.
+
+use super::{Book, CHUNK, Error, GRAIN, Kind, Result, charge, discharge};
+
+/// By how much a pool grows and shrinks.
+const STEP: u64 = 32 << 20;
+
+/// One pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pool {
+    /// The device that its memory belongs to.
+    pub device: usize,
+    /// Its memory is the host's, and not counted.
+    on_host: bool,
+    /// Bytes given out.
+    pub used: u64,
+    /// Bytes held.
+    pub reserved: u64,
+    /// The most that was given out since the mark was reset.
+    pub used_high: u64,
+    /// The most that was held since the mark was reset.
+    pub reserved_high: u64,
+    /// Bytes that stay reserved across synchronisations.
+    pub threshold: u64,
+    /// The three reuse policies, which need no act of ours: all work is over at once.
+    pub reuse: [i32; 3],
+    /// Which other devices may reach it, one bit each.
+    pub peers: u64,
+    /// Destroyed, but something of it still lives.
+    doomed: bool,
+}
+
+impl Pool {
+    /// An empty pool of a device's memory.
+    pub fn on_device(device: usize) -> Self {
+        Self { device, reuse: [1; 3], ..Self::default() }
+    }
+
+    /// An empty pool of host memory.
+    pub fn on_host() -> Self {
+        Self { on_host: true, ..Self::on_device(0) }
+    }
+
+    fn hold(&mut self, reserved: u64) -> Result {
+        if !self.on_host {
+            if reserved > self.reserved {
+                charge(self.device, reserved - self.reserved)?;
+            } else {
+                discharge(self.device, self.reserved - reserved);
+            }
+        }
+        self.reserved = reserved;
+        self.reserved_high = self.reserved_high.max(reserved);
+        Ok(())
+    }
+
+    /// Gives back what neither is used nor must be kept.
+    fn shrink(&mut self, keep: u64, step: u64) {
+        let wanted = self.used.max(keep);
+        if let Some(wanted) = wanted.checked_next_multiple_of(step)
+            && wanted < self.reserved
+        {
+            // Holding less can't fail.
+            let _ = self.hold(wanted);
+        }
+    }
+
+    fn take(&mut self, bytes: u64) -> Result {
+        let used = self.used.checked_add(bytes).ok_or(Error::OUT_OF_MEMORY)?;
+        if used > self.reserved {
+            let grow = |step| used.checked_next_multiple_of(step).ok_or(Error::OUT_OF_MEMORY);
+            let (by_step, by_chunk) = (grow(STEP)?, grow(CHUNK)?);
+            self.hold(by_step).or_else(|_| self.hold(by_chunk))?;
+        }
+        self.used = used;
+        self.used_high = self.used_high.max(used);
+        Ok(())
+    }
+}
+
+impl Book {
+    /// A new pool.
+    pub fn create_pool(&mut self, pool: Pool) -> u64 {
+        self.pools.insert(pool)
+    }
+
+    /// The pool behind a handle.
+    pub fn pool(&mut self, handle: u64) -> Result<&mut Pool> {
+        self.pools.get_mut(handle).filter(|pool| !pool.doomed).ok_or(Error::INVALID_VALUE)
+    }
+
+    /// A device's own pool, which can't be destroyed.
+    pub fn default_pool(&mut self, device: usize) -> Result<u64> {
+        self.room(device).map(|room| room.default_pool)
+    }
+
+    /// The pool that `cudaMallocAsync` takes from.
+    pub fn current_pool(&mut self, device: usize) -> Result<u64> {
+        self.room(device).map(|room| room.current_pool)
+    }
+
+    /// Makes a pool the one that `cudaMallocAsync` takes from.
+    pub fn set_current_pool(&mut self, device: usize, pool: u64) -> Result {
+        if self.pool(pool)?.device != device {
+            return Err(Error::INVALID_VALUE);
+        }
+        self.room(device)?.current_pool = pool;
+        Ok(())
+    }
+
+    /// Destroys a pool; what is still allocated from it lives until it is freed.
+    pub fn destroy_pool(&mut self, handle: u64) -> Result {
+        let device = self.pool(handle)?.device;
+        let room = self.room(device)?;
+        if room.default_pool == handle {
+            return Err(Error::INVALID_VALUE);
+        }
+        if room.current_pool == handle {
+            room.current_pool = room.default_pool;
+        }
+        let pool = self.pool(handle)?;
+        pool.doomed = true;
+        pool.threshold = 0;
+        pool.shrink(0, CHUNK);
+        if pool.used == 0 {
+            self.pools.remove(handle);
+        }
+        Ok(())
+    }
+
+    /// Memory from a pool.
+    pub fn allocate_from_pool(&mut self, handle: u64, size: u64) -> Result<u64> {
+        if size == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let span = size.checked_next_multiple_of(GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
+        let pool = self.pool(handle)?;
+        pool.take(span)?;
+        let device = pool.device;
+        let Some(start) = self.room(device)?.pools.take(span, GRAIN) else {
+            self.pool(handle)?.used -= span;
+            return Err(Error::OUT_OF_MEMORY);
+        };
+        self.enter(start, size, span, 0, device, Kind::Pool(handle));
+        Ok(start)
+    }
+
+    pub(super) fn free_to_pool(&mut self, addr: u64) -> Result {
+        let gone = self.leave(addr)?;
+        self.room(gone.device)?.pools.put(gone.start, gone.span);
+        let Kind::Pool(handle) = gone.kind else { return Err(Error::INVALID_VALUE) };
+        let pool = self.pools.get_mut(handle).ok_or(Error::INVALID_VALUE)?;
+        pool.used -= gone.span;
+        self.pools_to_trim = true;
+        if pool.doomed {
+            pool.shrink(0, CHUNK);
+            if pool.used == 0 {
+                self.pools.remove(handle);
+            }
+        }
+        Ok(())
+    }
+
+    /// `cudaMemPoolTrimTo`.
+    pub fn trim_pool(&mut self, handle: u64, keep: u64) -> Result {
+        self.pool(handle)?.shrink(keep, CHUNK);
+        Ok(())
+    }
+
+    /// The host has waited: pools go down to their thresholds.
+    pub fn synchronize_pools(&mut self) {
+        if core::mem::take(&mut self.pools_to_trim) {
+            for pool in self.pools.values_mut() {
+                pool.shrink(pool.threshold, STEP);
+            }
+        }
+    }
+
+    pub(super) fn reset_pools(&mut self, device: usize) {
+        let Ok((default, own)) = self.room(device).map(|room| {
+            room.current_pool = room.default_pool;
+            (room.default_pool, Pool::on_device(device))
+        }) else {
+            return;
+        };
+        for (handle, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.device == device) {
+            pool.threshold = 0;
+            pool.shrink(0, CHUNK);
+            if handle == default {
+                *pool = own;
+            }
+        }
+        self.pools.retain(|handle, pool| pool.device != device || handle == default);
+    }
+}

@@ -1,0 +1,95 @@
+//! The GPU itself: devices, memory, contexts, streams, graphs, kernels. No API names in here.
+//!
+//! The three APIs above it (`runtime`, `driver`, `nvml`) and the libraries beside it (`libs`) are
+//! thin: they check what the caller gave, ask this module, and put the answer into the caller's
+//! layout. What it must never do: compute a result, depend on time, address randomisation or thread
+//! timing (two equal runs give equal addresses, to the byte), crash on a bad argument, or call an
+//! exported function of this library (it may be hooked by whoever records).
+//!
+//! Locks: `work` (streams, events, graphs), `kernels` and `context` each have one, and may take the
+//! lock of `memory` while they hold theirs, never the other way round. Callbacks of the program run
+//! with none held.
+
+pub mod address;
+pub mod border;
+pub mod config;
+pub mod contents;
+pub mod context;
+pub mod error;
+pub mod handle;
+pub mod kernels;
+mod life;
+pub mod log;
+pub mod memory;
+pub mod space;
+mod stats;
+pub mod thread;
+pub mod versions;
+pub mod work;
+
+use config::Device;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+pub use error::{Error, Result};
+
+/// Kinds of handles. 0 to 31 are the GPU's own.
+pub mod kinds {
+    /// Memory pools.
+    pub const POOL: u8 = 1;
+    /// Physical memory.
+    pub const PHYSICAL: u8 = 2;
+    /// Streams.
+    pub const STREAM: u8 = 3;
+    /// Events.
+    pub const EVENT: u8 = 4;
+    /// Captures in progress.
+    pub const CAPTURE: u8 = 5;
+    /// Graphs.
+    pub const GRAPH: u8 = 6;
+    /// Nodes of graphs.
+    pub const NODE: u8 = 7;
+    /// Executable graphs.
+    pub const EXEC: u8 = 8;
+    /// User objects.
+    pub const OBJECT: u8 = 9;
+    /// Contexts.
+    pub const CONTEXT: u8 = 10;
+    /// Loaded modules, libraries and registered fat binaries.
+    pub const MODULE: u8 = 11;
+    /// Kernels and functions.
+    pub const KERNEL: u8 = 12;
+    /// Arrays.
+    pub const ARRAY: u8 = 13;
+}
+
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+
+/// How many pieces of device work there have been: the clock of the virtual GPU.
+pub fn launches() -> u64 {
+    LAUNCHES.load(Relaxed)
+}
+
+/// The GPUs that CUDA sees.
+pub fn count() -> usize {
+    config::machine().count()
+}
+
+/// The GPU with this CUDA number.
+pub fn device(ordinal: usize) -> Result<&'static Device> {
+    config::machine().device(ordinal).ok_or(Error::INVALID_DEVICE)
+}
+
+/// The device that calls of this thread go to.
+pub fn current_device() -> usize {
+    thread::current_device()
+}
+
+/// Makes sure that the device's primary context exists and has been paid for.
+pub fn touch(device: usize) -> Result {
+    context::touch(device)
+}
+
+/// One piece of device work on a stream: for the libraries' device maths. Answers a runtime code.
+pub fn launch(stream: *mut c_void) -> i32 {
+    border::runtime(|| work::launch(stream.addr() as u64))
+}
