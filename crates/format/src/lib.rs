@@ -6,7 +6,19 @@
 
 #![forbid(unsafe_code)]
 
+mod decode;
+mod error;
 pub mod event;
+pub mod json;
+mod out;
+pub mod pickle;
 pub mod replay;
 pub mod settings;
+mod shape;
 pub mod snapshot;
+pub mod stacks;
+pub mod tree;
+mod words;
+
+pub use decode::looks_like_json;
+pub use error::ReadError;

@@ -1,0 +1,7 @@
+//! Snapshots as JSON.
+
+mod read;
+mod write;
+
+pub use read::read;
+pub use write::write;

@@ -1,0 +1,331 @@
+//! The order in which a snapshot is written, once for all encodings.
+//!
+//! PyTorch 2.15's keys in PyTorch's order. Two habits of its own look odd and are kept: `frames` of a segment
+//! stands before `blocks` when empty and after them when not, and a trace entry without a stack has no
+//! `frames` key while a block without one has an empty list.
+//!
+//! This runs inside the traced process, on the background thread. It reads the model and streams; it must
+//! not panic on a model that contradicts itself (an index that names nothing is an error), and it refuses an
+//! integer of 2^63 or more, because the viewer's reader can't take one.
+
+use std::collections::HashMap;
+use std::io;
+
+use crate::snapshot::{
+    Action, Block, BlockState, Frame, FrameIx, Other, Place, PoolId, Segment, Snapshot, StackIx,
+    TraceEntry, Value,
+};
+use crate::words::Word;
+
+/// How deep a JSON value of a snapshot may nest; PyTorch's own reach two levels.
+const MAX_DEPTH: u32 = 64;
+
+/// What an encoding can say. Calls nest as the data does: `item` before each element of a list, `key` or
+/// `other_key` before each value of a dictionary.
+pub(crate) trait Encoder<'a> {
+    fn begin_dict(&mut self) -> io::Result<()>;
+    fn end_dict(&mut self) -> io::Result<()>;
+    fn begin_list(&mut self) -> io::Result<()>;
+    fn end_list(&mut self) -> io::Result<()>;
+    fn item(&mut self) -> io::Result<()>;
+    fn key(&mut self, key: Word) -> io::Result<()>;
+    fn other_key(&mut self, key: &'a str) -> io::Result<()>;
+    fn word(&mut self, word: Word) -> io::Result<()>;
+    fn text(&mut self, text: &'a str) -> io::Result<()>;
+    fn int(&mut self, n: i64) -> io::Result<()>;
+    fn float(&mut self, x: f64) -> io::Result<()>;
+    fn bool(&mut self, b: bool) -> io::Result<()>;
+    fn null(&mut self) -> io::Result<()>;
+    fn pool(&mut self, id: PoolId) -> io::Result<()>;
+    /// `true` if this stack was written before and has now been referred to.
+    fn stack_again(&mut self, stack: StackIx) -> bool;
+    /// The stack that the next `begin_list` opens, so that it can be referred to.
+    fn stack_begins(&mut self, stack: StackIx);
+    /// `true` if this frame was written before and has now been referred to.
+    fn frame_again(&mut self, frame: FrameIx) -> bool;
+    /// The frame that the next `begin_dict` opens.
+    fn frame_begins(&mut self, frame: FrameIx);
+}
+
+/// Writes the whole snapshot.
+pub(crate) fn write<'a, E: Encoder<'a>>(snapshot: &'a Snapshot, out: &mut E) -> io::Result<()> {
+    Writer { snapshot, others: others_by_place(&snapshot.other), out }.snapshot()
+}
+
+type Others<'a> = HashMap<Place, Vec<&'a Other>>;
+
+fn others_by_place(other: &[Other]) -> Others<'_> {
+    let mut map = Others::new();
+    for o in other {
+        map.entry(o.place).or_default().push(o);
+    }
+    map
+}
+
+struct Writer<'a, 'e, E> {
+    snapshot: &'a Snapshot,
+    others: Others<'a>,
+    out: &'e mut E,
+}
+
+impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
+    fn snapshot(&mut self) -> io::Result<()> {
+        let s = self.snapshot;
+        self.out.begin_dict()?;
+        self.out.key(Word::Segments)?;
+        self.segments(&s.segments, Place::Segment, Place::Block)?;
+        self.out.key(Word::DeviceTraces)?;
+        self.out.begin_list()?;
+        for (d, trace) in s.device_traces.iter().enumerate() {
+            self.out.item()?;
+            self.trace(trace, |i| Place::Entry(d as u32, i))?;
+        }
+        self.out.end_list()?;
+        if s.allocator_settings != Value::Null {
+            self.out.key(Word::AllocatorSettings)?;
+            self.value(&s.allocator_settings, 0)?;
+        }
+        if !s.absent.external_annotations {
+            self.out.key(Word::ExternalAnnotations)?;
+            self.values(&s.external_annotations, 0)?;
+        }
+        if !s.absent.host_segments {
+            self.out.key(Word::HostSegments)?;
+            self.segments(&s.host_segments, Place::HostSegment, Place::HostBlock)?;
+        }
+        if !s.absent.host_traces {
+            self.out.key(Word::HostTraces)?;
+            self.trace(&s.host_traces, Place::HostEntry)?;
+        }
+        self.other(Place::Top)?;
+        if s.memtrace != Value::Null {
+            self.out.key(Word::Memtrace)?;
+            self.value(&s.memtrace, 0)?;
+        }
+        self.out.end_dict()
+    }
+
+    fn segments(
+        &mut self,
+        segments: &'a [Segment],
+        segment_place: fn(u32) -> Place,
+        block_place: fn(u32, u32) -> Place,
+    ) -> io::Result<()> {
+        self.out.begin_list()?;
+        for (i, segment) in segments.iter().enumerate() {
+            self.out.item()?;
+            self.out.begin_dict()?;
+            self.signed(Word::Device, segment.device)?;
+            self.int(Word::Address, segment.address)?;
+            self.int(Word::TotalSize, segment.total_size)?;
+            self.int(Word::AllocatedSize, segment.allocated_size)?;
+            self.int(Word::ActiveSize, segment.active_size)?;
+            self.int(Word::RequestedSize, segment.requested_size)?;
+            self.int(Word::Stream, segment.stream)?;
+            self.out.key(Word::SegmentType)?;
+            self.out.word(if segment.small { Word::Small } else { Word::Large })?;
+            self.out.key(Word::SegmentPoolId)?;
+            self.pool(segment.pool_id)?;
+            self.out.key(Word::IsExpandable)?;
+            self.out.bool(segment.is_expandable)?;
+            if segment.frames.is_none() {
+                self.frames(None)?;
+            }
+            self.out.key(Word::Blocks)?;
+            self.out.begin_list()?;
+            for (j, block) in segment.blocks.iter().enumerate() {
+                self.out.item()?;
+                self.block(block, block_place(i as u32, j as u32))?;
+            }
+            self.out.end_list()?;
+            if segment.frames.is_some() {
+                self.frames(segment.frames)?;
+            }
+            self.other(segment_place(i as u32))?;
+            self.out.end_dict()?;
+        }
+        self.out.end_list()
+    }
+
+    fn block(&mut self, block: &'a Block, place: Place) -> io::Result<()> {
+        self.out.begin_dict()?;
+        self.int(Word::Address, block.address)?;
+        self.int(Word::Size, block.size)?;
+        self.int(Word::RequestedSize, block.requested_size)?;
+        self.out.key(Word::State)?;
+        self.out.word(match block.state {
+            BlockState::ActiveAllocated => Word::ActiveAllocated,
+            BlockState::ActivePendingFree => Word::ActivePendingFree,
+            BlockState::Inactive => Word::Inactive,
+        })?;
+        self.frames(block.frames)?;
+        self.other(place)?;
+        self.out.end_dict()
+    }
+
+    fn trace(&mut self, trace: &'a [TraceEntry], place: impl Fn(u32) -> Place) -> io::Result<()> {
+        self.out.begin_list()?;
+        for (i, entry) in trace.iter().enumerate() {
+            self.out.item()?;
+            self.entry(entry, place(i as u32))?;
+        }
+        self.out.end_list()
+    }
+
+    fn entry(&mut self, entry: &'a TraceEntry, place: Place) -> io::Result<()> {
+        self.out.begin_dict()?;
+        self.out.key(Word::Action)?;
+        match &entry.action {
+            Action::Alloc => self.out.word(Word::Alloc)?,
+            Action::FreeRequested => self.out.word(Word::FreeRequested)?,
+            Action::FreeCompleted => self.out.word(Word::FreeCompleted)?,
+            Action::SegmentAlloc => self.out.word(Word::SegmentAlloc)?,
+            Action::SegmentFree => self.out.word(Word::SegmentFree)?,
+            Action::SegmentMap => self.out.word(Word::SegmentMap)?,
+            Action::SegmentUnmap => self.out.word(Word::SegmentUnmap)?,
+            Action::Snapshot => self.out.word(Word::SnapshotTaken)?,
+            Action::Oom => self.out.word(Word::Oom)?,
+            Action::Other(name) => self.out.text(name)?,
+        }
+        let addr = if entry.action == Action::Oom { Word::DeviceFree } else { Word::Addr };
+        self.int(addr, entry.addr)?;
+        self.int(Word::Size, entry.size)?;
+        self.int(Word::Stream, entry.stream)?;
+        if let Some(time) = entry.time_us {
+            self.signed(Word::TimeUs, time)?;
+        }
+        self.optional_text(Word::CompileContext, entry.compile_context.as_deref())?;
+        self.optional_text(Word::UserMetadata, entry.user_metadata.as_deref())?;
+        if let Some(id) = entry.pool_id {
+            self.out.key(Word::PoolId)?;
+            self.pool(id)?;
+        }
+        if entry.frames.is_some() {
+            self.frames(entry.frames)?;
+        }
+        self.other(place)?;
+        self.out.end_dict()
+    }
+
+    fn frames(&mut self, stack: Option<StackIx>) -> io::Result<()> {
+        self.out.key(Word::Frames)?;
+        let Some(ix) = stack else {
+            self.out.begin_list()?;
+            return self.out.end_list();
+        };
+        if self.out.stack_again(ix) {
+            return Ok(());
+        }
+        let stack = named(&self.snapshot.stacks, ix, "stack")?;
+        self.out.stack_begins(ix);
+        self.out.begin_list()?;
+        for &frame in stack {
+            self.out.item()?;
+            if !self.out.frame_again(frame) {
+                self.frame(frame)?;
+            }
+        }
+        self.out.end_list()
+    }
+
+    fn frame(&mut self, ix: FrameIx) -> io::Result<()> {
+        let Frame { name, filename, line } = named(&self.snapshot.frames, ix, "frame")?;
+        self.out.frame_begins(ix);
+        self.out.begin_dict()?;
+        self.out.key(Word::Name)?;
+        self.out.text(name)?;
+        self.out.key(Word::Filename)?;
+        self.out.text(filename)?;
+        self.int(Word::Line, *line)?;
+        self.other(Place::Frame(ix))?;
+        self.out.end_dict()
+    }
+
+    fn int(&mut self, key: Word, n: u64) -> io::Result<()> {
+        self.out.key(key)?;
+        self.out.int(signed(n).ok_or_else(|| too_large(key.text(), n))?)
+    }
+
+    fn signed(&mut self, key: Word, n: i64) -> io::Result<()> {
+        self.out.key(key)?;
+        self.out.int(n)
+    }
+
+    fn pool(&mut self, id: PoolId) -> io::Result<()> {
+        for n in [id.0, id.1] {
+            signed(n).ok_or_else(|| too_large("pool id", n))?;
+        }
+        self.out.pool(id)
+    }
+
+    fn optional_text(&mut self, key: Word, text: Option<&'a str>) -> io::Result<()> {
+        let Some(text) = text else { return Ok(()) };
+        self.out.key(key)?;
+        match text {
+            "" => self.out.word(Word::Empty),
+            "N/A" => self.out.word(Word::NotCompiled),
+            _ => self.out.text(text),
+        }
+    }
+
+    fn other(&mut self, place: Place) -> io::Result<()> {
+        if self.others.is_empty() {
+            return Ok(());
+        }
+        for o in self.others.get(&place).cloned().unwrap_or_default() {
+            self.out.other_key(&o.key)?;
+            self.value(&o.value, 0)?;
+        }
+        Ok(())
+    }
+
+    fn values(&mut self, values: &'a [Value], depth: u32) -> io::Result<()> {
+        self.out.begin_list()?;
+        for v in values {
+            self.out.item()?;
+            self.value(v, depth + 1)?;
+        }
+        self.out.end_list()
+    }
+
+    fn value(&mut self, value: &'a Value, depth: u32) -> io::Result<()> {
+        if depth > MAX_DEPTH {
+            return Err(invalid(format!("a value nests deeper than {MAX_DEPTH} levels")));
+        }
+        match value {
+            Value::Null => self.out.null(),
+            Value::Bool(b) => self.out.bool(*b),
+            Value::Number(n) => match (n.as_i64(), n.as_u64(), n.as_f64()) {
+                (Some(i), _, _) => self.out.int(i),
+                (None, Some(u), _) => Err(too_large("a value", u)),
+                (None, None, x) => self.out.float(x.unwrap_or(f64::NAN)),
+            },
+            Value::String(s) => self.out.text(s),
+            Value::Array(items) => self.values(items, depth),
+            Value::Object(map) => {
+                self.out.begin_dict()?;
+                for (k, v) in map {
+                    self.out.other_key(k)?;
+                    self.value(v, depth + 1)?;
+                }
+                self.out.end_dict()
+            }
+        }
+    }
+}
+
+fn named<'a, T>(all: &'a [T], ix: u32, what: &str) -> io::Result<&'a T> {
+    all.get(ix as usize).ok_or_else(|| invalid(format!("{what} {ix} of {}", all.len())))
+}
+
+fn signed(n: u64) -> Option<i64> {
+    i64::try_from(n).ok()
+}
+
+fn too_large(what: &str, n: u64) -> io::Error {
+    invalid(format!("{what} is {n}; PyTorch's viewer can't read an integer of 2^63 or more"))
+}
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}

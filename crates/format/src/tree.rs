@@ -1,0 +1,158 @@
+//! What a snapshot file says, before anybody has asked whether it is a snapshot: plain data with sharing.
+//!
+//! A pickle is a graph. Its nodes stand in three arenas and are named by number, so that a list that
+//! contains itself is no danger, freeing a tower of a million lists needs no stack, and two entries with the
+//! same stack are seen to have the same stack. JSON is read into the same shape.
+//!
+//! The file is not trusted: whoever builds a tree counts what it costs ([`Tree::spend`]) against the length
+//! of the input, so memory stays within a small multiple of the file.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+/// Number of a string in its tree. Equal strings have equal numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TextId(pub(crate) u32);
+
+/// Number of a list or tuple.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListId(pub(crate) u32);
+
+/// Number of a dictionary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DictId(pub(crate) u32);
+
+/// One value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Item {
+    /// Python's `None`, JSON's `null`.
+    None,
+    /// `True` or `False`.
+    Bool(bool),
+    /// An integer that fits.
+    Int(i64),
+    /// An integer of 2^63 or more.
+    Large(u64),
+    /// A float.
+    Float(f64),
+    /// A string.
+    Text(TextId),
+    /// A list.
+    List(ListId),
+    /// A tuple.
+    Tuple(ListId),
+    /// A dictionary.
+    Dict(DictId),
+}
+
+/// A value and everything it refers to.
+#[derive(Clone, Debug)]
+pub struct Tree<'a> {
+    pub(crate) root: Item,
+    texts: Vec<Cow<'a, str>>,
+    numbers: HashMap<Cow<'a, str>, TextId>,
+    pub(crate) lists: Vec<Vec<Item>>,
+    pub(crate) dicts: Vec<Vec<(Item, Item)>>,
+    /// Cells that may still be made, see [`Tree::spend`].
+    budget: usize,
+}
+
+/// The input asks for more memory than a file of its length has reason to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Greedy;
+
+impl<'a> Tree<'a> {
+    /// An empty tree for an input of so many bytes. A cell is 16 bytes of memory, and a real snapshot makes
+    /// about one for three bytes of its file (a key and its value are two cells and four bytes or more), so
+    /// one for each byte is generous.
+    pub(crate) fn new(input_bytes: usize) -> Self {
+        Tree {
+            root: Item::None,
+            texts: Vec::new(),
+            numbers: HashMap::new(),
+            lists: Vec::new(),
+            dicts: Vec::new(),
+            budget: 4096 + input_bytes,
+        }
+    }
+
+    /// Accounts for `cells` of 16 bytes.
+    pub(crate) fn spend(&mut self, cells: usize) -> Result<(), Greedy> {
+        self.budget = self.budget.checked_sub(cells).ok_or(Greedy)?;
+        Ok(())
+    }
+
+    /// The number of a string.
+    pub(crate) fn intern(&mut self, text: Cow<'a, str>) -> Result<TextId, Greedy> {
+        if let Some(id) = self.numbers.get(&text) {
+            return Ok(*id);
+        }
+        self.spend(if matches!(text, Cow::Owned(_)) { 3 + text.len() / 16 } else { 3 })?;
+        let id = TextId(self.texts.len() as u32);
+        self.texts.push(text.clone());
+        self.numbers.insert(text, id);
+        Ok(id)
+    }
+
+    pub(crate) fn add_list(&mut self, items: Vec<Item>) -> Result<ListId, Greedy> {
+        self.spend(items.len() + 2)?;
+        self.lists.push(items);
+        Ok(ListId(self.lists.len() as u32 - 1))
+    }
+
+    pub(crate) fn add_dict(&mut self, pairs: Vec<(Item, Item)>) -> Result<DictId, Greedy> {
+        self.spend(2 * pairs.len() + 2)?;
+        self.dicts.push(pairs);
+        Ok(DictId(self.dicts.len() as u32 - 1))
+    }
+
+    /// The outermost value.
+    pub fn root(&self) -> Item {
+        self.root
+    }
+
+    /// A string.
+    pub fn text(&self, id: TextId) -> &str {
+        &self.texts[id.0 as usize]
+    }
+
+    /// The elements of a list or tuple.
+    pub fn list(&self, id: ListId) -> &[Item] {
+        &self.lists[id.0 as usize]
+    }
+
+    /// The keys and values of a dictionary, as written: of a key that comes twice, the last one counts.
+    pub fn dict(&self, id: DictId) -> &[(Item, Item)] {
+        &self.dicts[id.0 as usize]
+    }
+
+    /// The value under a key of a dictionary.
+    pub fn get(&self, id: DictId, key: &str) -> Option<Item> {
+        let key = Item::Text(*self.numbers.get(key)?);
+        self.dict(id).iter().rev().find(|(k, _)| *k == key).map(|(_, v)| *v)
+    }
+
+    /// All strings, by number.
+    pub(crate) fn texts(&self) -> &[Cow<'a, str>] {
+        &self.texts
+    }
+
+    /// A value in words, for a message: short, whatever it is.
+    pub fn describe(&self, item: Item) -> String {
+        match item {
+            Item::None => "None".to_owned(),
+            Item::Bool(b) => (if b { "True" } else { "False" }).to_owned(),
+            Item::Int(n) => n.to_string(),
+            Item::Large(n) => n.to_string(),
+            Item::Float(x) => x.to_string(),
+            Item::Text(id) => {
+                let text = self.text(id);
+                let short: String = text.chars().take(40).collect();
+                if short.len() < text.len() { format!("{short:?}…") } else { format!("{short:?}") }
+            }
+            Item::List(id) => format!("a list of {}", self.list(id).len()),
+            Item::Tuple(id) => format!("a tuple of {}", self.list(id).len()),
+            Item::Dict(id) => format!("a dictionary of {}", self.dict(id).len()),
+        }
+    }
+}
