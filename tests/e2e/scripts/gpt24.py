@@ -6,13 +6,14 @@ With V tokens, T positions, L layers of width d and a tied head the model has
 
 parameters (a block: fused qkv 3d²+3d, output d²+d, up 4d²+4d, down 4d²+d, two norms 4d). After a step in
 float32 with AdamW, before the gradients are cleared, 4·P bytes each of parameters, gradients, first and second
-moments are alive. Beside them: the token ids, the loss, and cuBLAS's workspace, whose size is PyTorch's
-documented default. AdamW's step counters live on the host. Prints one JSON object for the test to compare.
+moments are alive; AdamW's step counters live on the host. Beside them only the token ids and the loss. A snapshot is taken at
+that point; one JSON object is printed for the test to compare.
 """
 
 import json
 
 import torch
+from here import snapshot_here
 from models import GPT, lm_loss, token_batch
 
 VOCAB, CONTEXT, LAYERS, WIDTH, BATCH = 50257, 256, 24, 1024, 2
@@ -25,6 +26,7 @@ loss = lm_loss(net(ids), targets)
 loss.backward()
 optimizer.step()
 torch.cuda.synchronize()
+snapshot_here()
 
 parameters = GPT.parameter_count(VOCAB, CONTEXT, LAYERS, WIDTH)
 print(

@@ -29,11 +29,11 @@ try:
     torch.empty(total * 4, dtype=torch.uint8, device="cuda")
 except torch.cuda.OutOfMemoryError as error:
     print("refused at once:", type(error).__name__)
-held = fill(3 * GIB)
+held = fill(total // 16)
 del held[0]
-retried = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+retried = torch.empty(total // 24, dtype=torch.uint8, device="cuda")
 crumbs = fill(64 << 20)
 del held, crumbs
 torch.cuda.empty_cache()
-after = torch.empty(5 * GIB, dtype=torch.uint8, device="cuda")
+after = torch.empty(total // 2, dtype=torch.uint8, device="cuda")
 print("went on after", torch.cuda.memory_stats()["num_ooms"], "refusals")

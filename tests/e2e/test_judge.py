@@ -1,0 +1,45 @@
+"""PyTorch is the judge: over the whole corpus, memtrace's history equals PyTorch's, entry for entry."""
+
+import json
+
+import corpus
+import pytest
+import support
+
+
+@pytest.mark.parametrize("program", corpus.judged(), ids=lambda p: p.name)
+def test_equals_pytorch(program, tmp_path):
+    results, out = tmp_path / "verdicts", tmp_path / "out"
+    results.mkdir()
+    command = program.command(support.PYTHON, support.JUDGE, "--results", results)
+    env = {**program.env, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    done = support.must(support.record(command, out, spec=program.spec, env=env))
+
+    verdicts = [json.loads(p.read_text()) for p in results.glob("verdict-*.json")]
+    assert len(verdicts) == program.ranks, done.stderr
+    for verdict in verdicts:
+        assert verdict["differences"] == {}
+        assert verdict["driver"] == 0, "PyTorch alone was at work: nothing may bypass its allocator"
+        assert verdict["entries"] > 25 and verdict["frames"] > 25 and verdict["segments"] > 0, verdict
+        if program.script == "random_program.py" and len(program.args) == 1:
+            assert verdict["entries"] >= 100_000
+    assert any(line.startswith(program.closing) for line in done.stdout.splitlines()), done.stdout
+
+    written = support.files(out)
+    assert len(written) == program.ranks, [p.name for p in out.iterdir()]
+    for path in written:
+        support.must(support.memtrace("check", path))
+
+
+def test_python_frames_among_native_ones(tmp_path):
+    """With C++ stacks on, the Python part is the same, and the C++ part has names."""
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    script = support.HERE / "scripts" / "backward_threads.py"
+    command = [support.PYTHON, support.JUDGE, "--native", "--keep", keep, script]
+    support.must(support.record(command, tmp_path / "out", stacks="all"))
+    ours = support.load(next(keep.glob("judged-*.pickle")))
+    trace = support.history(ours)
+    named = [e for e in trace if any("at::" in f["name"] for f in e["frames"])]
+    assert len(named) > len(trace) * 0.9, "an allocation of PyTorch's comes through functions of namespace at"
+    assert all(e["frames"] for e in trace), "backward threads have no Python frames, but they have native ones"
