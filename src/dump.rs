@@ -1,0 +1,252 @@
+//! A snapshot file of this process.
+//!
+//! Reads the ring without stopping anybody, names the stacks, and writes beside the final name, which it
+//! then takes if it is free: a reader never sees half a file, and no file of an earlier run is ever
+//! overwritten. Runs in the background thread, at exit and for `memtrace_dump`; never in a hook.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use memtrace_format::event::StackId;
+use memtrace_format::snapshot::{Snapshot, StackIx, TraceEntry, Value};
+use memtrace_format::settings;
+mod pickle { pub use super::json::write; }
+mod json { pub fn write(s: &super::Snapshot, o: &mut dyn std::io::Write) -> std::io::Result<()> { for d in &s.device_traces { for e in d { writeln!(o, "{} {} {} {}", e.action.name(), e.addr, e.size, e.stream)?; } } Ok(()) } }
+
+use crate::config::Format;
+use crate::hooks::table;
+use crate::message;
+use crate::record::stacks::Namer;
+use crate::record::{Recorder, clock};
+use crate::virtual_gpu;
+
+/// Why a snapshot is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The process ends.
+    Exit,
+    /// An allocation failed.
+    Oom,
+    /// Somebody asked.
+    Request,
+}
+
+impl Reason {
+    fn name(self) -> &'static str {
+        match self {
+            Reason::Exit => "exit",
+            Reason::Oom => "oom",
+            Reason::Request => "request",
+        }
+    }
+}
+
+/// One dump at a time; the others wait. Never taken in a hook.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Writes the state at ticket `to` under the next free name in the user's folder, and says where.
+/// Trouble is one line on stderr: the program must not notice.
+pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf> {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let snapshot = snapshot(recorder, to, reason);
+    let result = (0..)
+        .map(|n| recorder.config.out.join(file_name(recorder, n)))
+        .find(|path| !path.exists())
+        .map(|first| write_new(recorder, &snapshot, &first));
+    match result? {
+        Ok(path) => {
+            if !recorder.config.quiet {
+                let events: usize = snapshot.device_traces.iter().map(Vec::len).sum();
+                let why = if reason == Reason::Oom { " at out of memory" } else { "" };
+                message!("wrote {}{why}: {events} entries", path.display());
+            }
+            Some(path)
+        }
+        Err(e) => {
+            message!(
+                "cannot write a snapshot into {}: {e}; set MEMTRACE_OUT to a folder that can be written",
+                recorder.config.out.display()
+            );
+            None
+        }
+    }
+}
+
+/// Writes the state of now to `path`, replacing what was there.
+pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let snapshot = snapshot(recorder, u64::MAX, Reason::Request);
+    let beside = beside(path);
+    let written = write_file(&beside, &snapshot, format_of(path, recorder.config.format))
+        .and_then(|()| std::fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    written
+}
+
+fn format_of(path: &Path, default: Format) -> Format {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("json") => Format::Json,
+        Some("pickle" | "pkl") => Format::Pickle,
+        _ => default,
+    }
+}
+
+/// `memtrace-<host>-<pid>[-rank<r>]-<n>.<extension>`
+fn file_name(recorder: &Recorder, n: u32) -> String {
+    let rank = recorder.config.rank.map_or_else(String::new, |r| format!("-rank{r}"));
+    let extension = recorder.config.format.extension();
+    format!("memtrace-{}-{}{rank}-{n}.{extension}", host(), recorder.pid)
+}
+
+fn host() -> String {
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer is valid for its length less the terminating zero.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let end = name.iter().position(|b| *b == 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&name[..end]).replace(['/', ' '], "_");
+    if text.is_empty() { "localhost".to_owned() } else { text }
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    path.with_file_name(format!(".{name}.{}.part", std::process::id()))
+}
+
+/// Writes under `first`, or under the next number that is free when the file is complete.
+fn write_new(recorder: &Recorder, snapshot: &Snapshot, first: &Path) -> io::Result<PathBuf> {
+    let folder = first.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let beside = beside(first);
+    let result = write_file(&beside, snapshot, recorder.config.format).and_then(|()| {
+        for n in 0.. {
+            let path = folder.join(file_name(recorder, n));
+            match take_name(&beside, &path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                other => return other.map(|()| path),
+            }
+        }
+        unreachable!("the numbers don't end")
+    });
+    if result.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    result
+}
+
+/// Renames, but never over an existing file. A hard link is the one way that every kernel and most file
+/// systems have; where there are none, a look and a rename must do.
+fn take_name(from: &Path, to: &Path) -> io::Result<()> {
+    match std::fs::hard_link(from, to) {
+        Ok(()) => std::fs::remove_file(from),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
+        Err(_) if to.exists() => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(_) => std::fs::rename(from, to),
+    }
+}
+
+fn write_file(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()> {
+    let file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    match format {
+        Format::Pickle => pickle::write(snapshot, &mut out)?,
+        Format::Json => json::write(snapshot, &mut out)?,
+    }
+    out.flush()
+}
+
+/// The snapshot of this process at ticket `to`.
+pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
+    let view = recorder.ring.view(to);
+    let mut state = view.live;
+    let mut namer = Namer::new(&recorder.stacks);
+    let mut traces: Vec<Vec<TraceEntry>> = vec![Vec::new(); state.devices.len()];
+    let mut host_traces = Vec::new();
+    {
+        let mut sink = |device: Option<usize>, mut entry: TraceEntry| {
+            entry.frames = entry.frames.and_then(|id| namer.stack(id));
+            match device {
+                Some(d) => {
+                    if traces.len() <= d {
+                        traces.resize_with(d + 1, Vec::new);
+                    }
+                    traces[d].push(entry);
+                }
+                None => host_traces.push(entry),
+            }
+        };
+        for event in &view.events {
+            state.apply(event, &table::name, &mut sink);
+        }
+        state.finish(&mut sink);
+    }
+    let mut stack = |id: StackId| -> Option<StackIx> { namer.stack(id) };
+    let segments = state.segments(&mut stack);
+    let host_segments = state.host.to_segments(-1, &mut stack);
+    let conf = std::env::var("PYTORCH_CUDA_ALLOC_CONF")
+        .or_else(|_| std::env::var("PYTORCH_ALLOC_CONF"))
+        .unwrap_or_default();
+    let memtrace = about(recorder, &state, reason, view.from, view.torn, &namer);
+    let (frames, stacks) = namer.into_tables();
+    Snapshot {
+        frames,
+        stacks,
+        segments,
+        device_traces: traces,
+        allocator_settings: settings::from_conf(&conf),
+        external_annotations: Vec::new(),
+        host_segments,
+        host_traces,
+        memtrace,
+        ..Snapshot::default()
+    }
+}
+
+/// The extra top-level key.
+fn about(
+    recorder: &Recorder,
+    state: &memtrace_format::replay::State,
+    reason: Reason,
+    retired: u64,
+    torn: u64,
+    namer: &Namer<'_>,
+) -> Value {
+    let config = &recorder.config;
+    let mut about = serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "reason": reason.name(),
+        "pid": recorder.pid,
+        "host": host(),
+        "command": command_line(),
+        "rank": config.rank,
+        "local_rank": config.local_rank,
+        "world_size": config.world_size,
+        "started_us": recorder.started_ns / 1000,
+        "written_us": clock::now_ns() / 1000,
+        "stacks": namer.about(),
+        "counters": {
+            "events": recorder.ring.written(),
+            "events_kept": recorder.ring.written() - retired,
+            "events_retired": retired,
+            "unpublished": torn,
+            "stalls": recorder.stalls.load(std::sync::atomic::Ordering::Relaxed),
+            "anomalies": state.anomalies,
+        },
+        "not_recorded": ["pool ids of private pools", "the names of compiled regions"],
+    });
+    if let Some(gpu) = virtual_gpu::stats() {
+        about["virtual"] = gpu;
+    }
+    about
+}
+
+fn command_line() -> Vec<String> {
+    let raw = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    raw.split(|b| *b == 0)
+        .filter(|a| !a.is_empty())
+        .map(|a| String::from_utf8_lossy(a).into_owned())
+        .collect()
+}

@@ -1,0 +1,340 @@
+//! PyTorch's caching allocator, watched from outside while it stays in place.
+//!
+//! Three stable doors of `libc10_cuda.so` give its trace entry for entry (checked on PyTorch 2.6, 2.11 and
+//! 2.15 against its own recorder in the same process):
+//! - it reports every block it hands out or takes back to `c10::reportMemoryUsageToProfiler`, and every
+//!   failure to `c10::reportOutOfMemoryToProfiler`, through its PLT: with the block's address, its rounded
+//!   size and its device, under the device's lock, in the calling thread. We define these symbols;
+//! - slot 2 of the allocator's vtable is `allocate(size_t)` in every 2.x: it knows the size that was asked
+//!   for, and it is the place to take the stack, before any lock. We put our own function there, in a copy of
+//!   the table; the object itself stays;
+//! - its calls into the CUDA runtime are known by their return address. An event it records belongs to the
+//!   block whose free it reports next: that free waits.
+//!
+//! Must never keep an exception from passing: an out-of-memory error is thrown through our `allocate`.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_format::event::{
+    Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK,
+};
+
+use super::{event, resolve};
+use crate::record::Recorder;
+use crate::record::guard::{self, Local, Request};
+
+/// File name of the library whose allocator this is.
+const LIBRARY: &str = "libc10_cuda.so";
+
+static TEXT_START: AtomicUsize = AtomicUsize::new(usize::MAX);
+static TEXT_END: AtomicUsize = AtomicUsize::new(0);
+static LIBRARY_END: AtomicUsize = AtomicUsize::new(0);
+
+/// Does this return address lie in PyTorch's allocator library?
+pub fn is_caller(address: usize) -> bool {
+    if TEXT_END.load(Ordering::Acquire) == 0 && !find_library(address) {
+        return false;
+    }
+    (TEXT_START.load(Ordering::Relaxed)..TEXT_END.load(Ordering::Relaxed)).contains(&address)
+}
+
+/// The library may be loaded long after the first CUDA call: look whose address this is.
+fn find_library(address: usize) -> bool {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: dladdr takes any address and fills `info` when it returns non-zero.
+    let known = unsafe { libc::dladdr(address as *const c_void, info.as_mut_ptr()) } != 0;
+    if !known {
+        return false;
+    }
+    // SAFETY: filled by dladdr; names of loaded objects are C strings.
+    let path = unsafe { std::ffi::CStr::from_ptr(info.assume_init().dli_fname) };
+    path.to_bytes().rsplit(|b| *b == b'/').next().is_some_and(|f| f == LIBRARY.as_bytes())
+        && attach()
+}
+
+/// Learns where the library lies and opens its doors, if it is loaded.
+pub fn attach() -> bool {
+    if TEXT_END.load(Ordering::Acquire) != 0 {
+        return true;
+    }
+    let Some(library) = resolve::loaded(LIBRARY) else { return false };
+    TEXT_START.store(library.text_start, Ordering::Relaxed);
+    LIBRARY_END.store(library.end, Ordering::Relaxed);
+    TEXT_END.store(library.text_end, Ordering::Release);
+    replace_allocate();
+    true
+}
+
+// --- the request that is under way ---------------------------------------------------------------------
+
+/// `c10::cuda::CUDAStream`: a device (type and index, a byte each, in the first word) and a stream id.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CudaStream {
+    device: u64,
+    id: u64,
+}
+
+type CurrentStream = unsafe extern "C" fn(i8) -> CudaStream;
+type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
+
+/// The calling thread's current stream on its current device: raw handle and device ordinal.
+fn current_stream(local: &Local) -> (u64, i8) {
+    static CURRENT: resolve::Real = resolve::Real::new();
+    static RAW: resolve::Real = resolve::Real::new();
+    let (Some(current), Some(raw)) = (
+        CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY),
+        RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY),
+    ) else {
+        return (0, local.device.get());
+    };
+    // SAFETY: exported by libc10_cuda under these names with these signatures in every 2.x; −1 asks for the
+    // current device. A 16-byte trivial class is returned in two registers, as `CudaStream` is.
+    unsafe {
+        let current: CurrentStream = std::mem::transmute(current);
+        let raw: RawStream = std::mem::transmute(raw);
+        let stream = current(-1);
+        (raw(&raw const stream) as u64, (stream.device >> 8) as i8)
+    }
+}
+
+/// The request under way in this thread, or what can be said of it where it came by a door we don't watch.
+pub fn request(recorder: &Recorder, local: &Local) -> Request {
+    local.request.get().unwrap_or_else(|| {
+        let (stream, device) = current_stream(local);
+        Request { size: 0, stream, stack: recorder.stacks.capture(), device }
+    })
+}
+
+// --- allocate(size_t) ----------------------------------------------------------------------------------
+
+/// (hidden pointer to the result, this, size)
+type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+
+/// `allocate` is the third function of the table in every 2.x release.
+const ALLOCATE_SLOT: usize = 2;
+/// Offset-to-top and type information stand before a vtable's first function.
+const LEADING: usize = 2;
+/// More functions than any release has had (57 in 2.15).
+const SLOTS: usize = 96;
+
+static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static OUR_TABLE: AtomicUsize = AtomicUsize::new(0);
+/// `c10::cuda::CUDACachingAllocator::allocator`, the exported pointer to the allocator in use.
+static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
+
+/// Puts our `allocate` into the table of the allocator object in use, unless it is there already.
+fn replace_allocate() {
+    if ALLOCATOR.load(Ordering::Relaxed) == 0 {
+        let name = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+        let Some(at) = resolve::loaded_symbol(LIBRARY, name) else { return };
+        ALLOCATOR.store(at.as_ptr() as usize, Ordering::Relaxed);
+    }
+    // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer. The object
+    // it points to begins with a vtable pointer; it is static and never freed.
+    unsafe {
+        let object = *(ALLOCATOR.load(Ordering::Relaxed) as *const *mut usize);
+        if object.is_null() || *object == OUR_TABLE.load(Ordering::Relaxed) {
+            return;
+        }
+        if is_native(*object) {
+            swap_table(object);
+        }
+    }
+}
+
+/// Only the allocator that lives in libc10_cuda reports its blocks; a table elsewhere is somebody else's.
+unsafe fn is_native(table: usize) -> bool {
+    // SAFETY: the caller vouches for the table.
+    let allocate = unsafe { *(table as *const usize).add(ALLOCATE_SLOT) };
+    (TEXT_START.load(Ordering::Relaxed)..TEXT_END.load(Ordering::Relaxed)).contains(&allocate)
+}
+
+unsafe fn swap_table(object: *mut usize) {
+    // SAFETY: see `replace_allocate`. The copy covers the leading words and more slots than there are, but
+    // not beyond what the library has mapped: what follows a vtable is other data of the same library.
+    unsafe {
+        let table = *object as *const usize;
+        let mapped = LIBRARY_END.load(Ordering::Relaxed).saturating_sub(table as usize);
+        let words = LEADING + SLOTS.min(mapped / size_of::<usize>());
+        let mut copy = vec![0_usize; LEADING + SLOTS].into_boxed_slice();
+        std::ptr::copy_nonoverlapping(table.sub(LEADING), copy.as_mut_ptr(), words);
+        let real = copy[LEADING + ALLOCATE_SLOT];
+        copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
+        REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
+        let ours = Box::leak(copy).as_ptr().add(LEADING) as usize;
+        OUR_TABLE.store(ours, Ordering::Release);
+        AtomicUsize::from_ptr(object).store(ours, Ordering::Release);
+    }
+}
+
+/// Clears the request however `allocate` ends, also by an exception.
+struct Ended;
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        guard::local(|l| l.request.set(None));
+    }
+}
+
+unsafe extern "C-unwind" fn allocate(
+    result: *mut c_void,
+    this: *mut c_void,
+    size: usize,
+) -> *mut c_void {
+    guard::observe(|recorder, local| {
+        let (stream, device) = current_stream(local);
+        let stack = recorder.stacks.capture();
+        local.request.set(Some(Request { size: size as u64, stream, stack, device }));
+    });
+    let _ended = Ended;
+    // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
+    unsafe {
+        let real: Allocate = std::mem::transmute(REAL_ALLOCATE.load(Ordering::Acquire));
+        real(result, this, size)
+    }
+}
+
+// --- reports -------------------------------------------------------------------------------------------
+
+/// `c10::Device` as it is passed: type in the low byte (1 is CUDA), index in the next.
+type Device = u16;
+const CUDA: u16 = 1;
+/// File name of the library that has the real ones.
+const C10: &str = "libc10.so";
+
+/// `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: a block handed out (`change`
+/// is its rounded size) or taken back (minus that).
+///
+/// # Safety
+/// Called by PyTorch's allocator.
+#[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
+pub unsafe extern "C-unwind" fn report_memory_usage(
+    addr: *mut c_void,
+    change: i64,
+    allocated: usize,
+    reserved: usize,
+    device: Device,
+) {
+    if device & 0xff == CUDA {
+        attach();
+        replace_allocate();
+        guard::observe(|recorder, local| {
+            let device = (device >> 8) as i8;
+            if change > 0 {
+                handed_out(recorder, local, addr as u64, change as u64, device);
+            } else {
+                taken_back(recorder, local, addr as u64, change.unsigned_abs(), device);
+            }
+        });
+    }
+    static REAL: resolve::Real = resolve::Real::new();
+    let name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+    if let Some(real) = REAL.find(name, C10) {
+        // SAFETY: libc10 exports this name with this signature in every 2.x.
+        unsafe {
+            type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, Device);
+            let real: Report = std::mem::transmute(real);
+            real(addr, change, allocated, reserved, device);
+        }
+    }
+}
+
+fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) {
+    local.recorded_len.set(0);
+    let asked = request(recorder, local);
+    let (size, flags) =
+        if asked.size == 0 { (block, FLAG_SIZE_IS_ROUNDED) } else { (asked.size, 0) };
+    recorder.write(&Event {
+        addr,
+        size,
+        flags,
+        extra: block,
+        stream: asked.stream,
+        stack: asked.stack,
+        device,
+        ..event(local, Kind::Alloc, Layer::Framework)
+    });
+}
+
+fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) {
+    let pending = local.recorded_len.get() > 0;
+    let free = Event {
+        addr,
+        size: block,
+        extra: block,
+        flags: if pending { FLAG_PENDING } else { 0 },
+        stack: recorder.stacks.capture(),
+        device,
+        ..event(local, Kind::FreeRequested, Layer::Framework)
+    };
+    recorder.write(&free);
+    for ev in local.take_recorded() {
+        let waits = Event { kind: Kind::WaitsFor, extra: ev, stack: NO_STACK, ..free };
+        recorder.write(&waits);
+    }
+}
+
+/// `c10::reportOutOfMemoryToProfiler(int64_t, size_t, size_t, Device)`.
+///
+/// # Safety
+/// Called by PyTorch's allocator.
+#[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
+pub unsafe extern "C-unwind" fn report_out_of_memory(
+    size: i64,
+    allocated: usize,
+    reserved: usize,
+    device: Device,
+) {
+    if device & 0xff == CUDA {
+        guard::observe(|recorder, local| {
+            let asked = request(recorder, local);
+            let ticket = recorder.write(&Event {
+                size: size as u64,
+                extra: local.device_free.get(),
+                stream: asked.stream,
+                stack: asked.stack,
+                device: (device >> 8) as i8,
+                ..event(local, Kind::Oom, Layer::Framework)
+            });
+            recorder.emitter.out_of_memory(ticket);
+        });
+    }
+    static REAL: resolve::Real = resolve::Real::new();
+    let name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
+    if let Some(real) = REAL.find(name, C10) {
+        // SAFETY: libc10 exports this name with this signature in every 2.x.
+        unsafe {
+            type Report = unsafe extern "C-unwind" fn(i64, usize, usize, Device);
+            let real: Report = std::mem::transmute(real);
+            real(size, allocated, reserved, device);
+        }
+    }
+}
+
+// --- reservations of expandable segments ---------------------------------------------------------------
+
+const RESERVATIONS: usize = 1024;
+static RESERVED: [[AtomicU64; 2]; RESERVATIONS] =
+    [const { [const { AtomicU64::new(0) }; 2] }; RESERVATIONS];
+static RESERVED_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Remembers a range of reserved addresses. PyTorch makes a handful in the life of a process; a longer list
+/// forgets the oldest.
+pub fn remember_reservation(addr: u64, size: u64) {
+    let i = RESERVED_LEN.fetch_add(1, Ordering::Relaxed) % RESERVATIONS;
+    RESERVED[i][1].store(size, Ordering::Relaxed);
+    RESERVED[i][0].store(addr, Ordering::Release);
+}
+
+/// First address of the reservation that holds this one; 0 if none is known.
+pub fn reservation_of(addr: u64) -> u64 {
+    let n = RESERVED_LEN.load(Ordering::Acquire);
+    (n.saturating_sub(RESERVATIONS)..n)
+        .rev()
+        .map(|i| &RESERVED[i % RESERVATIONS])
+        .map(|r| (r[0].load(Ordering::Acquire), r[1].load(Ordering::Relaxed)))
+        .find(|(start, size)| (*start..start + size).contains(&addr))
+        .map_or(0, |(start, _)| start)
+}

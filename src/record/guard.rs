@@ -1,0 +1,118 @@
+//! What a thread knows of itself while it is in a hook, and the promise that a hook does no harm.
+//!
+//! The words below are thread-local without a destructor: they work in a thread that is being torn down,
+//! and a library with no thread-local destructor can't crash a `dlclose`.
+//!
+//! [`observe`] is the only way into the recorder. It does nothing in a thread that is already inside (a
+//! runtime call that calls the driver is one event, and what we call ourselves is none of our business), and a
+//! panic inside it switches memtrace off, says so once, and leaves the program alone.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::record::Recorder;
+
+/// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
+#[derive(Clone, Copy)]
+pub struct Request {
+    /// Bytes asked for.
+    pub size: u64,
+    /// Raw handle of the current stream.
+    pub stream: u64,
+    /// The stack at the request.
+    pub stack: u32,
+    /// Device of the current stream.
+    pub device: i8,
+}
+
+/// The most CUDA events one free can wait for that are told apart (one for each stream that used it).
+pub const MAX_WAITS: usize = 64;
+
+/// What the thread knows of itself.
+pub struct Local {
+    inside: Cell<bool>,
+    tid: Cell<u32>,
+    /// Device chosen by the thread's last `cudaSetDevice`.
+    pub device: Cell<i8>,
+    /// PyTorch's request that is under way.
+    pub request: Cell<Option<Request>>,
+    /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
+    pub device_free: Cell<u64>,
+    /// Handles of CUDA events that PyTorch's allocator recorded since its last report.
+    pub recorded: [Cell<u64>; MAX_WAITS],
+    /// How many of `recorded` hold one.
+    pub recorded_len: Cell<usize>,
+    /// Pieces that PyTorch's allocator mapped since it last set access: bytes, and the largest piece.
+    pub mapped: Cell<(u64, u64)>,
+}
+
+thread_local! {
+    static LOCAL: Local = const {
+        Local {
+            inside: Cell::new(false),
+            tid: Cell::new(0),
+            device: Cell::new(0),
+            request: Cell::new(None),
+            device_free: Cell::new(0),
+            recorded: [const { Cell::new(0) }; MAX_WAITS],
+            recorded_len: Cell::new(0),
+            mapped: Cell::new((0, 0)),
+        }
+    };
+}
+
+impl Local {
+    /// Kernel id of the thread.
+    pub fn tid(&self) -> u32 {
+        if self.tid.get() == 0 {
+            // SAFETY: gettid has no preconditions.
+            self.tid.set(unsafe { libc::gettid() } as u32);
+        }
+        self.tid.get()
+    }
+
+    /// Takes the events recorded since the last report.
+    pub fn take_recorded(&self) -> impl Iterator<Item = u64> + '_ {
+        let n = self.recorded_len.replace(0);
+        self.recorded[..n.min(MAX_WAITS)].iter().map(Cell::get)
+    }
+
+    /// A forked child is another thread with another id.
+    pub fn forget_thread(&self) {
+        self.tid.set(0);
+        self.inside.set(false);
+        self.request.set(None);
+        self.recorded_len.set(0);
+    }
+}
+
+/// The words of this thread.
+pub fn local<R>(f: impl FnOnce(&Local) -> R) -> R {
+    LOCAL.with(f)
+}
+
+/// Runs `f` with the recorder if it is on and this thread is not inside already.
+pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
+    let recorder = crate::recorder()?;
+    LOCAL.with(|local| {
+        if local.inside.replace(true) {
+            return None;
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| f(recorder, local)));
+        local.inside.set(false);
+        result.inspect_err(|_| crate::switch_off("an internal error")).ok()
+    })
+}
+
+/// Runs a real CUDA call so that what it calls in turn is not taken for the program's own calls.
+pub fn nested<R>(f: impl FnOnce() -> R) -> R {
+    let was = LOCAL.with(|l| l.inside.replace(true));
+    let result = f();
+    LOCAL.with(|l| l.inside.set(was));
+    result
+}
+
+/// Is this thread inside the recorder or inside a call that is being recorded?
+pub fn inside() -> bool {
+    LOCAL.with(|l| l.inside.get())
+}
