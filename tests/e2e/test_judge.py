@@ -20,7 +20,7 @@ def test_equals_pytorch(program, tmp_path):
     for verdict in verdicts:
         assert verdict["differences"] == {}
         assert verdict["driver"] == 0, "PyTorch alone was at work: nothing may bypass its allocator"
-        assert verdict["entries"] > 25 and verdict["frames"] > 25 and verdict["segments"] > 0, verdict
+        assert verdict["entries"] > 20 and verdict["frames"] > 20 and verdict["segments"] > 0, verdict
         if program.script == "random_program.py" and len(program.args) == 1:
             assert verdict["entries"] >= 100_000
     assert any(line.startswith(program.closing) for line in done.stdout.splitlines()), done.stdout
