@@ -137,8 +137,7 @@ impl Decoder<'_> {
         let top = match self.tree.root() {
             Item::Dict(id) => id,
             Item::List(segments) => {
-                self.snapshot.segments =
-                    self.segments(Item::List(segments), Segments, false)?;
+                self.snapshot.segments = self.segments(Item::List(segments), Segments, false)?;
                 self.snapshot.absent =
                     Absent { external_annotations: true, host_segments: true, host_traces: true };
                 return Ok(self.snapshot);
@@ -158,7 +157,8 @@ impl Decoder<'_> {
             Memtrace,
         ];
         let fields = self.fields(top, At(Place::Top), keys)?;
-        let (Some(segments), Some(traces)) = (fields.get(Segments), fields.get(DeviceTraces)) else {
+        let (Some(segments), Some(traces)) = (fields.get(Segments), fields.get(DeviceTraces))
+        else {
             let what = "a dictionary without `segments` and `device_traces`".to_owned();
             return Err(ReadError::NotASnapshot(what));
         };
@@ -266,7 +266,7 @@ impl Decoder<'_> {
                 None => false,
                 Some(_) => return Err(self.wrong(&fields, IsExpandable, "True or False")),
             },
-            frames: self.stack(&fields)?.filter(|s| !self.is_empty(*s)),
+            frames: self.live_stack(&fields)?,
             blocks,
         })
     }
@@ -294,7 +294,7 @@ impl Decoder<'_> {
             size: self.unsigned(&fields, Size)?,
             requested_size: self.unsigned(&fields, RequestedSize)?,
             state: known.ok_or_else(|| self.wrong(&fields, State, "a block's state"))?,
-            frames: self.stack(&fields)?.filter(|s| !self.is_empty(*s)),
+            frames: self.live_stack(&fields)?,
         })
     }
 
@@ -372,8 +372,12 @@ impl Decoder<'_> {
         Ok(Some(ix))
     }
 
-    fn is_empty(&self, stack: StackIx) -> bool {
-        self.snapshot.stacks[stack as usize].is_empty()
+    /// The stack of a block or segment, where an empty list says that there is none.
+    fn live_stack<const N: usize>(&mut self, fields: &Fields<N>) -> Result<Option<StackIx>> {
+        match fields.get(Word::Frames) {
+            Some(Item::List(id)) if self.tree.list(id).is_empty() => Ok(None),
+            _ => self.stack(fields),
+        }
     }
 
     fn frame(&mut self, item: Item, place: impl Fn() -> String) -> Result<FrameIx> {
@@ -418,12 +422,7 @@ impl Decoder<'_> {
     }
 
     /// Sorts a dictionary into the keys we know and the others, which are kept.
-    fn fields<const N: usize>(
-        &mut self,
-        id: DictId,
-        at: At,
-        keys: [Word; N],
-    ) -> Result<Fields<N>> {
+    fn fields<const N: usize>(&mut self, id: DictId, at: At, keys: [Word; N]) -> Result<Fields<N>> {
         let tree = self.tree;
         let mut fields = Fields { at, keys, values: [None; N] };
         for &(key, value) in tree.dict(id) {

@@ -5,6 +5,8 @@
 //! pure functions; no file is opened and nothing of the traced process is known.
 
 #![forbid(unsafe_code)]
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
 
 mod decode;
 mod error;

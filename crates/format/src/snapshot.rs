@@ -40,7 +40,7 @@ pub enum BlockState {
 impl BlockState {
     /// The state with this name.
     pub fn from_name(name: &str) -> Option<BlockState> {
-        use BlockState::*;
+        use BlockState::{ActiveAllocated, ActivePendingFree, Inactive};
         [ActiveAllocated, ActivePendingFree, Inactive].into_iter().find(|s| s.name() == name)
     }
 
@@ -165,7 +165,10 @@ impl Action {
 
     /// The action with this name.
     pub fn from_name(name: &str) -> Action {
-        use Action::*;
+        use Action::{
+            Alloc, FreeCompleted, FreeRequested, Oom, Other, SegmentAlloc, SegmentFree, SegmentMap,
+            SegmentUnmap, Snapshot,
+        };
         [
             Alloc,
             FreeRequested,

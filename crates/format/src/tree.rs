@@ -148,7 +148,11 @@ impl<'a> Tree<'a> {
             Item::Text(id) => {
                 let text = self.text(id);
                 let short: String = text.chars().take(40).collect();
-                if short.len() < text.len() { format!("{short:?}…") } else { format!("{short:?}") }
+                if short.len() < text.len() {
+                    format!("{short:?}…")
+                } else {
+                    format!("{short:?}")
+                }
             }
             Item::List(id) => format!("a list of {}", self.list(id).len()),
             Item::Tuple(id) => format!("a tuple of {}", self.list(id).len()),

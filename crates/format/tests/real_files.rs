@@ -45,7 +45,9 @@ fn python_reads_back_what_was_read() {
 
 #[test]
 fn keys_come_in_pytorchs_order() {
-    for part in ["golden/basic_second", "golden/all_features", "golden/expandable", "fullstep_freed"] {
+    for part in
+        ["golden/basic_second", "golden/all_features", "golden/expandable", "fullstep_freed"]
+    {
         let original = common::file(part);
         python(
             "def keys(x):\n\

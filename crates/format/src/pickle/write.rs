@@ -67,7 +67,7 @@ struct Pickler<'a, W> {
     words_written: bool,
 }
 
-impl<'a, W: Write> Pickler<'a, W> {
+impl<W: Write> Pickler<'_, W> {
     fn memoize(&mut self) -> u32 {
         self.out.byte(op::MEMOIZE);
         self.memo += 1;
@@ -75,12 +75,11 @@ impl<'a, W: Write> Pickler<'a, W> {
     }
 
     fn get(&mut self, number: u32) {
-        match u8::try_from(number) {
-            Ok(n) => self.out.put(&[op::BINGET, n]),
-            Err(_) => {
-                self.out.byte(op::LONG_BINGET);
-                self.out.put(&number.to_le_bytes());
-            }
+        if let Ok(n) = u8::try_from(number) {
+            self.out.put(&[op::BINGET, n]);
+        } else {
+            self.out.byte(op::LONG_BINGET);
+            self.out.put(&number.to_le_bytes());
         }
     }
 
@@ -197,18 +196,17 @@ impl<'a, W: Write> Encoder<'a> for Pickler<'a, W> {
         if let Ok(n) = u8::try_from(n) {
             self.out.put(&[op::BININT1, n]);
         } else if let Ok(n) = u16::try_from(n) {
-            let [a, b] = n.to_le_bytes();
-            self.out.put(&[op::BININT2, a, b]);
+            self.out.byte(op::BININT2);
+            self.out.put(&n.to_le_bytes());
         } else if let Ok(n) = i32::try_from(n) {
-            let [a, b, c, d] = n.to_le_bytes();
-            self.out.put(&[op::BININT, a, b, c, d]);
+            self.out.byte(op::BININT);
+            self.out.put(&n.to_le_bytes());
         } else {
             // As few bytes as hold the number and its sign.
             let bits = 65 - if n < 0 { n.leading_ones() } else { n.leading_zeros() };
             let length = bits.div_ceil(8) as usize;
-            let mut long = [op::LONG1, length as u8, 0, 0, 0, 0, 0, 0, 0, 0];
-            long[2..].copy_from_slice(&n.to_le_bytes());
-            self.out.put(&long[..2 + length]);
+            self.out.put(&[op::LONG1, length as u8]);
+            self.out.put(&n.to_le_bytes()[..length]);
         }
         Ok(())
     }

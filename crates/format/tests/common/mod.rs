@@ -1,5 +1,8 @@
 //! The snapshots in `tests/data`, and Python to ask about them.
 
+// Each test binary takes what it needs.
+#![allow(dead_code)]
+
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +15,9 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
     let mut paths: Vec<PathBuf> = ["golden", "snapshots"]
         .iter()
-        .flat_map(|folder| fs::read_dir(data.join(folder)).expect("tests/data is in the repository"))
+        .flat_map(|folder| {
+            fs::read_dir(data.join(folder)).expect("tests/data is in the repository")
+        })
         .map(|entry| entry.expect("readable").path())
         .filter(|path| path.extension().is_some_and(|e| e == "gz"))
         .collect();
@@ -22,7 +27,6 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
 }
 
 /// One of them, by a part of its name.
-#[allow(dead_code)] // not every test binary asks
 pub fn file(part: &str) -> Vec<u8> {
     files().into_iter().find(|(name, _)| name.contains(part)).expect("a file of that name").1
 }
