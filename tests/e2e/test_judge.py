@@ -26,7 +26,9 @@ def test_equals_pytorch(program, tmp_path):
     assert any(line.startswith(program.closing) for line in done.stdout.splitlines()), done.stdout
 
     written = support.files(out)
-    assert len(written) == program.ranks, [p.name for p in out.iterdir()]
+    reasons = [support.load(path)["memtrace"]["reason"] for path in written]
+    assert reasons.count("exit") == program.ranks, [p.name for p in out.iterdir()]
+    assert reasons.count("oom") == len(reasons) - program.ranks
     for path in written:
         support.must(support.memtrace("check", path))
 
