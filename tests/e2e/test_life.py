@@ -41,19 +41,6 @@ def test_plain_preload(tmp_path):
     assert any(f["filename"].endswith("mlp.py") for f in frames)
 
 
-def test_preload_after_and_before_another_library(tmp_path):
-    env = virtual_environment()
-    others = env["LD_PRELOAD"]
-    lengths = []
-    for n, order in enumerate(([support.LIBRARY, others], [others, support.LIBRARY])):
-        out = tmp_path / str(n)
-        out.mkdir()
-        extra = {**env, "LD_PRELOAD": ":".join(map(str, order)), "MEMTRACE_OUT": str(out)}
-        support.must(support.execute([support.PYTHON, "-c", ALLOCATE], env=extra))
-        lengths.append(len(support.history(support.load(support.only_file(out)))) if support.files(out) else 0)
-    assert lengths[0] > 0
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -105,11 +92,9 @@ def test_a_fork_has_its_own_history(tmp_path):
     program.write_text(code)
     out = tmp_path / "out"
     support.must(support.record([support.PYTHON, program], out))
-    sizes = sorted(
-        next(e["size"] for e in support.history(support.load(path)) if e["action"] == "alloc")
-        for path in support.files(out)
-    )
-    assert sizes[-1] == 20_000 and len(support.files(out)) in (1, 3), sizes
+    sizes = {p: [e["size"] for e in support.history(support.load(p)) if e["action"] == "alloc"] for p in support.files(out)}
+    # A forked child of multiprocessing ends by _exit, which runs no handlers: it may leave no file, but never a wrong one.
+    assert [20_000] in sizes.values() and all(own in ([20_000], [4000], [8000]) for own in sizes.values()), sizes
 
 
 def test_spawned_children_are_followed(tmp_path):
