@@ -81,11 +81,11 @@ impl Map {
 
 static MAP: OnceLock<Map> = OnceLock::new();
 
-/// Reserves the ranges for `devices` devices, once.
-pub fn init(devices: usize) -> &'static Map {
+/// Reserves the ranges, once.
+pub fn init() -> &'static Map {
     MAP.get_or_init(|| Map {
         host: reserve(HOST, HOST_SIZE),
-        devices: reserve(DEVICES, DEVICE_SIZE * devices as u64),
+        devices: reserve(DEVICES, DEVICE_SIZE * u64::from(memtrace_devices::MAX_DEVICES)),
         reservations: reserve(RESERVATIONS, RESERVATIONS_SIZE),
     })
 }
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn parts_of_devices_do_not_overlap() {
-        let map = init(16);
+        let map = init();
         let mut ranges = vec![map.host, map.reservations];
         for d in 0..16 {
             ranges.extend([map.heap(d), map.pools(d), map.variables(d)]);

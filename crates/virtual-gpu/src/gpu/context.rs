@@ -22,6 +22,8 @@ struct Primary {
     context: u64,
     /// References that the driver API has taken.
     retained: u32,
+    /// The runtime uses it, and keeps it until the device is reset.
+    runtime: bool,
     active: bool,
     flags: u32,
 }
@@ -65,10 +67,11 @@ impl Contexts {
         self.primaries.get_mut(device).ok_or(Error::INVALID_DEVICE)
     }
 
-    fn activate(&mut self, device: usize) -> Result<Current> {
+    fn activate(&mut self, device: usize, runtime: bool) -> Result<Current> {
         let primary = self.primary(device)?;
+        primary.runtime |= runtime;
         if !primary.active {
-            memory::charge(device, context_bytes(device))?;
+            account(device)?.take(context_bytes(device))?;
             primary.active = true;
             ACTIVE.fetch_or(1 << device, Relaxed);
         }
@@ -77,14 +80,18 @@ impl Contexts {
 
     fn deactivate(&mut self, device: usize) -> Result {
         let primary = self.primary(device)?;
-        primary.retained = 0;
+        (primary.retained, primary.runtime) = (0, false);
         if primary.active {
             primary.active = false;
             ACTIVE.fetch_and(!(1 << device), Relaxed);
-            memory::discharge(device, context_bytes(device));
+            account(device)?.give(context_bytes(device));
         }
         Ok(())
     }
+}
+
+fn account(device: usize) -> Result<memory::Account> {
+    super::device(device).map(memory::Account::of)
 }
 
 fn context_bytes(device: usize) -> u64 {
@@ -98,7 +105,7 @@ pub fn is_active(device: usize) -> bool {
 
 /// Makes the primary context if it is not there.
 pub fn touch(device: usize) -> Result {
-    if is_active(device) { Ok(()) } else { contexts().activate(device).map(|_| ()) }
+    if is_active(device) { Ok(()) } else { contexts().activate(device, true).map(|_| ()) }
 }
 
 /// What a runtime call does first: some context is current, and it is on the device it gives.
@@ -110,14 +117,14 @@ pub fn bind() -> Result<usize> {
         touch(top.device)?;
         return Ok(top.device);
     }
-    let primary = contexts().activate(device)?;
+    let primary = contexts().activate(device, true)?;
     thread::with(|thread| thread.contexts.borrow_mut().set_top(Some(primary)));
     Ok(device)
 }
 
 /// `cudaSetDevice`.
 pub fn set_device(device: usize) -> Result {
-    let primary = contexts().activate(device)?;
+    let primary = contexts().activate(device, true)?;
     thread::with(|thread| {
         thread.device.set(device);
         thread.contexts.borrow_mut().set_top(Some(primary));
@@ -158,17 +165,20 @@ pub fn primary(device: usize) -> Result<u64> {
 /// `cuDevicePrimaryCtxRetain`.
 pub fn retain(device: usize) -> Result<u64> {
     let mut contexts = contexts();
-    let primary = contexts.activate(device)?;
+    let primary = contexts.activate(device, false)?;
     contexts.primary(device)?.retained += 1;
     Ok(primary.context)
 }
 
 /// `cuDevicePrimaryCtxRelease`. The last reference takes the context with it.
 pub fn release(device: usize) -> Result {
-    let mut contexts = contexts();
-    let primary = contexts.primary(device)?;
-    primary.retained = primary.retained.checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
-    Ok(())
+    let last = {
+        let mut contexts = contexts();
+        let primary = contexts.primary(device)?;
+        primary.retained = primary.retained.checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
+        primary.retained == 0 && !primary.runtime
+    };
+    if last { reset(device) } else { Ok(()) }
 }
 
 /// `cudaDeviceReset`, `cuDevicePrimaryCtxReset`: everything on the device goes.
@@ -197,7 +207,7 @@ pub fn set_primary_flags(device: usize, flags: u32) -> Result {
 
 /// `cuCtxCreate`: a further context on a device, current in this thread.
 pub fn create(device: usize, flags: u32) -> Result<u64> {
-    memory::charge(device, context_bytes(device))?;
+    account(device)?.take(context_bytes(device))?;
     let context = contexts().enter(device, flags);
     push(Some(Current { context, device }))?;
     Ok(context)
@@ -210,7 +220,7 @@ pub fn destroy(context: u64) -> Result {
         return Err(Error::INVALID_CONTEXT);
     }
     let gone = contexts.live.remove(context).ok_or(Error::INVALID_CONTEXT)?;
-    memory::discharge(gone.device, context_bytes(gone.device));
+    account(gone.device)?.give(context_bytes(gone.device));
     if thread::current().is_some_and(|top| top.context == context) {
         pop()?;
     }

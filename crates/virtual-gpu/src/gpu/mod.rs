@@ -11,10 +11,13 @@
 //! with none held.
 
 pub mod address;
+pub mod attributes;
 pub mod border;
 pub mod config;
 pub mod contents;
 pub mod context;
+mod dlopen;
+mod elf;
 pub mod error;
 pub mod handle;
 pub mod kernels;
@@ -24,7 +27,6 @@ pub mod memory;
 pub mod space;
 mod stats;
 pub mod thread;
-pub mod versions;
 pub mod work;
 
 use config::Device;

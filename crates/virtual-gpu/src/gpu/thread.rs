@@ -4,6 +4,7 @@
 //! call CUDA from destructors of their own, when thread-local objects may be gone already.
 
 use core::cell::{Cell, RefCell};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A small stack. What does not fit is refused.
 pub struct Stack<T, const N: usize> {
@@ -68,6 +69,7 @@ pub struct Configuration {
 
 /// The state of one thread.
 pub struct Thread {
+    id: Cell<usize>,
     /// The last failure of a runtime call, or 0.
     pub last_error: Cell<i32>,
     /// The device that the runtime uses if no context is current.
@@ -83,6 +85,7 @@ pub struct Thread {
 thread_local! {
     static THREAD: Thread = const {
         Thread {
+            id: Cell::new(0),
             last_error: Cell::new(0),
             device: Cell::new(0),
             capture_mode: Cell::new(0),
@@ -109,7 +112,13 @@ pub fn current_device() -> usize {
     })
 }
 
-/// A number that tells this thread from the others.
+/// A number that no other thread has or had.
 pub fn id() -> usize {
-    with(|thread| core::ptr::from_ref(thread).addr())
+    static ISSUED: AtomicUsize = AtomicUsize::new(0);
+    with(|thread| {
+        if thread.id.get() == 0 {
+            thread.id.set(ISSUED.fetch_add(1, Relaxed) + 1);
+        }
+        thread.id.get()
+    })
 }

@@ -27,8 +27,8 @@ use super::contents::Contents;
 use super::error::{Error, Result};
 use super::handle::Table;
 use super::space::{GRAIN, Space};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use vmm::Mapping;
 
@@ -42,6 +42,11 @@ pub enum Kind {
     Heap,
     /// `cudaMallocAsync`: the pool's handle.
     Pool(u64),
+    /// Memory of a graph, and whether it exists just now.
+    Graph {
+        /// The graph has allocated it and not freed it.
+        exists: bool,
+    },
     /// `cudaMallocManaged`.
     Managed,
     /// `cudaHostAlloc`, with its flags.
@@ -79,17 +84,18 @@ pub struct Allocation {
 
 /// The addresses of one device.
 struct Room {
+    account: Account,
     heap: Space,
     small: Space,
     pools: Space,
     variables: Space,
     default_pool: u64,
     current_pool: u64,
+    graph_pool: Pool,
 }
 
 /// Everything that is allocated.
 pub struct Book {
-    map: &'static Map,
     rooms: Vec<Room>,
     host: Space,
     reservations: Space,
@@ -107,9 +113,11 @@ pub struct Book {
 /// The book, locked.
 pub fn book() -> MutexGuard<'static, Book> {
     static BOOK: OnceLock<Mutex<Book>> = OnceLock::new();
-    BOOK.get_or_init(|| Mutex::new(Book::new(machine().count())))
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
+    let fresh = || {
+        let accounts: Vec<Account> = machine().devices().map(Account::of).collect();
+        Mutex::new(Book::new(address::init(), &accounts))
+    };
+    BOOK.get_or_init(fresh).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Allocates device memory as `cudaMalloc` does.
@@ -127,44 +135,54 @@ fn gpu(device: usize) -> Result<&'static Device> {
     machine().device(device).ok_or(Error::INVALID_DEVICE)
 }
 
-/// Takes `bytes` of a device's memory, or refuses.
-pub(super) fn charge(device: usize, bytes: u64) -> Result {
-    let gpu = gpu(device)?;
-    gpu.used
-        .fetch_update(Relaxed, Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= gpu.total())
-        })
-        .map(|_| ())
-        .map_err(|_| Error::OUT_OF_MEMORY)
+/// How much of a device is taken. Everybody who takes memory pays here.
+#[derive(Clone, Copy, Debug)]
+pub struct Account {
+    used: &'static AtomicU64,
+    total: u64,
 }
 
-/// Gives `bytes` of a device's memory back.
-pub(super) fn discharge(device: usize, bytes: u64) {
-    if let Ok(gpu) = gpu(device) {
-        gpu.used.fetch_sub(bytes, Relaxed);
+impl Account {
+    /// The account of a GPU.
+    pub fn of(gpu: &'static Device) -> Self {
+        Self { used: &gpu.used, total: gpu.total() }
+    }
+
+    /// Takes `bytes`, or refuses.
+    pub fn take(self, bytes: u64) -> Result {
+        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.total);
+        let taken = self.used.fetch_update(Relaxed, Relaxed, fits);
+        taken.map(|_| ()).map_err(|_| Error::OUT_OF_MEMORY)
+    }
+
+    /// Gives `bytes` back.
+    pub fn give(self, bytes: u64) {
+        self.used.fetch_sub(bytes, Relaxed);
     }
 }
 
 impl Book {
-    fn new(devices: usize) -> Self {
-        let map = address::init(devices);
+    fn new(map: &Map, accounts: &[Account]) -> Self {
         let space = |range: address::Range| Space::new(range.start, range.end);
         let mut pools = Table::new(super::kinds::POOL);
-        let rooms = (0..devices)
-            .map(|device| {
-                let default_pool = pools.insert(Pool::on_device(device));
+        let rooms = accounts
+            .iter()
+            .enumerate()
+            .map(|(device, &account)| {
+                let default_pool = pools.insert(Pool::on_device(device, account));
                 Room {
+                    account,
                     heap: space(map.heap(device)),
                     small: Space::paged(CHUNK),
                     pools: space(map.pools(device)),
                     variables: space(map.variables(device)),
                     default_pool,
                     current_pool: default_pool,
+                    graph_pool: Pool::on_device(device, account),
                 }
             })
             .collect();
         Self {
-            map,
             rooms,
             host: space(map.host),
             reservations: space(map.reservations),
@@ -192,6 +210,11 @@ impl Book {
         super::log::debug(2, || {
             format!("{kind:?} {start:#x} {size} bytes ({span}) on device {device}")
         });
+    }
+
+    /// The account of a device.
+    pub fn account(&mut self, device: usize) -> Result<Account> {
+        self.room(device).map(|room| room.account)
     }
 
     /// The allocation that an address lies in.
@@ -224,9 +247,10 @@ impl Book {
             return Ok(start);
         }
         let span = size.checked_next_multiple_of(CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
-        charge(device, span)?;
-        let Some(start) = self.room(device)?.heap.take(span, CHUNK) else {
-            discharge(device, span);
+        let room = self.room(device)?;
+        room.account.take(span)?;
+        let Some(start) = room.heap.take(span, CHUNK) else {
+            room.account.give(span);
             return Err(Error::OUT_OF_MEMORY);
         };
         self.enter(start, size, span, span, device, kind);
@@ -238,9 +262,9 @@ impl Book {
         if let Some(start) = room.small.take(span, GRAIN) {
             return Ok(start);
         }
-        charge(device, CHUNK)?;
+        room.account.take(CHUNK)?;
         let Some(chunk) = room.heap.take(CHUNK, CHUNK) else {
-            discharge(device, CHUNK);
+            room.account.give(CHUNK);
             return Err(Error::OUT_OF_MEMORY);
         };
         room.small.put(chunk, CHUNK);
@@ -253,6 +277,7 @@ impl Book {
             Some(Kind::Heap) => self.free_heap(addr),
             Some(Kind::Managed) => self.free_managed(addr),
             Some(Kind::Pool(_)) => self.free_to_pool(addr),
+            Some(Kind::Graph { exists: true }) => self.dematerialise(addr),
             _ => Err(Error::INVALID_VALUE),
         }
     }
@@ -274,10 +299,10 @@ impl Book {
             if end - start == CHUNK {
                 room.small.remove(start);
                 room.heap.put(start, CHUNK);
-                discharge(gone.device, CHUNK);
+                room.account.give(CHUNK);
             }
         }
-        discharge(gone.device, gone.charge);
+        room.account.give(gone.charge);
         Ok(())
     }
 
@@ -321,6 +346,7 @@ impl Book {
                 Kind::Host(_) => self.free_host(found.start),
                 Kind::Registered(_) => self.unregister(found.start),
                 Kind::Variable => self.free_variable(found.start),
+                Kind::Graph { .. } => self.dematerialise(found.start),
                 Kind::Imported | Kind::Reserved => Ok(()),
             };
         }

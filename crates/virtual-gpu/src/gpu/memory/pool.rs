@@ -5,7 +5,7 @@
 //! synchronisation, down to its release threshold, or when it is trimmed. The driver can put any of
 //! a pool's pages under any address, so a pool does not fragment: counters are enough.
 
-use super::{Book, CHUNK, Error, GRAIN, Kind, Result, charge, discharge};
+use super::{Account, Book, CHUNK, Error, GRAIN, Kind, Result};
 
 /// By how much a pool grows and shrinks.
 const STEP: u64 = 32 << 20;
@@ -15,8 +15,8 @@ const STEP: u64 = 32 << 20;
 pub struct Pool {
     /// The device that its memory belongs to.
     pub device: usize,
-    /// Its memory is the host's, and not counted.
-    on_host: bool,
+    /// Who pays; nobody for a pool of host memory.
+    account: Option<Account>,
     /// Bytes given out.
     pub used: u64,
     /// Bytes held.
@@ -37,21 +37,21 @@ pub struct Pool {
 
 impl Pool {
     /// An empty pool of a device's memory.
-    pub fn on_device(device: usize) -> Self {
-        Self { device, reuse: [1; 3], ..Self::default() }
+    pub fn on_device(device: usize, account: Account) -> Self {
+        Self { device, account: Some(account), ..Self::on_host() }
     }
 
     /// An empty pool of host memory.
     pub fn on_host() -> Self {
-        Self { on_host: true, ..Self::on_device(0) }
+        Self { reuse: [1; 3], ..Self::default() }
     }
 
     fn hold(&mut self, reserved: u64) -> Result {
-        if !self.on_host {
+        if let Some(account) = self.account {
             if reserved > self.reserved {
-                charge(self.device, reserved - self.reserved)?;
+                account.take(reserved - self.reserved)?;
             } else {
-                discharge(self.device, self.reserved - reserved);
+                account.give(self.reserved - reserved);
             }
         }
         self.reserved = reserved;
@@ -181,10 +181,68 @@ impl Book {
         }
     }
 
+    /// Addresses for memory of a graph. They cost nothing until the graph runs.
+    pub fn allocate_graph_range(&mut self, device: usize, size: u64) -> Result<u64> {
+        if size == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let span = size.checked_next_multiple_of(GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
+        let start = self.room(device)?.pools.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
+        self.enter(start, size, span, 0, device, Kind::Graph { exists: false });
+        Ok(start)
+    }
+
+    /// The graph and all its copies are gone.
+    pub fn free_graph_range(&mut self, addr: u64) -> Result {
+        self.dematerialise(addr)?;
+        let gone = self.leave(addr)?;
+        self.room(gone.device)?.pools.put(gone.start, gone.span);
+        Ok(())
+    }
+
+    fn graph_range(&mut self, addr: u64, exists: bool) -> Result<Option<(usize, u64)>> {
+        let found = self.allocations.get_mut(&addr).ok_or(Error::INVALID_VALUE)?;
+        let Kind::Graph { exists: before } = found.kind else { return Err(Error::INVALID_VALUE) };
+        found.kind = Kind::Graph { exists };
+        Ok((before != exists).then_some((found.device, found.span)))
+    }
+
+    /// Memory of a graph begins to exist. It comes from the device's pool for graphs, which keeps what
+    /// it has until it is trimmed.
+    pub fn materialise(&mut self, addr: u64) -> Result {
+        let Some((device, span)) = self.graph_range(addr, true)? else { return Ok(()) };
+        let taken = self.graph_pool(device).and_then(|pool| pool.take(span));
+        if taken.is_err() {
+            self.graph_range(addr, false)?;
+        }
+        taken
+    }
+
+    /// Memory of a graph ceases to exist; its addresses stay with the graph.
+    pub fn dematerialise(&mut self, addr: u64) -> Result {
+        if let Some((device, span)) = self.graph_range(addr, false)? {
+            self.graph_pool(device)?.used -= span;
+            self.contents.forget(addr, span);
+        }
+        Ok(())
+    }
+
+    /// The pool that a device's graphs take their memory from.
+    pub fn graph_pool(&mut self, device: usize) -> Result<&mut Pool> {
+        self.room(device).map(|room| &mut room.graph_pool)
+    }
+
+    /// `cudaDeviceGraphMemTrim`.
+    pub fn trim_graph_pool(&mut self, device: usize) -> Result {
+        self.graph_pool(device)?.shrink(0, CHUNK);
+        Ok(())
+    }
+
     pub(super) fn reset_pools(&mut self, device: usize) {
         let Ok((default, own)) = self.room(device).map(|room| {
             room.current_pool = room.default_pool;
-            (room.default_pool, Pool::on_device(device))
+            room.graph_pool.shrink(0, CHUNK);
+            (room.default_pool, Pool::on_device(device, room.account))
         }) else {
             return;
         };

@@ -4,7 +4,7 @@
 //! the device its size; mapping joins the two. Physical memory goes back when its last handle has
 //! been released and its last mapping is gone, in whichever order.
 
-use super::{Allocation, Book, CHUNK, Error, Kind, Result, charge, discharge};
+use super::{Allocation, Book, CHUNK, Error, Kind, Result};
 
 /// Where physical memory lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,7 +91,7 @@ impl Book {
     pub fn create(&mut self, physical: Physical) -> Result<u64> {
         whole_chunks(physical.size)?;
         if let Some(device) = physical.charged_to() {
-            charge(device, physical.size)?;
+            self.account(device)?.take(physical.size)?;
         }
         Ok(self.physical.insert(physical))
     }
@@ -121,8 +121,9 @@ impl Book {
         }
         if let Some(gone) = self.physical.remove(handle)
             && let Some(device) = gone.charged_to()
+            && let Ok(account) = self.account(device)
         {
-            discharge(device, gone.size);
+            account.give(gone.size);
         }
     }
 

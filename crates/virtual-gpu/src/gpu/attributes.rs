@@ -1,0 +1,174 @@
+//! What a device says of itself when asked for one number at a time.
+//!
+//! Numbers that differ between cards come from the profile; the rest is the same for every GPU since
+//! compute capability 7.0 and is in the technical specifications of the CUDA programming guide. What
+//! the virtual GPU cannot do (fabric handles, multicast, network cards that reach its memory) is
+//! answered with no, so that programs don't try.
+
+use super::config::Device;
+use crate::constants::*;
+use memtrace_devices::Limits;
+
+/// NVIDIA's number on the PCI bus.
+const PCI_VENDOR: u32 = 0x10de;
+/// The longest row of a pitched allocation.
+const MAX_PITCH: i32 = i32::MAX;
+/// The largest window of an access policy, on GPUs that have one.
+const MAX_POLICY_WINDOW: i32 = 134_213_632;
+/// Everything but the device id is the same for both halves.
+const NO_NUMA_NODE: i32 = -1;
+
+/// The device id as PCI spells it: device and vendor.
+pub fn pci_device_id(gpu: &Device) -> u32 {
+    u32::from(gpu.profile.pci_device_id) << 16 | PCI_VENDOR
+}
+
+/// An attribute by its number in `CUdevice_attribute` and `cudaDeviceAttr`. None for an unknown one.
+pub fn attribute(gpu: &Device, number: i32) -> Option<i32> {
+    by_profile(gpu, number).or_else(|| by_specification(number)).or_else(|| ability(number))
+}
+
+fn by_profile(gpu: &Device, number: i32) -> Option<i32> {
+    let (profile, limits) = (&gpu.profile, gpu.profile.limits());
+    let value = match number {
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => profile.sms,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => profile.major(),
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => profile.minor(),
+        CU_DEVICE_ATTRIBUTE_CLOCK_RATE => profile.clock_khz,
+        CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => profile.memory_clock_khz,
+        CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => profile.bus_width_bits,
+        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => profile.l2_bytes(),
+        CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE => profile.persisting_l2_bytes(),
+        CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => profile.async_engines,
+        CU_DEVICE_ATTRIBUTE_ECC_ENABLED => profile.ecc.into(),
+        CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => gpu.pci_bus(),
+        CU_DEVICE_ATTRIBUTE_GPU_PCI_DEVICE_ID => pci_device_id(gpu),
+        CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID => gpu.index as u32,
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => limits.max_threads_per_sm,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => limits.max_blocks_per_sm,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => limits.shared_per_sm,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => limits.shared_per_block_optin,
+        CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => limits.reserved_shared_per_block,
+        CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO => limits.single_to_double_ratio,
+        CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH | CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED => {
+            limits.clusters.into()
+        }
+        CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT => 1 + 3 * u32::from(limits.clusters),
+        CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED => limits.ampere_or_later.into(),
+        CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE => {
+            u32::from(limits.ampere_or_later) * MAX_POLICY_WINDOW as u32
+        }
+        _ => return None,
+    };
+    Some(value as i32)
+}
+
+fn by_specification(number: i32) -> Option<i32> {
+    Some(match number {
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
+        | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => Limits::MAX_THREADS_PER_BLOCK as i32,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => 64,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => i32::MAX,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65_535,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => Limits::SHARED_PER_BLOCK as i32,
+        CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY => 64 << 10,
+        CU_DEVICE_ATTRIBUTE_WARP_SIZE => Limits::WARP as i32,
+        CU_DEVICE_ATTRIBUTE_MAX_PITCH => MAX_PITCH,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK
+        | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => Limits::REGISTERS as i32,
+        CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT | CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT => 512,
+        CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT => 32,
+        CU_DEVICE_ATTRIBUTE_NUMA_ID | CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => NO_NUMA_NODE,
+        CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => {
+            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        }
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH => 1 << 28,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH => 131_072,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT => 65_536,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT => 65_000,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH => 2_097_120,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_DEPTH => 16_384,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE => 8_192,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_LAYERS
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_LAYERS
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS => 2_048,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS => 2_046,
+        CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_HEIGHT
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH
+        | CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH => 32_768,
+        _ => return None,
+    })
+}
+
+/// Yes or no. Every number that the headers know and that is not named is a no, or a zero.
+fn ability(number: i32) -> Option<i32> {
+    match number {
+        CU_DEVICE_ATTRIBUTE_GPU_OVERLAP
+        | CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+        | CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
+        | CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+        | CU_DEVICE_ATTRIBUTE_CAN_TEX2D_GATHER
+        | CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+        | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+        | CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR
+        | CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
+        | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
+        | CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS => Some(1),
+        1..CU_DEVICE_ATTRIBUTE_MAX => Some(0),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_the_headers_has_an_answer() {
+        let gpu = crate::gpu::device(0).unwrap();
+        assert!((1..CU_DEVICE_ATTRIBUTE_MAX).all(|number| attribute(gpu, number).is_some()));
+        assert_eq!(attribute(gpu, 0), None);
+        assert_eq!(attribute(gpu, 100_000), None);
+    }
+}

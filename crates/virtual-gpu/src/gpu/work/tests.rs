@@ -1,0 +1,1 @@
+//! Streams, capture and graphs, as programs use them.
