@@ -1,1 +1,17 @@
-//! Stub.
+//! Questions about a snapshot, as pure functions: what was the peak and who held it ([`summary()`]), and is
+//! the file one that PyTorch's viewers can show ([`check`]).
+//!
+//! No file, no terminal, no clock: a snapshot goes in, plain data comes out, and the same snapshot always
+//! gives the same answer. Both questions stand on the replay in [`history`].
+
+#![forbid(unsafe_code)]
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
+pub mod check;
+pub mod history;
+pub mod sites;
+pub mod summary;
+
+pub use check::check;
+pub use summary::summary;

@@ -1,0 +1,357 @@
+//! Will PyTorch's viewers show this file, and does it agree with itself?
+//!
+//! The viewers say nothing useful when they don't like a file: a page stays blank, an assertion names a line
+//! of somebody else's script. Each rule here is one of theirs, or one without which the picture is wrong:
+//! blocks fill their segment, sums are sums, addresses are in order, integers fit, and the history can be
+//! taken back from the segments ([`crate::history`]). What they survive but the user should know is a warning
+//! or a note: a history that begins late is not damage.
+
+use std::fmt;
+
+use memtrace_format::pickle::{self, Facts};
+use memtrace_format::snapshot::{
+    Action, Block, BlockState, Other, Place, Segment, Snapshot, TraceEntry,
+};
+use memtrace_format::{ReadError, json, looks_like_json};
+
+use crate::history::{self, rewind};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nothing wrong; worth knowing.
+    Note,
+    /// A viewer may get into trouble, or a number is doubtful.
+    Warning,
+    /// A viewer fails or shows something false.
+    Error,
+}
+
+impl Level {
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Note => "note",
+            Level::Warning => "warning",
+            Level::Error => "error",
+        }
+    }
+}
+
+/// Something about a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// How bad it is.
+    pub level: Level,
+    /// Where: `segments[3].blocks[0].size`; empty for the file as a whole.
+    pub place: String,
+    /// What.
+    pub what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let separator = if self.place.is_empty() { "" } else { ": " };
+        write!(f, "{}: {}{separator}{}", self.level.name(), self.place, self.what)
+    }
+}
+
+/// Problems of one kind that are told one by one; of further ones only the number.
+const TOLD: usize = 10;
+
+/// The viewer spreads a batch as arguments of a call. A thousand is what Python writes; at about a hundred
+/// thousand a browser's stack is full.
+const BATCH_OF_PYTHON: usize = 1000;
+const BATCH_TOO_LARGE: usize = 50_000;
+
+/// Where users report that the viewer gets slow, and where a browser dies.
+const SLOW_BYTES: usize = 100 << 20;
+const DEADLY_BYTES: usize = 900 << 20;
+
+/// The viewer's list of events shows no more, a browser's page ends there.
+const LISTED_EVENTS: usize = 600_000;
+
+/// Checks a file: how it is written and what it says.
+pub fn file(bytes: &[u8]) -> Vec<Problem> {
+    let mut found = Findings::default();
+    let snapshot = if looks_like_json(bytes) {
+        json::read(bytes).and_then(|tree| Snapshot::from_tree(&tree, bytes.len()))
+    } else {
+        pickle::read(bytes).and_then(|pickle| {
+            found.pickle(&pickle.facts);
+            Snapshot::from_tree(&pickle.tree, bytes.len())
+        })
+    };
+    if bytes.len() >= SLOW_BYTES {
+        let deadly = bytes.len() >= DEADLY_BYTES;
+        let does = if deadly { "fails" } else { "is slow" };
+        found.warning(
+            "",
+            format!("{} MiB: the viewer {does} on a file this large", bytes.len() >> 20),
+        );
+    }
+    match snapshot {
+        Ok(snapshot) => found.snapshot(&snapshot),
+        Err(ReadError::Shape { place, what }) => found.error(place, what),
+        Err(error) => found.error("", error.to_string()),
+    }
+    found.sorted()
+}
+
+/// Checks what a snapshot says.
+pub fn check(snapshot: &Snapshot) -> Vec<Problem> {
+    let mut found = Findings::default();
+    found.snapshot(snapshot);
+    found.sorted()
+}
+
+#[derive(Default)]
+struct Findings {
+    problems: Vec<Problem>,
+}
+
+impl Findings {
+    fn error(&mut self, place: impl Into<String>, what: impl Into<String>) {
+        self.add(Level::Error, place.into(), what.into());
+    }
+
+    fn warning(&mut self, place: impl Into<String>, what: impl Into<String>) {
+        self.add(Level::Warning, place.into(), what.into());
+    }
+
+    fn note(&mut self, place: impl Into<String>, what: impl Into<String>) {
+        self.add(Level::Note, place.into(), what.into());
+    }
+
+    fn add(&mut self, level: Level, place: String, what: String) {
+        self.problems.push(Problem { level, place, what });
+    }
+
+    /// The worst first, otherwise in the order of the file.
+    fn sorted(mut self) -> Vec<Problem> {
+        self.problems.sort_by_key(|p| std::cmp::Reverse(p.level));
+        self.problems
+    }
+
+    fn pickle(&mut self, facts: &Facts) {
+        if facts.protocol > 4 {
+            let what = format!(
+                "pickle protocol {}; the viewer reads 2 to 4 (write with pickle.dump(…, protocol=4))",
+                facts.protocol
+            );
+            self.error("", what);
+        }
+        let (items, at) = facts.largest_batch;
+        if items > BATCH_OF_PYTHON {
+            let what = format!(
+                "byte {at}: {items} items in one APPENDS; the viewer fails on many, 1000 are safe"
+            );
+            let level = if items > BATCH_TOO_LARGE { Level::Error } else { Level::Warning };
+            self.add(level, String::new(), what);
+        }
+        if let Some((opcode, at)) = facts.unknown_to_viewer {
+            self.error(
+                "",
+                format!("byte {at}: the viewer does not know pickle opcode 0x{opcode:02x}"),
+            );
+        }
+        if facts.mixed_memo {
+            self.error("", "MEMOIZE and BINPUT are mixed; the viewer numbers them apart");
+        }
+    }
+
+    fn snapshot(&mut self, snapshot: &Snapshot) {
+        self.segments(snapshot);
+        self.host(snapshot);
+        self.frames(snapshot);
+        let mut actions = Vec::new();
+        for (d, trace) in snapshot.device_traces.iter().enumerate() {
+            self.trace(&format!("device_traces[{d}]"), trace, &mut actions);
+            self.history(snapshot, d);
+        }
+        self.trace("host_traces", &snapshot.host_traces, &mut actions);
+        for action in actions {
+            self.note("", format!("action {action:?} is not one that the viewer draws"));
+        }
+        self.categories(&snapshot.other);
+        let entries: usize = snapshot.device_traces.iter().map(Vec::len).sum();
+        if entries == 0 {
+            self.note("device_traces", "no history: the viewer can show the segments only");
+        } else if entries > LISTED_EVENTS {
+            let what =
+                format!("{entries} entries; the viewer's list ends at about {LISTED_EVENTS}");
+            self.warning("device_traces", what);
+        }
+        if snapshot.device_traces.iter().flatten().any(|e| e.time_us.is_none()) {
+            self.note("device_traces", "entries without a time (PyTorch before 2.2)");
+        }
+    }
+
+    fn segments(&mut self, snapshot: &Snapshot) {
+        let devices = snapshot.device_traces.len();
+        let mut before: Option<(usize, &Segment)> = None;
+        for (i, segment) in snapshot.segments.iter().enumerate() {
+            let place = format!("segments[{i}]");
+            let device = segment.device;
+            if usize::try_from(device).is_err() || (devices > 0 && device as usize >= devices) {
+                let what = format!("{device}, but there are traces of {devices} devices");
+                self.error(format!("{place}.device"), what);
+            }
+            if let Some((j, last)) = before.filter(|(_, last)| last.device == device) {
+                if last.address > segment.address {
+                    let what = format!("{:#x}, below that of segments[{j}]", segment.address);
+                    self.error(format!("{place}.address"), what);
+                } else if last.address.saturating_add(last.total_size) > segment.address {
+                    let what = format!("{:#x}, inside segments[{j}]", segment.address);
+                    self.error(format!("{place}.address"), what);
+                }
+            } else if let Some((j, last)) = before.filter(|(_, last)| last.device > device) {
+                let what = format!("{device}, after device {} in segments[{j}]", last.device);
+                self.error(format!("{place}.device"), what);
+            }
+            before = Some((i, segment));
+            self.segment(&place, segment);
+        }
+    }
+
+    fn host(&mut self, snapshot: &Snapshot) {
+        for (i, segment) in snapshot.host_segments.iter().enumerate() {
+            let place = format!("host_segments[{i}]");
+            if segment.device != -1 {
+                self.error(format!("{place}.device"), format!("{}, not -1", segment.device));
+            }
+            self.segment(&place, segment);
+        }
+    }
+
+    fn segment(&mut self, place: &str, segment: &Segment) {
+        for (key, n) in [("address", segment.address), ("stream", segment.stream)] {
+            self.fits(|| format!("{place}.{key}"), n);
+        }
+        let mut at = segment.address;
+        for (j, block) in segment.blocks.iter().enumerate() {
+            self.block(|| format!("{place}.blocks[{j}]"), block, at);
+            at = block.address.saturating_add(block.size);
+        }
+        let sum = |counts: fn(&Block) -> bool, size: fn(&Block) -> u64| {
+            let sizes = segment.blocks.iter().filter(|b| counts(b)).map(size);
+            sizes.fold(0, u64::saturating_add)
+        };
+        let allocated = |b: &Block| b.state == BlockState::ActiveAllocated;
+        let active = |b: &Block| b.state != BlockState::Inactive;
+        for (key, is, should, of) in [
+            ("total_size", segment.total_size, sum(|_| true, |b| b.size), "blocks"),
+            (
+                "allocated_size",
+                segment.allocated_size,
+                sum(allocated, |b| b.size),
+                "allocated blocks",
+            ),
+            ("active_size", segment.active_size, sum(active, |b| b.size), "active blocks"),
+            (
+                "requested_size",
+                segment.requested_size,
+                sum(active, |b| b.requested_size),
+                "requests of active blocks",
+            ),
+        ] {
+            self.fits(|| format!("{place}.{key}"), is);
+            if is != should {
+                self.error(
+                    format!("{place}.{key}"),
+                    format!("{is}, but its {of} add up to {should}"),
+                );
+            }
+        }
+    }
+
+    fn block(&mut self, place: impl Fn() -> String, block: &Block, expected: u64) {
+        self.fits(|| format!("{}.size", place()), block.size);
+        self.fits(|| format!("{}.requested_size", place()), block.requested_size);
+        if block.address != expected {
+            let what =
+                format!("{:#x}, but the block before it ends at {expected:#x}", block.address);
+            self.error(format!("{}.address", place()), what);
+        }
+        if block.size == 0 {
+            self.error(format!("{}.size", place()), "0");
+        }
+        if block.state != BlockState::Inactive && block.requested_size > block.size {
+            let what =
+                format!("{}, more than the block's {} bytes", block.requested_size, block.size);
+            self.error(format!("{}.requested_size", place()), what);
+        }
+    }
+
+    fn frames(&mut self, snapshot: &Snapshot) {
+        for frame in &snapshot.frames {
+            self.fits(
+                || format!("line of the frame {} in {:?}", frame.name, frame.filename),
+                frame.line,
+            );
+        }
+    }
+
+    fn trace(&mut self, place: &str, trace: &[TraceEntry], unknown: &mut Vec<String>) {
+        for (i, entry) in trace.iter().enumerate() {
+            let addr = if entry.action == Action::Oom { "device_free" } else { "addr" };
+            for (key, n) in [(addr, entry.addr), ("size", entry.size), ("stream", entry.stream)] {
+                self.fits(|| format!("{place}[{i}].{key}"), n);
+            }
+            if let Action::Other(name) = &entry.action
+                && name != "annotate"
+                && !unknown.contains(name)
+            {
+                unknown.push(name.clone());
+            }
+        }
+    }
+
+    fn history(&mut self, snapshot: &Snapshot, device: usize) {
+        let mut contradictions = Vec::new();
+        let mut report = |index: usize, c: history::Contradiction| {
+            contradictions.push((index, c));
+        };
+        let beginning = rewind(snapshot, device, &mut report);
+        // The walk goes backwards; a reader of the file goes forwards.
+        contradictions.reverse();
+        let more = contradictions.len().saturating_sub(TOLD);
+        for (index, contradiction) in contradictions.into_iter().take(TOLD) {
+            self.error(format!("device_traces[{device}][{index}]"), contradiction.to_string());
+        }
+        if more > 0 {
+            let what = format!("{more} more entries contradict the segments or each other");
+            self.error(format!("device_traces[{device}]"), what);
+        }
+        let traced = snapshot.device_traces.get(device).is_some_and(|t| !t.is_empty());
+        if traced && !beginning.blocks.is_empty() {
+            let bytes: u64 =
+                beginning.blocks.values().map(|b| b.requested).fold(0, u64::saturating_add);
+            let what = format!(
+                "the history begins late: {} blocks of {bytes} bytes are older than its first entry",
+                beginning.blocks.len()
+            );
+            self.note(format!("device_traces[{device}]"), what);
+        }
+    }
+
+    /// A misspelled word in the viewer throws when there are categories and none is `unknown`.
+    fn categories(&mut self, others: &[Other]) {
+        let mut categories = others
+            .iter()
+            .filter(|o| matches!(o.place, Place::Entry(..)) && o.key == "category")
+            .peekable();
+        if categories.peek().is_some() && categories.all(|o| o.value != "unknown") {
+            self.error(
+                "device_traces",
+                "entries have a category and none is \"unknown\", on which the viewer fails",
+            );
+        }
+    }
+
+    fn fits(&mut self, place: impl Fn() -> String, n: u64) {
+        if i64::try_from(n).is_err() {
+            self.error(place(), format!("{n} is 2^63 or more; the viewer can't read it"));
+        }
+    }
+}

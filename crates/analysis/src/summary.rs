@@ -1,0 +1,583 @@
+//! What happened to the memory of each device, in numbers.
+//!
+//! Bytes are what the program asked for, unless a name says otherwise: that is what a trace holds. The
+//! allocator's own count, of rounded blocks, is somewhat larger; it is known for blocks that are alive at the
+//! end, and for the others at least the next multiple of 512. *Allocated* ends when a free is requested,
+//! *active* when it is completed, as PyTorch counts.
+//!
+//! Memory that the device layer shows (no framework's allocator asked for it) is added up apart: it lies in
+//! no pool, and PyTorch's own numbers don't hold it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use memtrace_format::snapshot::{
+    Action, BlockState, Segment, Snapshot, StackIx, TraceEntry, Value,
+};
+use serde::Serialize;
+
+use crate::history::{Beginning, Change, Forward, Live, driver_call, rewind};
+use crate::sites::{Site, site};
+
+/// PyTorch rounds every request up to a multiple of this, at least.
+const ROUNDING: u64 = 512;
+
+/// The whole report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Set if the numbers come from a virtual GPU: they are an estimate.
+    pub estimate: Option<Estimate>,
+    /// What memtrace wrote about the run; `None` for a file of PyTorch's own.
+    pub recorded_by: Option<Value>,
+    /// Devices that have segments or a history.
+    pub devices: Vec<Device>,
+    /// Page-locked host memory, if any was recorded.
+    pub host: Option<Host>,
+    /// What a reader must know to trust the numbers.
+    pub notes: Vec<String>,
+}
+
+/// Which virtual GPU stood in for a real one.
+#[derive(Clone, Debug, Serialize)]
+pub struct Estimate {
+    /// The profile, as the user named it: `h100`.
+    pub profile: String,
+    /// The name that the program saw.
+    pub name: Option<String>,
+    /// Streams finished as late as they may.
+    pub lazy: bool,
+    /// Times the program read back a value that nothing had computed, and got zeros.
+    pub zero_reads: u64,
+}
+
+/// A number of things and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Amount {
+    /// How many.
+    pub count: u64,
+    /// How large together.
+    pub bytes: u64,
+}
+
+impl Amount {
+    fn add(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
+/// A high-water mark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Peak {
+    /// Bytes.
+    pub bytes: u64,
+    /// The entry that reached it; `None` if it was there before the first.
+    pub entry: Option<usize>,
+    /// Microseconds since the first entry, where the file has times.
+    pub after_us: Option<i64>,
+}
+
+/// Memory by the line of code that took it.
+#[derive(Clone, Debug, Serialize)]
+pub struct SiteUse {
+    /// In one line.
+    pub site: String,
+    /// Source file.
+    pub file: Option<String>,
+    /// Line number.
+    pub line: Option<u64>,
+    /// Function.
+    pub function: Option<String>,
+    /// Blocks.
+    pub count: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Of all bytes, 0 to 1.
+    pub share: f64,
+}
+
+/// An allocation that failed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Oom {
+    /// Index of the entry.
+    pub entry: usize,
+    /// Microseconds since the first entry.
+    pub after_us: Option<i64>,
+    /// Bytes that were asked for (rounded).
+    pub asked: u64,
+    /// Bytes that the device had free.
+    pub device_free: u64,
+    /// Bytes allocated at that time.
+    pub allocated: u64,
+    /// Bytes reserved at that time.
+    pub reserved: u64,
+    /// Who asked.
+    pub site: String,
+}
+
+/// Segments at the end.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Segments {
+    /// All of them; the bytes are what is reserved.
+    pub all: Amount,
+    /// For requests of at most 1 MiB.
+    pub small: Amount,
+    /// For the others.
+    pub large: Amount,
+    /// Mapped ranges of expandable segments, among the above.
+    pub expandable: Amount,
+}
+
+/// What is reserved and not used, at the end.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Fragmentation {
+    /// Reserved less allocated (rounded): cached, waiting to be freed, or unusable.
+    pub reserved_not_allocated: u64,
+    /// In segments without a live block: `empty_cache()` would give it back.
+    pub in_free_segments: u64,
+    /// In free blocks of segments that a live block holds: only a request that fits can use it.
+    pub in_used_segments: u64,
+    /// `in_used_segments` of all that is reserved, 0 to 1.
+    pub share: f64,
+    /// Lost to rounding inside live blocks.
+    pub rounding: u64,
+    /// The largest free block: no larger request can be served without a new segment.
+    pub largest_free: u64,
+}
+
+/// Memory taken by calls that no framework's allocator made.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Driver {
+    /// Alive at the end.
+    pub now: Amount,
+    /// The most at any time.
+    pub peak: Peak,
+    /// By API function: what was allocated in all.
+    pub calls: BTreeMap<String, Amount>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Serialize)]
+pub struct Device {
+    /// Ordinal.
+    pub device: usize,
+    /// Entries in its history.
+    pub entries: usize,
+    /// Microseconds from the first to the last.
+    pub span_us: Option<i64>,
+    /// Blocks older than the first entry; they are counted into every total.
+    pub before_history: Amount,
+    /// Most bytes allocated.
+    pub allocated: Peak,
+    /// The same moment in rounded blocks, as `torch.cuda.max_memory_allocated()` counts: at least this.
+    pub allocated_rounded: u64,
+    /// `allocated_rounded` is exact: the size of every block is known.
+    pub rounded_is_exact: bool,
+    /// Waiting to be freed at that moment.
+    pub waiting_at_peak: u64,
+    /// Most bytes active: allocated, or waiting to be freed.
+    pub active: Peak,
+    /// Most bytes reserved.
+    pub reserved: Peak,
+    /// Who held the memory at the peak of `allocated`, the largest first.
+    pub at_peak: Vec<SiteUse>,
+    /// Allocated at the end.
+    pub now: Amount,
+    /// Who holds it, the largest first.
+    pub at_end: Vec<SiteUse>,
+    /// Segments at the end.
+    pub segments: Segments,
+    /// Unused memory at the end.
+    pub fragmentation: Fragmentation,
+    /// Allocations that failed.
+    pub ooms: Vec<Oom>,
+    /// Blocks handed out.
+    pub allocs: u64,
+    /// Blocks given back.
+    pub frees: u64,
+    /// Segments (or mappings) got from the driver and given back.
+    pub segment_allocs: u64,
+    /// See `segment_allocs`.
+    pub segment_frees: u64,
+    /// The device layer, if it shows anything that is no framework's.
+    pub driver: Option<Driver>,
+    /// What the device has, if the file says so (virtual GPUs do).
+    pub capacity: Option<Capacity>,
+    /// Entries that contradict the segments or each other; the totals then are what can be made of them.
+    pub contradictions: usize,
+}
+
+/// Memory of a device as a whole.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Capacity {
+    /// Bytes.
+    pub total: u64,
+    /// Taken by the CUDA context itself.
+    pub context: u64,
+}
+
+/// Page-locked host memory at the end.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Host {
+    /// Taken from the system.
+    pub reserved: Amount,
+    /// In use by the program.
+    pub allocated: Amount,
+}
+
+/// Answers for every device of a snapshot.
+pub fn summary(snapshot: &Snapshot) -> Summary {
+    let used = snapshot.segments.iter().filter_map(|s| usize::try_from(s.device).ok());
+    let traced = snapshot.device_traces.iter().enumerate().filter(|(_, t)| !t.is_empty());
+    let mut numbers: Vec<usize> = used.chain(traced.map(|(d, _)| d)).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let mut sites = Sites { snapshot, known: HashMap::new() };
+    let devices: Vec<Device> =
+        numbers.into_iter().map(|d| device(snapshot, d, &mut sites)).collect();
+    Summary {
+        estimate: estimate(snapshot),
+        recorded_by: Some(&snapshot.memtrace).filter(|m| m.is_object()).cloned(),
+        host: host(snapshot),
+        notes: notes(snapshot, &devices),
+        devices,
+    }
+}
+
+fn estimate(snapshot: &Snapshot) -> Option<Estimate> {
+    let told =
+        snapshot.memtrace.get("virtual").filter(|v| !v.is_null() && **v != Value::Bool(false))?;
+    let text = |key: &str| told.get(key).and_then(Value::as_str).map(str::to_owned);
+    let profile =
+        text("spec").or_else(|| text("profile")).or_else(|| told.as_str().map(str::to_owned));
+    Some(Estimate {
+        profile: profile.unwrap_or_else(|| "unknown".to_owned()),
+        name: text("name"),
+        lazy: told.get("lazy").and_then(Value::as_bool).unwrap_or(false),
+        zero_reads: told.get("zero_reads").and_then(Value::as_u64).unwrap_or(0),
+    })
+}
+
+fn capacity(snapshot: &Snapshot, device: usize) -> Option<Capacity> {
+    let devices = snapshot.memtrace.get("virtual")?.get("devices")?.as_array()?;
+    let number = |d: &Value, key: &str| d.get(key).and_then(Value::as_u64);
+    let told = devices.iter().find(|d| number(d, "device") == Some(device as u64))?;
+    Some(Capacity { total: number(told, "total")?, context: number(told, "context").unwrap_or(0) })
+}
+
+fn host(snapshot: &Snapshot) -> Option<Host> {
+    if snapshot.host_segments.is_empty() {
+        return None;
+    }
+    let mut host = Host::default();
+    for segment in &snapshot.host_segments {
+        host.reserved.add(segment.total_size);
+        for block in segment.blocks.iter().filter(|b| b.state != BlockState::Inactive) {
+            host.allocated.add(block.size);
+        }
+    }
+    Some(host)
+}
+
+fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let counter = |name: &str| {
+        let counters = snapshot.memtrace.get("counters");
+        counters.and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0)
+    };
+    if let Some(virtual_gpu) = estimate(snapshot).filter(|v| v.zero_reads > 0) {
+        notes.push(format!(
+            "the program read back {} values that nothing had computed: sizes that depend on them are lower bounds",
+            virtual_gpu.zero_reads
+        ));
+    }
+    if counter("events_retired") > 0 {
+        notes.push(format!(
+            "the history keeps the last {} of {} events (MEMTRACE_EVENTS sets how many)",
+            counter("events_kept"),
+            counter("events")
+        ));
+    }
+    for device in devices {
+        if device.contradictions > 0 {
+            notes.push(format!(
+                "{} entries of device {} contradict the segments; `memtrace check` names them",
+                device.contradictions, device.device
+            ));
+        }
+        if device.entries == 0 {
+            notes.push(format!(
+                "device {} has no history: its peaks are what is there at the end",
+                device.device
+            ));
+        }
+    }
+    notes
+}
+
+/// The site of each stack, worked out once.
+struct Sites<'a> {
+    snapshot: &'a Snapshot,
+    known: HashMap<Option<StackIx>, Site>,
+}
+
+impl Sites<'_> {
+    fn of(&mut self, stack: Option<StackIx>) -> Site {
+        self.known.entry(stack).or_insert_with(|| site(self.snapshot, stack)).clone()
+    }
+
+    /// Adds up by site, the largest first. A block from before the history may have no stack.
+    fn group(&mut self, blocks: impl Iterator<Item = (Live, bool)>) -> Vec<SiteUse> {
+        let mut amounts: HashMap<Site, Amount> = HashMap::new();
+        let mut all = 0_u64;
+        for (live, old) in blocks {
+            let site = match self.of(live.stack) {
+                Site::NoStack if old => Site::BeforeHistory,
+                site => site,
+            };
+            amounts.entry(site).or_default().add(live.requested);
+            all = all.saturating_add(live.requested);
+        }
+        let mut amounts: Vec<(Site, Amount)> = amounts.into_iter().collect();
+        amounts.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
+        amounts.into_iter().map(|(site, amount)| SiteUse::new(&site, amount, all)).collect()
+    }
+}
+
+impl SiteUse {
+    fn new(site: &Site, amount: Amount, all: u64) -> SiteUse {
+        let Amount { count, bytes } = amount;
+        let (file, line, function) = match site {
+            Site::Line { filename, line, name } => {
+                (Some(filename.clone()), Some(*line), Some(name.clone()))
+            }
+            Site::NoStack | Site::BeforeHistory => (None, None, None),
+        };
+        let share = if all == 0 { 0.0 } else { bytes as f64 / all as f64 };
+        SiteUse { site: site.to_string(), file, line, function, count, bytes, share }
+    }
+}
+
+/// Running totals of the framework's memory and of the device layer's.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    allocated: u64,
+    waiting: u64,
+    reserved: u64,
+    driver: u64,
+}
+
+impl Totals {
+    fn at(beginning: &Beginning) -> Totals {
+        let mut totals = Totals::default();
+        for block in beginning.blocks.values() {
+            let total = match block {
+                Live { driver: true, .. } => &mut totals.driver,
+                Live { pending: true, .. } => &mut totals.waiting,
+                _ => &mut totals.allocated,
+            };
+            *total = total.saturating_add(block.requested);
+        }
+        for segment in beginning.segments.values().filter(|s| !s.driver) {
+            totals.reserved = totals.reserved.saturating_add(segment.size);
+        }
+        totals
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match *change {
+            Change::Allocated(b) if b.driver => {
+                self.driver = self.driver.saturating_add(b.requested)
+            }
+            Change::Allocated(b) => self.allocated = self.allocated.saturating_add(b.requested),
+            // The device layer frees at once; its two entries are one change.
+            Change::Requested(b) if b.driver => {}
+            Change::Requested(b) => {
+                self.allocated = self.allocated.saturating_sub(b.requested);
+                self.waiting = self.waiting.saturating_add(b.requested);
+            }
+            Change::Freed(b) if b.driver => self.driver = self.driver.saturating_sub(b.requested),
+            Change::Freed(b) if b.pending => {
+                self.waiting = self.waiting.saturating_sub(b.requested)
+            }
+            Change::Freed(b) => self.allocated = self.allocated.saturating_sub(b.requested),
+            Change::Reserved(s) if !s.driver => {
+                self.reserved = self.reserved.saturating_add(s.size)
+            }
+            Change::Returned(s) if !s.driver => {
+                self.reserved = self.reserved.saturating_sub(s.size)
+            }
+            Change::Reserved(_) | Change::Returned(_) => {}
+        }
+    }
+
+    fn active(&self) -> u64 {
+        self.allocated.saturating_add(self.waiting)
+    }
+}
+
+impl Peak {
+    fn reach(&mut self, bytes: u64, entry: usize, after_us: Option<i64>) -> bool {
+        let higher = bytes > self.bytes;
+        if higher {
+            *self = Peak { bytes, entry: Some(entry), after_us };
+        }
+        higher
+    }
+
+    fn start(bytes: u64) -> Peak {
+        Peak { bytes, entry: None, after_us: None }
+    }
+}
+
+fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) -> Device {
+    let mut contradictions = 0;
+    let beginning = rewind(snapshot, number, &mut |_, _| contradictions += 1);
+    let trace = snapshot.device_traces.get(number).map_or(&[][..], Vec::as_slice);
+    let start_us = trace.iter().find_map(|e| e.time_us);
+    let after = |e: &TraceEntry| Some(e.time_us?.saturating_sub(start_us?));
+
+    let mut totals = Totals::at(&beginning);
+    let mut before_history = Amount::default();
+    for block in beginning.blocks.values().filter(|b| !b.driver) {
+        before_history.add(block.requested);
+    }
+    let mut out = Device {
+        device: number,
+        entries: trace.len(),
+        span_us: trace.iter().rev().find_map(after),
+        before_history,
+        allocated: Peak::start(totals.allocated),
+        allocated_rounded: 0,
+        rounded_is_exact: true,
+        waiting_at_peak: totals.waiting,
+        active: Peak::start(totals.active()),
+        reserved: Peak::start(totals.reserved),
+        at_peak: Vec::new(),
+        now: Amount::default(),
+        at_end: Vec::new(),
+        segments: Segments::default(),
+        fragmentation: Fragmentation::default(),
+        ooms: Vec::new(),
+        allocs: 0,
+        frees: 0,
+        segment_allocs: 0,
+        segment_frees: 0,
+        driver: None,
+        capacity: capacity(snapshot, number),
+        contradictions,
+    };
+    let mut driver = Driver { peak: Peak::start(totals.driver), ..Driver::default() };
+
+    let mut forward = Forward::new(&beginning);
+    for (i, entry) in trace.iter().enumerate() {
+        if entry.action == Action::Oom {
+            out.ooms.push(Oom {
+                entry: i,
+                after_us: after(entry),
+                asked: entry.size,
+                device_free: entry.addr,
+                allocated: totals.allocated,
+                reserved: totals.reserved,
+                site: sites.of(entry.frames).to_string(),
+            });
+        }
+        let call = driver_call(entry);
+        if let (Some(call), Action::Alloc) = (call, &entry.action) {
+            driver.calls.entry(call.to_owned()).or_default().add(entry.size);
+        }
+        if call.is_none() {
+            match entry.action {
+                Action::Alloc => out.allocs += 1,
+                Action::FreeRequested => out.frees += 1,
+                Action::SegmentAlloc | Action::SegmentMap => out.segment_allocs += 1,
+                Action::SegmentFree | Action::SegmentUnmap => out.segment_frees += 1,
+                _ => {}
+            }
+        }
+        if let Some(change) = forward.apply(i, entry) {
+            totals.apply(&change);
+            if out.allocated.reach(totals.allocated, i, after(entry)) {
+                out.waiting_at_peak = totals.waiting;
+            }
+            out.active.reach(totals.active(), i, after(entry));
+            out.reserved.reach(totals.reserved, i, after(entry));
+            driver.peak.reach(totals.driver, i, after(entry));
+        }
+    }
+
+    let held = |b: &&Live| !b.pending && !b.driver;
+    for block in forward.blocks.values().filter(held) {
+        out.now.add(block.requested);
+    }
+    for block in forward.blocks.values().filter(|b| b.driver) {
+        driver.now.add(block.requested);
+    }
+    let is_old = |addr: &u64, block: &Live| beginning.blocks.get(addr) == Some(block);
+    out.at_end = sites
+        .group(forward.blocks.iter().filter(|(_, b)| held(b)).map(|(a, b)| (*b, is_old(a, b))));
+    let peak = state_at(&beginning, trace, out.allocated.entry);
+    for block in peak.values().filter(held) {
+        let rounded = block.rounded.unwrap_or_else(|| round_up(block.requested));
+        out.allocated_rounded = out.allocated_rounded.saturating_add(rounded);
+        out.rounded_is_exact &= block.rounded.is_some();
+    }
+    out.at_peak =
+        sites.group(peak.iter().filter(|(_, b)| held(b)).map(|(a, b)| (*b, is_old(a, b))));
+    out.end(snapshot.segments.iter().filter(|s| {
+        usize::try_from(s.device) == Ok(number) && !beginning.driver_segments.contains(&s.address)
+    }));
+    out.driver = Some(driver).filter(|d| d.peak.bytes > 0 || !d.calls.is_empty());
+    out
+}
+
+/// What a block for a request is at least.
+fn round_up(requested: u64) -> u64 {
+    requested.checked_next_multiple_of(ROUNDING).unwrap_or(requested)
+}
+
+/// The live blocks right after an entry; before the first if `None`.
+fn state_at(
+    beginning: &Beginning,
+    trace: &[TraceEntry],
+    entry: Option<usize>,
+) -> BTreeMap<u64, Live> {
+    let mut forward = Forward::new(beginning);
+    for (i, entry) in trace.iter().enumerate().take(entry.map_or(0, |e| e + 1)) {
+        forward.apply(i, entry);
+    }
+    forward.blocks
+}
+
+impl Device {
+    /// The state of the segments at the end.
+    fn end<'a>(&mut self, segments: impl Iterator<Item = &'a Segment>) {
+        let f = &mut self.fragmentation;
+        for segment in segments {
+            let s = &mut self.segments;
+            s.all.add(segment.total_size);
+            (if segment.small { &mut s.small } else { &mut s.large }).add(segment.total_size);
+            if segment.is_expandable {
+                s.expandable.add(segment.total_size);
+            }
+            let mut free = 0_u64;
+            let mut used = false;
+            for block in &segment.blocks {
+                if block.state == BlockState::Inactive {
+                    free = free.saturating_add(block.size);
+                    f.largest_free = f.largest_free.max(block.size);
+                } else {
+                    used = true;
+                    let lost = block.size.saturating_sub(block.requested_size);
+                    f.rounding = f.rounding.saturating_add(lost);
+                }
+            }
+            let kind = if used { &mut f.in_used_segments } else { &mut f.in_free_segments };
+            *kind = kind.saturating_add(free);
+            let not_allocated = segment.total_size.saturating_sub(segment.allocated_size);
+            f.reserved_not_allocated = f.reserved_not_allocated.saturating_add(not_allocated);
+        }
+        if self.segments.all.bytes > 0 {
+            f.share = f.in_used_segments as f64 / self.segments.all.bytes as f64;
+        }
+    }
+}
