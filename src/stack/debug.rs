@@ -1,0 +1,87 @@
+//! C functions that take the calling thread's stack and hand it out, for tests and for `memtrace doctor`.
+//!
+//! They work without a recorder, in regions of their own, made at the first call.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use super::names::Splice;
+use super::{Mode, Regions, Stacks};
+
+fn stacks() -> Option<&'static Stacks> {
+    static STACKS: OnceLock<Option<Stacks>> = OnceLock::new();
+    STACKS.get_or_init(|| Stacks::new(Regions::anonymous()?)).as_ref()
+}
+
+fn mode(n: c_int) -> Mode {
+    match n {
+        0 => Mode::None,
+        1 => Mode::Python,
+        _ => Mode::All,
+    }
+}
+
+/// Takes the calling thread's stack and returns its id. `mode` is 1 for Python frames, 2 for all.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_debug_capture(mode: c_int) -> c_uint {
+    stacks().map_or(0, |s| s.capture(self::mode(mode)))
+}
+
+/// Writes the stack with this id as text into `buf`, which has `len` bytes: a line for each frame, innermost
+/// first, each a JSON list of name, file and line. `splice` is 1 for PyTorch's order. Returns the length of the
+/// whole text; of what doesn't fit, the end is left out.
+///
+/// # Safety
+/// `buf` must have `len` writable bytes, or `len` be 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_debug_names(
+    id: c_uint,
+    splice: c_int,
+    buf: *mut c_char,
+    len: usize,
+) -> usize {
+    let Some(stacks) = stacks() else { return 0 };
+    let splice = if splice == 1 { Splice::PyTorch } else { Splice::Evaluation };
+    let mut text = String::new();
+    for frame in stacks.namer(splice).frames(id) {
+        let row = serde_json::json!([frame.name, frame.filename, frame.line]);
+        text.push_str(&row.to_string());
+        text.push('\n');
+    }
+    let fits = text.len().min(len);
+    if fits > 0 {
+        // SAFETY: the caller's buffer has room for `len` bytes, of which `fits` are written.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast(), fits) };
+    }
+    text.len()
+}
+
+/// Takes the calling thread's stack, all frames, and writes it as text: see [`memtrace_debug_names`].
+///
+/// # Safety
+/// As for [`memtrace_debug_names`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_debug_stack(buf: *mut c_char, len: usize) -> usize {
+    let id = memtrace_debug_capture(2);
+    // SAFETY: as the caller promises.
+    unsafe { memtrace_debug_names(id, 0, buf, len) }
+}
+
+/// Nanoseconds that a capture takes at this place, over `rounds` captures.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_debug_cost(mode: c_int, rounds: c_uint) -> f64 {
+    let Some(stacks) = stacks() else { return f64::NAN };
+    let mode = self::mode(mode);
+    let start = Instant::now();
+    for _ in 0..rounds {
+        std::hint::black_box(stacks.capture(mode));
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(rounds)
+}
+
+/// How many stacks, code objects and libraries found no room.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_debug_refused() -> u64 {
+    stacks().map_or(u64::MAX, |s| s.status().refused)
+}

@@ -1,0 +1,263 @@
+//! The depot of stacks: a trie of (parent, frame), written by every thread at once.
+//!
+//! A node is written completely before anybody can find it: its words are filled in first, then one
+//! compare-and-swap puts its id into the hash table. So there is no lock and no half-made node, neither for
+//! another thread nor for whoever reads the file of a process that was killed between two instructions. Two
+//! threads that add the same frame at the same time both write a node; the table takes one, the other node
+//! is lost (16 bytes), and both threads get the same id.
+//!
+//! The depot never grows: when it is full, every new stack is [`DEPOT_FULL`], a node that says so, and the
+//! number of refusals is kept in the header.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_format::stacks::{
+    DEPOT_FULL, DEPOT_MAGIC, DepotShape, HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, RawFrame, Reason,
+    StackId,
+};
+
+/// The longest run of taken slots that is searched. At three quarters full, longer ones don't occur in
+/// practice; if one does, the depot counts as full for that frame.
+const MAX_PROBES: usize = 256;
+
+/// The trie, in words that others own.
+pub struct Depot {
+    words: &'static [AtomicU64],
+    shape: DepotShape,
+}
+
+impl Depot {
+    /// An empty depot in `words`, all of which must be 0. `None` if they are not, or are too few.
+    pub fn new(words: &'static [AtomicU64]) -> Option<Depot> {
+        let shape = DepotShape::of(words.len())?;
+        let depot = Depot { words, shape };
+        if words[0].load(Ordering::Acquire) != 0 {
+            return None;
+        }
+        words[HEAD_CAPACITY].store(shape.capacity as u64, Ordering::Relaxed);
+        words[HEAD_NEXT].store(u64::from(DEPOT_FULL) + 1, Ordering::Relaxed);
+        depot.write(DEPOT_FULL, 0, RawFrame::Missing(Reason::DepotFull).pack());
+        words[0].store(DEPOT_MAGIC, Ordering::Release);
+        Some(depot)
+    }
+
+    /// The words, for a reader.
+    pub fn words(&self) -> &'static [AtomicU64] {
+        self.words
+    }
+
+    /// How often a stack found no room.
+    pub fn refused(&self) -> u64 {
+        self.words[HEAD_REFUSED].load(Ordering::Relaxed)
+    }
+
+    /// Nodes in use, and how many there can be.
+    pub fn usage(&self) -> (u64, u64) {
+        let capacity = self.shape.capacity as u64;
+        (self.words[HEAD_NEXT].load(Ordering::Relaxed).min(capacity), capacity)
+    }
+
+    /// The id of `frame` called from `parent` (0: the outermost frame).
+    pub fn intern(&self, parent: StackId, frame: u64) -> StackId {
+        if parent == DEPOT_FULL {
+            return self.refuse();
+        }
+        let hash = hash(parent, frame);
+        let mask = self.shape.slots - 1;
+        let tag = hash >> 32 << 32;
+        let mut slot = hash as usize & mask;
+        let mut made = 0;
+        for _ in 0..MAX_PROBES {
+            let Some(cell) = self.words.get(self.shape.table + slot) else { break };
+            let mut seen = cell.load(Ordering::Acquire);
+            if seen == 0 {
+                if made == 0 {
+                    made = match self.make(parent, frame) {
+                        DEPOT_FULL => return DEPOT_FULL,
+                        id => id,
+                    };
+                }
+                let entry = tag | u64::from(made);
+                match cell.compare_exchange(0, entry, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return made,
+                    Err(other) => seen = other,
+                }
+            }
+            if seen ^ tag <= u64::from(u32::MAX) && self.is(seen as u32, parent, frame) {
+                return seen as u32;
+            }
+            slot = (slot + 1) & mask;
+        }
+        self.refuse()
+    }
+
+    /// Interns frames from the outermost inwards and returns the id of the innermost.
+    pub fn intern_all(&self, outermost_first: impl IntoIterator<Item = u64>) -> StackId {
+        outermost_first.into_iter().fold(0, |parent, frame| self.intern(parent, frame))
+    }
+
+    fn make(&self, parent: StackId, frame: u64) -> StackId {
+        let next = &self.words[HEAD_NEXT];
+        // Look before adding, so that a full depot's counter stays where it is.
+        if next.load(Ordering::Relaxed) >= self.shape.capacity as u64 {
+            return self.refuse();
+        }
+        let id = next.fetch_add(1, Ordering::Relaxed);
+        if id >= self.shape.capacity as u64 {
+            return self.refuse();
+        }
+        self.write(id as u32, parent, frame);
+        id as u32
+    }
+
+    fn write(&self, id: StackId, parent: StackId, frame: u64) {
+        let depth = self.depth(parent) + 1;
+        if let Some([a, b]) = self.node(id) {
+            a.store(frame, Ordering::Relaxed);
+            b.store(u64::from(parent) | u64::from(depth) << 32, Ordering::Relaxed);
+        }
+    }
+
+    fn is(&self, id: StackId, parent: StackId, frame: u64) -> bool {
+        self.node(id).is_some_and(|[a, b]| {
+            a.load(Ordering::Relaxed) == frame && b.load(Ordering::Relaxed) as u32 == parent
+        })
+    }
+
+    fn depth(&self, id: StackId) -> u32 {
+        self.node(id).map_or(0, |[_, b]| (b.load(Ordering::Relaxed) >> 32) as u32)
+    }
+
+    fn node(&self, id: StackId) -> Option<&[AtomicU64; 2]> {
+        self.words.get(self.shape.node(id)?..)?.first_chunk()
+    }
+
+    #[cold]
+    fn refuse(&self) -> StackId {
+        self.words[HEAD_REFUSED].fetch_add(1, Ordering::Relaxed);
+        DEPOT_FULL
+    }
+}
+
+/// Both halves of the product of two odd-ish numbers, folded: every bit of the input reaches every bit.
+pub(super) fn mix(a: u64, b: u64) -> u64 {
+    let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xd1b5_4a32_d192_ed03);
+    product as u64 ^ (product >> 64) as u64
+}
+
+fn hash(parent: StackId, frame: u64) -> u64 {
+    mix(frame, u64::from(parent) << 20 | 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_format::stacks::frames;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn depot(words: usize) -> Depot {
+        let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Depot::new(words.leak()).expect("large enough and empty")
+    }
+
+    fn native(pc: u64) -> u64 {
+        RawFrame::Native { pc, epoch: 0 }.pack()
+    }
+
+    proptest! {
+        /// Few distinct frames, so that prefixes are shared and the depot runs full.
+        #[test]
+        fn a_stack_comes_back_and_equal_stacks_are_one(
+            stacks in prop::collection::vec(prop::collection::vec(1_u64..4, 1..12), 1..200),
+            words in 64_usize..2000,
+        ) {
+            let depot = depot(words);
+            let mut model: HashMap<Vec<u64>, StackId> = HashMap::new();
+            let mut full = 0;
+            for stack in stacks {
+                let id = depot.intern_all(stack.iter().map(|f| native(*f)));
+                if id == DEPOT_FULL {
+                    full += 1;
+                    continue;
+                }
+                let mut back = frames(depot.words(), id).expect("an interned stack is readable");
+                back.reverse();
+                prop_assert_eq!(&back, &stack.iter().map(|f| native(*f)).collect::<Vec<_>>());
+                prop_assert_eq!(*model.entry(stack).or_insert(id), id);
+            }
+            let mut ids: Vec<_> = model.values().collect();
+            ids.sort_unstable();
+            ids.dedup();
+            prop_assert_eq!(ids.len(), model.len(), "different stacks have different ids");
+            prop_assert_eq!(full > 0, depot.refused() > 0);
+            let (used, capacity) = depot.usage();
+            prop_assert!(used <= capacity);
+        }
+    }
+
+    #[test]
+    fn a_full_depot_says_so_and_still_knows_what_it_has() {
+        let depot = depot(200);
+        let mut ids = Vec::new();
+        loop {
+            match depot.intern(0, native(ids.len() as u64 + 1)) {
+                DEPOT_FULL => break,
+                id => ids.push(id),
+            }
+        }
+        let (used, capacity) = depot.usage();
+        assert_eq!(used, capacity);
+        assert_eq!(ids.len() as u64, capacity - 2, "all but the two ids that are taken");
+        assert_eq!(depot.refused(), 1);
+        for (i, id) in ids.iter().enumerate() {
+            assert_eq!(depot.intern(0, native(i as u64 + 1)), *id);
+        }
+        assert_eq!(depot.intern(DEPOT_FULL, native(1)), DEPOT_FULL);
+        assert_eq!(depot.refused(), 2);
+        let why = RawFrame::Missing(Reason::DepotFull).pack();
+        assert_eq!(frames(depot.words(), DEPOT_FULL), Some(vec![why]));
+    }
+
+    #[test]
+    fn a_region_that_is_in_use_or_too_small_is_refused() {
+        let used: &'static [AtomicU64] = depot(500).words();
+        assert!(Depot::new(used).is_none());
+        assert!(Depot::new(&[]).is_none());
+        assert!(Depot::new(Vec::from_iter((0..20).map(|_| AtomicU64::new(0))).leak()).is_none());
+    }
+
+    #[test]
+    fn threads_agree_on_every_id() {
+        const THREADS: u64 = 4;
+        for round in 0..20 {
+            let depot: &'static Depot = Box::leak(Box::new(depot(40_000)));
+            let stack = move |s: u64| (1..=12).map(move |d| native(1 + (s >> (d / 4)) * 64 + d));
+            let barrier: &'static std::sync::Barrier =
+                Box::leak(Box::new(std::sync::Barrier::new(THREADS as usize)));
+            let threads: Vec<_> = (0..THREADS)
+                .map(|t| {
+                    std::thread::spawn(move || {
+                        barrier.wait();
+                        // Half of them run the other way, so that they meet.
+                        (0..300)
+                            .map(|i| if t % 2 == 0 { i } else { 299 - i })
+                            .map(|s| (s, depot.intern_all(stack(s + round))))
+                            .collect::<HashMap<_, _>>()
+                    })
+                })
+                .collect();
+            let results: Vec<_> =
+                threads.into_iter().map(|t| t.join().expect("no panic")).collect();
+            for r in &results {
+                assert_eq!(*r, results[0]);
+            }
+            for (s, id) in &results[0] {
+                let mut back = frames(depot.words(), *id).expect("readable");
+                back.reverse();
+                assert_eq!(back, stack(s + round).collect::<Vec<_>>());
+            }
+            assert_eq!(depot.refused(), 0);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The stack of the calling thread: taken in a hook, named later.
+//!
+//! A hook runs inside somebody else's process, often thousands of times a second, on any thread and in any
+//! state: under locks of PyTorch's, with the GIL or without, in a forked child, while the interpreter shuts
+//! down. So taking a stack takes no lock, calls nothing of Python's but "which thread state is mine", and
+//! allocates nothing once a thread has taken its first. It writes down what is cheap and certain, a number for
+//! each frame, and leaves names to whoever writes a snapshot:
+//!
+//! * Python frames are read from the interpreter's memory ([`python`]);
+//! * native frames are unwound by rules that are worked out once for each return address ([`native`], [`rules`]);
+//! * both are put together here, and interned in a trie ([`depot`]) whose node is the stack's id;
+//! * [`names`] turns an id into the frames of a snapshot, from the three regions of [`Regions`] alone.
+//!
+//! **Where a Python frame belongs.** The interpreter's main loop keeps a record in its own native frame: since
+//! 3.12 a shim that ends each evaluation's Python frames, in 3.11 an entry of a chain. Its address says which
+//! native frame runs which Python frames, whatever the function is called and however the compiler has cut it up.
+//! Before 3.11 each main loop runs one Python frame, and is known by the address of its code.
+//!
+//! **Deep stacks** keep both ends. **Empty or cut stacks** end in the reason.
+//!
+//! **The last stack.** A thread remembers its last one, frame by frame with the ids of the nodes, and only what
+//! differs from it, counted from the outermost frame, is looked up again.
+//!
+//! The caller sees to it that a capture is never begun inside another one on the same thread.
+
+pub mod arena;
+pub mod debug;
+pub mod deep;
+pub mod depot;
+pub mod modules;
+pub mod names;
+pub mod native;
+pub mod python;
+pub mod rules;
+mod scratch;
+mod symbols;
+#[cfg(test)]
+mod testing;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_format::stacks::{DEPOT_FULL, NO_STACK, RawFrame, Reason, StackId};
+
+use self::depot::Depot;
+use self::modules::ModuleTable;
+use self::names::{Namer, Splice};
+use self::python::code::CodeTable;
+use self::python::offsets::{Evaluation, Runtime, runtime};
+use self::scratch::{MAX_WORDS, Scratch};
+
+/// What a stack holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Nothing.
+    None = 0,
+    /// Python frames.
+    Python = 1,
+    /// Python frames among native ones.
+    All = 2,
+}
+
+/// The memory that stacks are kept in: words that are 0 and live for ever, of a file or not.
+#[derive(Clone, Copy)]
+pub struct Regions {
+    /// The trie; about 2.5 words a slot of its hash table.
+    pub depot: &'static [AtomicU64],
+    /// Python code objects; about 50 words each.
+    pub codes: &'static [AtomicU64],
+    /// Libraries; about 20 words each.
+    pub modules: &'static [AtomicU64],
+}
+
+impl Regions {
+    /// Words of regions that are ample for a training job: 786,431 nodes, some 40,000 code objects, 6,000
+    /// libraries. Memory is used as they fill.
+    pub const WORDS: [usize; 3] = [(5 << 19) + 8, 1 << 21, 1 << 17];
+
+    /// Regions of the usual size in memory of their own; `None` if there is no address space.
+    pub fn anonymous() -> Option<Regions> {
+        let [depot, codes, modules] = Regions::WORDS.map(anonymous);
+        Some(Regions { depot: depot?, codes: codes?, modules: modules? })
+    }
+}
+
+fn anonymous(words: usize) -> Option<&'static [AtomicU64]> {
+    // SAFETY: a fresh private mapping that is never unmapped.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            words * 8,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the mapping is zeroed, page-aligned and this long; zeros are valid atomics.
+    Some(unsafe { std::slice::from_raw_parts(at.cast(), words) })
+}
+
+/// All stacks of a recorder.
+pub struct Stacks {
+    /// Tells the stacks of this recorder from those of an earlier one (a parent's, after a fork).
+    serial: u64,
+    depot: Depot,
+    codes: CodeTable,
+    modules: ModuleTable,
+}
+
+impl Stacks {
+    /// Stacks in these regions. `None` if one of them is too small or has been used.
+    pub fn new(regions: Regions) -> Option<Stacks> {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let stacks = Stacks {
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            depot: Depot::new(regions.depot)?,
+            codes: CodeTable::new(regions.codes)?,
+            modules: ModuleTable::new(regions.modules)?,
+        };
+        stacks.modules.refresh();
+        Some(stacks)
+    }
+
+    /// Takes the calling thread's stack.
+    #[inline(never)]
+    pub fn capture(&self, mode: Mode) -> StackId {
+        if mode == Mode::None {
+            return NO_STACK;
+        }
+        scratch::with(|scratch| self.take(mode, scratch))
+            .unwrap_or_else(|| self.missing(Reason::NoMemory))
+    }
+
+    /// The stack that says why there is none.
+    pub fn missing(&self, reason: Reason) -> StackId {
+        self.depot.intern(NO_STACK, RawFrame::Missing(reason).pack())
+    }
+
+    #[inline]
+    fn take(&self, mode: Mode, scratch: &mut Scratch) -> StackId {
+        let runtime = runtime();
+        let no_python = match runtime {
+            Ok(runtime) => python::walk::walk(runtime, &self.codes, &mut scratch.python),
+            Err(why) => {
+                scratch.python.clear();
+                Some(why)
+            }
+        };
+        let cut = if mode == Mode::All {
+            native::walk(scratch.bounds, &mut scratch.native)
+        } else {
+            scratch.native.clear();
+            None
+        };
+        let from = splice(scratch, runtime.ok(), [no_python, cut]);
+        self.intern(scratch, from)
+    }
+
+    /// Interns the words from `from` on, outermost first.
+    #[inline]
+    fn intern(&self, scratch: &mut Scratch, from: usize) -> StackId {
+        let Scratch { words, last, ids, depth, serial, .. } = scratch;
+        let words = &words[from..];
+        let known = if *serial == self.serial { *depth } else { 0 };
+        let same = words.iter().zip(&last[..known]).take_while(|(a, b)| a == b).count();
+        let mut id = same.checked_sub(1).map_or(NO_STACK, |i| ids[i]);
+        let rest = words.iter().zip(&mut last[..]).zip(&mut ids[..]).skip(same);
+        *serial = self.serial;
+        *depth = same;
+        for ((word, last), place) in rest {
+            id = self.depot.intern(id, *word);
+            if id == DEPOT_FULL {
+                return id;
+            }
+            *last = *word;
+            *place = id;
+            *depth += 1;
+        }
+        id
+    }
+
+    /// A namer for these stacks. Brings the list of libraries up to date: not for hooks.
+    pub fn namer(&self, splice: Splice) -> Namer<&'static [AtomicU64]> {
+        self.refresh();
+        let modules = self.modules.arena().words();
+        Namer::new(self.depot.words(), self.codes.arena().words(), modules, splice)
+    }
+
+    /// Brings the list of libraries up to date. Takes a lock and allocates: for the background thread, now and
+    /// then. Costs 0.1 µs if nothing was loaded or unloaded.
+    pub fn refresh(&self) {
+        self.modules.refresh();
+    }
+
+    /// How full the regions are, and what found no room.
+    pub fn status(&self) -> Status {
+        let codes = self.codes.arena();
+        Status {
+            nodes: self.depot.usage(),
+            code_words: codes.usage(),
+            module_words: self.modules.arena().usage(),
+            refused: self.depot.refused() + codes.refused() + self.modules.arena().refused(),
+            python: runtime().map(|r| r.version),
+        }
+    }
+}
+
+/// State of the stacks, for reports.
+#[derive(Clone, Copy, Debug)]
+pub struct Status {
+    /// Nodes of the trie in use, and how many there can be.
+    pub nodes: (u64, u64),
+    /// Words for code objects in use, and how many there are.
+    pub code_words: (u64, u64),
+    /// Words for libraries in use, and how many there are.
+    pub module_words: (u64, u64),
+    /// Stacks, code objects and libraries that found no room.
+    pub refused: u64,
+    /// The interpreter's version as in `PY_VERSION_HEX`, or why its frames can't be read.
+    pub python: Result<u32, Reason>,
+}
+
+/// Runs `close`, which may unload libraries, so that nothing that was learnt from them is used afterwards. This
+/// is what an interposed `dlclose` calls.
+pub fn closing<T>(stacks: Option<&Stacks>, close: impl FnOnce() -> T) -> T {
+    rules::while_unloading(|| {
+        let result = close();
+        match stacks {
+            Some(stacks) => stacks.refresh(),
+            None => rules::forget(),
+        }
+        result
+    })
+}
+
+/// Puts Python and native frames together, outermost first, at the end of `scratch.words`. Returns where they
+/// begin.
+#[inline]
+fn splice(scratch: &mut Scratch, runtime: Option<&Runtime>, reasons: [Option<Reason>; 2]) -> usize {
+    let Scratch { python, native, words, .. } = scratch;
+    let each_frame = runtime.filter(|r| r.layout.evaluation == Evaluation::EachFrame);
+    let mut inside = usize::MAX;
+    if each_frame.is_none() && !native.is_empty() {
+        // An evaluation's end comes behind its frames; take its address back to them.
+        for i in (0..python.len()).rev() {
+            let step = python.get_mut(i);
+            if step.word == 0 {
+                inside = step.inside;
+            } else {
+                step.inside = inside;
+            }
+        }
+    }
+    let mut at = MAX_WORDS;
+    let mut push = |word: u64| {
+        // There is room for all that can be kept; see `MAX_WORDS`.
+        at = at.saturating_sub(1);
+        words[at] = word;
+    };
+    let elided = RawFrame::Elided.pack();
+    let mut next = 0;
+    let epoch = modules::epoch();
+    let python_frame = |next: &mut usize, push: &mut dyn FnMut(u64)| {
+        if python.gap() == Some(*next) {
+            push(elided);
+        }
+        let word = python.get(*next).word;
+        *next += 1;
+        if word != 0 {
+            push(word);
+        }
+    };
+    for i in 0..native.len() {
+        if native.gap() == Some(i) {
+            push(elided);
+        }
+        let frame = native.get(i);
+        if let Some(runtime) = each_frame {
+            if runtime.eval.contains(&(frame.pc as usize - 1)) && next < python.len() {
+                python_frame(&mut next, &mut push);
+            }
+        } else {
+            while next < python.len() {
+                let step = python.get(next);
+                if step.word != 0 && step.inside as u64 >= frame.end {
+                    break;
+                }
+                python_frame(&mut next, &mut push);
+            }
+        }
+        push(RawFrame::Native { pc: frame.pc, epoch }.pack());
+    }
+    while next < python.len() {
+        python_frame(&mut next, &mut push);
+    }
+    for reason in reasons.into_iter().flatten() {
+        push(RawFrame::Missing(reason).pack());
+    }
+    at
+}

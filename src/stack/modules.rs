@@ -1,0 +1,296 @@
+//! The libraries of the process: what was loaded where, from when until when, for whoever writes names.
+//!
+//! A return address means something only together with the library that was at that place at that time. An
+//! address is given to another library only after the first was unloaded, which is rare; so native frames carry
+//! an *epoch*, a number that goes up exactly when a library is found at an address that had belonged to
+//! another. The list is brought up to date when somebody is about to write names, when a library was closed
+//! (see [`super::closing`]) and now and then by the background thread; never in a hook.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use memtrace_format::stacks::{EPOCH_MAX, HEADER, MODULE_FIXED, MODULE_MAGIC};
+
+use super::arena::Arena;
+use super::rules;
+
+static EPOCH: AtomicU16 = AtomicU16::new(0);
+
+/// Which libraries addresses mean now.
+#[inline]
+pub fn epoch() -> u16 {
+    EPOCH.load(Ordering::Relaxed)
+}
+
+/// Ranges that unloaded libraries left: start and end; an end of 0 is a free place. If there are ever more,
+/// the newest take the places of older ones.
+static LEFT: [[AtomicU64; 2]; 64] = [const { [const { AtomicU64::new(0) }; 2] }; 64];
+
+/// Called with each library at which a thread meets an unknown address: if it lies where another one was,
+/// addresses mean something new from now on.
+pub(super) fn met(start: u64, end: u64) {
+    for [s, e] in &LEFT {
+        let left = e.load(Ordering::Acquire);
+        if start < left
+            && end > s.load(Ordering::Relaxed)
+            && e.compare_exchange(left, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            let up = |e: u16| (e < EPOCH_MAX).then_some(e + 1);
+            let _ = EPOCH.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up);
+        }
+    }
+}
+
+fn leave(start: u64, end: u64) {
+    let free = LEFT.iter().position(|[_, e]| e.load(Ordering::Relaxed) == 0);
+    let [s, e] = &LEFT[free.unwrap_or(start as usize >> 12 & 63)];
+    s.store(start, Ordering::Relaxed);
+    e.store(end, Ordering::Release);
+}
+
+/// A library as the loader has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Library {
+    base: u64,
+    start: u64,
+    end: u64,
+    build_id: Vec<u8>,
+    path: Vec<u8>,
+}
+
+/// What the loader has counted: loads and unloads.
+type Counts = (u64, u64);
+
+struct Known {
+    counts: Option<Counts>,
+    /// Loaded libraries and where their records are (0: there was no room).
+    loaded: Vec<(Library, usize)>,
+}
+
+/// The list of libraries, kept in words that others own.
+pub struct ModuleTable {
+    arena: Arena,
+    known: Mutex<Known>,
+}
+
+impl ModuleTable {
+    /// An empty list in `words`, all of which must be 0. `None` if they are not, or are too few.
+    pub fn new(words: &'static [AtomicU64]) -> Option<ModuleTable> {
+        let arena = Arena::new(words, MODULE_MAGIC, HEADER)?;
+        Some(ModuleTable { arena, known: Mutex::new(Known { counts: None, loaded: Vec::new() }) })
+    }
+
+    /// The region.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Brings the list up to date. Takes a lock and allocates: not for hooks.
+    pub fn refresh(&self) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.counts.is_some() && known.counts == Some(counts()) {
+            return;
+        }
+        let (now, counts) = loaded();
+        known.counts = Some(counts);
+        let mut gone = false;
+        known.loaded.retain(|(library, at)| {
+            let stays = now.contains(library);
+            if !stays {
+                gone = true;
+                leave(library.start, library.end);
+                self.ended(*at);
+            }
+            stays
+        });
+        if gone {
+            rules::forget();
+        }
+        for library in now {
+            if !known.loaded.iter().any(|(k, _)| *k == library) {
+                met(library.start, library.end);
+                let at = self.add(&library);
+                known.loaded.push((library, at));
+            }
+        }
+    }
+
+    fn add(&self, library: &Library) -> usize {
+        let bytes = library.build_id.len() + library.path.len();
+        let Some(mut record) = self.arena.reserve(MODULE_FIXED, bytes) else { return 0 };
+        record.set(1, library.base);
+        record.set(2, library.start);
+        record.set(3, library.end);
+        record.set(4, u64::from(epoch()));
+        record.set(5, library.build_id.len() as u64 | (library.path.len() as u64) << 32);
+        record.bytes(&library.build_id);
+        record.bytes(&library.path);
+        record.finish(0)
+    }
+
+    /// Notes in a record that its library is gone: the epoch after the last one, so that 0 means "still there".
+    fn ended(&self, at: usize) {
+        if at != 0
+            && let Some(epochs) = self.arena.words().get(at + 4)
+        {
+            epochs.fetch_or((u64::from(epoch()) + 1) << 32, Ordering::Release);
+        }
+    }
+}
+
+/// How many libraries the loader has loaded and unloaded so far.
+fn counts() -> Counts {
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        counts: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader hands in a valid record and our own pointer.
+        unsafe { *counts.cast::<Counts>() = ((*info).dlpi_adds, (*info).dlpi_subs) };
+        1
+    }
+    let mut counts = (0, 0);
+    // SAFETY: `visit` gets the pointer to `counts`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut counts).cast()) };
+    counts
+}
+
+/// All loaded libraries.
+fn loaded() -> (Vec<Library>, Counts) {
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        found: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader hands in a valid record and our own pointer.
+        let (info, (libraries, counts)) =
+            unsafe { (&*info, &mut *found.cast::<(Vec<Library>, Counts)>()) };
+        *counts = (info.dlpi_adds, info.dlpi_subs);
+        let path = if info.dlpi_name.is_null() {
+            &[][..]
+        } else {
+            // SAFETY: the loader's names are C strings.
+            unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes()
+        };
+        // SAFETY: the loader's record says how many headers there are, and they stay while it is loaded.
+        if let Some(library) = unsafe { library(info, path) } {
+            libraries.push(library);
+        }
+        0
+    }
+    let mut found: (Vec<Library>, Counts) = (Vec::with_capacity(512), (0, 0));
+    // SAFETY: `visit` gets the pointer to `found`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    // The program itself has no name there.
+    if let Some(main) = found.0.first_mut().filter(|l| l.path.is_empty())
+        && let Ok(path) = std::fs::read_link("/proc/self/exe")
+    {
+        main.path = path.into_os_string().into_encoded_bytes();
+    }
+    found
+}
+
+/// # Safety
+/// `info` is the record of a loaded library.
+unsafe fn library(info: &libc::dl_phdr_info, path: &[u8]) -> Option<Library> {
+    // SAFETY: as the caller promises.
+    let headers =
+        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    let (mut start, mut end, mut build_id) = (u64::MAX, 0, Vec::new());
+    for h in headers {
+        let at = info.dlpi_addr.wrapping_add(h.p_vaddr);
+        if h.p_type == libc::PT_LOAD {
+            start = start.min(at);
+            end = end.max(at.wrapping_add(h.p_memsz));
+        } else if h.p_type == libc::PT_NOTE && build_id.is_empty() {
+            // SAFETY: notes are part of what is loaded.
+            let notes = unsafe { std::slice::from_raw_parts(at as *const u8, h.p_filesz as usize) };
+            build_id = gnu_build_id(notes).unwrap_or_default().to_vec();
+        }
+    }
+    const PAGE: u64 = 4096;
+    (start < end).then(|| Library {
+        base: info.dlpi_addr,
+        start: start / PAGE * PAGE,
+        end,
+        build_id,
+        path: path.to_vec(),
+    })
+}
+
+/// The GNU build id among ELF notes: each is three words (length of name, length of content, type), the name
+/// and the content, both padded to four bytes.
+fn gnu_build_id(mut notes: &[u8]) -> Option<&[u8]> {
+    const NT_GNU_BUILD_ID: usize = 3;
+    loop {
+        let (head, rest) = notes.split_first_chunk::<12>()?;
+        let word = |i: usize| {
+            u32::from_ne_bytes([head[i], head[i + 1], head[i + 2], head[i + 3]]) as usize
+        };
+        let (name, rest) = rest.split_at_checked(word(0).next_multiple_of(4))?;
+        let content = rest.get(..word(4))?;
+        if word(8) == NT_GNU_BUILD_ID && name == b"GNU\0" {
+            return Some(content);
+        }
+        notes = rest.get(word(4).next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_format::stacks::modules;
+
+    fn table() -> ModuleTable {
+        let words: Vec<AtomicU64> = (0..1 << 16).map(|_| AtomicU64::new(0)).collect();
+        ModuleTable::new(words.leak()).expect("large enough and empty")
+    }
+
+    #[test]
+    fn the_programs_libraries_are_listed_with_path_range_and_build_id() {
+        let table = table();
+        table.refresh();
+        let list = modules(table.arena().words());
+        let has = |address: u64| list.iter().find(|m| (m.start..m.end).contains(&address));
+        let test = has(gnu_build_id as *const () as u64).expect("this program");
+        assert_eq!(Some(test.path.clone().into()), std::env::current_exe().ok());
+        let libc = has(libc::qsort as *const () as u64).expect("the C library");
+        assert!(libc.path.contains("libc"), "{}", libc.path);
+        assert!(!libc.build_id.is_empty());
+        assert!(list.iter().all(|m| m.until.is_none()));
+        table.refresh();
+        assert_eq!(modules(table.arena().words()), list, "nothing changed, nothing added");
+    }
+
+    #[test]
+    fn notes_are_read_within_their_bounds() {
+        let note = |kind: u32, content: &[u8]| {
+            let mut n = Vec::new();
+            for word in [4, content.len() as u32, kind] {
+                n.extend(word.to_ne_bytes());
+            }
+            n.extend(b"GNU\0");
+            n.extend(content);
+            n.resize(n.len().next_multiple_of(4), 0);
+            n
+        };
+        let notes = [note(1, b"abi"), note(3, b"the id")].concat();
+        assert_eq!(gnu_build_id(&notes), Some(&b"the id"[..]));
+        for cut in 0..notes.len() - 2 {
+            assert_eq!(gnu_build_id(&notes[..cut]), None);
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_used_again_begins_an_epoch() {
+        let before = epoch();
+        leave(0x7000_0000, 0x7000_2000);
+        met(0x7000_2000, 0x7000_3000);
+        assert_eq!(epoch(), before, "beside it");
+        met(0x7000_1000, 0x7000_3000);
+        assert_eq!(epoch(), before + 1, "on it");
+        met(0x7000_1000, 0x7000_3000);
+        assert_eq!(epoch(), before + 1, "once");
+    }
+}

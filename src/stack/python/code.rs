@@ -1,0 +1,186 @@
+//! What is known of code objects, copied once, at first sight.
+//!
+//! In the hook is the only moment at which a code object is known to be alive, because a frame holds it. So its
+//! names and its raw line table are copied there and then, and a frame becomes an id and a position. Addresses
+//! of dead code objects are reused at once (compiling 20,000 small functions reuses most of them), so a record
+//! is found by address *and* fingerprint. From 3.12 on a code object has a serial number; it may have run out
+//! (0) and each sub-interpreter counts for itself, so some cheap fields go with it. Before 3.12 the fingerprint
+//! covers content: lengths and hashes of the names, the line table's length and ends. Two code objects that agree in all
+//! of that give the same names and, but for the middle of a long table, the same lines.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_format::stacks::{CODE_FIXED, CODE_LIMIT, CODE_MAGIC, HEADER, NO_CODE, RECORD_CUT};
+
+use super::offsets::{BYTES_DATA, Layout, OB_SIZE, STR_HASH};
+use super::read;
+use super::text::{Text, read_word};
+use crate::stack::arena::Arena;
+use crate::stack::depot::mix;
+
+/// Longest run of taken slots that is searched.
+const MAX_PROBES: usize = 64;
+/// Longest line table that is kept: that of a function of some ten thousand lines.
+const MAX_TABLE: usize = 256 << 10;
+
+/// The code objects seen so far.
+pub struct CodeTable {
+    arena: Arena,
+    slots: usize,
+}
+
+impl CodeTable {
+    /// An empty table in `words`, all of which must be 0. `None` if they are not, or are too few.
+    pub fn new(words: &'static [AtomicU64]) -> Option<CodeTable> {
+        let words = words.get(..words.len().min(CODE_LIMIT as usize))?;
+        let slots = 1 << (words.len() / 32).checked_ilog2()?;
+        let arena = Arena::new(words, CODE_MAGIC, HEADER + slots)?;
+        Some(CodeTable { arena, slots })
+    }
+
+    /// The region.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// The id of a code object; [`NO_CODE`] if it is new and there is no room.
+    ///
+    /// # Safety
+    /// `code` is a live code object of an interpreter with this layout.
+    #[inline]
+    pub unsafe fn id(&self, layout: &Layout, code: usize) -> u32 {
+        // SAFETY: as the caller promises.
+        let mark = unsafe { fingerprint(layout, code) };
+        let hash = mix(code as u64, mark);
+        let tag = hash >> 32 << 32;
+        let mut slot = hash as usize & (self.slots - 1);
+        let words = self.arena.words();
+        let mut made = 0;
+        for _ in 0..MAX_PROBES {
+            let Some(cell) = words.get(HEADER + slot) else { break };
+            let mut seen = cell.load(Ordering::Acquire);
+            if seen == 0 {
+                if made == 0 {
+                    // SAFETY: as the caller promises.
+                    made = match unsafe { self.copy(layout, code, mark) } {
+                        NO_CODE => return NO_CODE,
+                        id => id,
+                    };
+                }
+                let entry = tag | u64::from(made);
+                match cell.compare_exchange(0, entry, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return made,
+                    Err(other) => seen = other,
+                }
+            }
+            if seen ^ tag <= u64::from(u32::MAX) {
+                let record = words.get(seen as u32 as usize..).and_then(|r| r.first_chunk::<3>());
+                if let Some([_, address, print]) = record
+                    && address.load(Ordering::Relaxed) == code as u64
+                    && print.load(Ordering::Relaxed) == mark
+                {
+                    return seen as u32;
+                }
+            }
+            slot = (slot + 1) & (self.slots - 1);
+        }
+        NO_CODE
+    }
+
+    /// Writes the record of a code object.
+    ///
+    /// # Safety
+    /// As for [`CodeTable::id`].
+    #[cold]
+    unsafe fn copy(&self, layout: &Layout, code: usize, mark: u64) -> u32 {
+        // SAFETY: fields of a live code object, and the strings and bytes that it owns.
+        unsafe {
+            let text = |offset: usize| Text::at(layout, read(code + offset));
+            let empty = Text::at(layout, 0);
+            let texts =
+                [text(layout.name), layout.qualname.map_or(empty, text), text(layout.filename)];
+            let table: usize = read(code + layout.lines);
+            let length = if table == 0 { 0 } else { read::<usize>(table + OB_SIZE) };
+            let (length, cut) = if length > MAX_TABLE { (0, RECORD_CUT) } else { (length, 0) };
+            let [name, qualname, filename] = texts.map(Text::utf8_len);
+            let Some(mut record) =
+                self.arena.reserve(CODE_FIXED, name + qualname + filename + length)
+            else {
+                return NO_CODE;
+            };
+            record.set(1, code as u64);
+            record.set(2, mark);
+            record.set(3, u64::from(read::<u32>(code + layout.first_line)));
+            record.set(4, name as u64 | (qualname as u64) << 32);
+            record.set(5, filename as u64 | (length as u64) << 32);
+            let mut buffer = [0; 4];
+            for c in texts.into_iter().flat_map(Text::chars) {
+                record.bytes(c.encode_utf8(&mut buffer).as_bytes());
+            }
+            for i in 0..length {
+                record.byte(read(table + BYTES_DATA + i));
+            }
+            record.finish(u64::from(layout.minor) << 32 | cut) as u32
+        }
+    }
+}
+
+/// A number that changes when another code object takes the address of a dead one.
+///
+/// # Safety
+/// `code` is a live code object of an interpreter with this layout.
+#[inline]
+unsafe fn fingerprint(layout: &Layout, code: usize) -> u64 {
+    // SAFETY: fields of a live code object, and the strings and bytes that it owns.
+    unsafe {
+        let field = |offset: usize| read::<u64>(code + offset);
+        let (filename, name, lines) =
+            (field(layout.filename), field(layout.name), field(layout.lines));
+        let first_line = u64::from(read::<u32>(code + layout.first_line));
+        let version = layout.version.map_or(0, |at| read::<u32>(code + at));
+        let cheap = mix(filename, name) ^ mix(lines, first_line << 32 | u64::from(version));
+        if version != 0 {
+            return cheap;
+        }
+        let mut mark = cheap
+            ^ content(layout, name as usize)
+            ^ content(layout, filename as usize).rotate_left(1);
+        if let Some(at) = layout.qualname {
+            mark ^= content(layout, field(at) as usize).rotate_left(2);
+        }
+        let table = lines as usize;
+        if table != 0 {
+            let length = read::<usize>(table + OB_SIZE);
+            let data = table + BYTES_DATA;
+            mark ^= if length >= 16 {
+                let end = data + length;
+                mix(read_word(data) ^ length as u64, read_word(data + 8))
+                    ^ mix(read_word(end - 16), read_word(end - 8)).rotate_left(3)
+            } else {
+                (0..length).fold(length as u64, |h, i| mix(h, u64::from(read::<u8>(data + i))))
+            };
+        }
+        mark
+    }
+}
+
+/// A number for the content of a string.
+///
+/// # Safety
+/// `text` is 0 or a live string object.
+#[inline]
+unsafe fn content(layout: &Layout, text: usize) -> u64 {
+    if text == 0 {
+        return 0;
+    }
+    // SAFETY: fields of a live string.
+    match unsafe { read::<u64>(text + STR_HASH) } {
+        // Not hashed yet. When it is, the code object gets a second record; nothing else happens.
+        u64::MAX => {
+            // SAFETY: as above.
+            let [a, b, c, d] = unsafe { Text::at(layout, text) }.ends();
+            mix(a ^ c, b) ^ d
+        }
+        hash => hash,
+    }
+}

@@ -1,0 +1,425 @@
+//! Where CPython keeps what a stack walk reads, by version, and the proof that this interpreter is like that.
+//!
+//! The structures are CPython's internal ones; within a minor version they don't change after its first
+//! release. Every number below was checked by running 3.9 to 3.13 (`tests/python_walk`). A build that differs
+//! (trace-refs, free-threaded, somebody's patch) must not be walked, so before the first walk the sizes of two
+//! exported types are compared, which change with nearly every field, and from 3.13 on the offsets that the
+//! interpreter itself publishes at the start of `_PyRuntime`. Anything unknown means: no Python frames, and a
+//! [`Reason`] that says which check failed.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use memtrace_format::stacks::Reason;
+
+use super::read;
+
+/// How a frame says where it is in its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// An `int`: offset in bytes; negative before the first instruction.
+    Bytes,
+    /// An `int`: offset in two-byte units; negative before the first instruction.
+    Units,
+    /// A pointer to the instruction.
+    Pointer,
+}
+
+/// How evaluations (calls of the interpreter's main loop) are told apart along the chain of frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evaluation {
+    /// Each frame is an evaluation of its own.
+    EachFrame,
+    /// A byte in the frame marks the outermost of an evaluation, and a chain of records on the C stack
+    /// (offsets: current frame, previous record) has one for each.
+    Marked {
+        /// Offset of the mark.
+        mark: usize,
+        /// Offset, in a record, of the pointer to the next outer one.
+        next: usize,
+    },
+    /// A frame that is not Python's, on the C stack, ends each evaluation.
+    Shim,
+}
+
+/// Offsets in bytes, for one minor version.
+#[derive(Debug)]
+pub struct Layout {
+    /// Minor version.
+    pub minor: u8,
+    /// `PyCode_Type.tp_basicsize`.
+    pub code_size: usize,
+    /// `PyFrame_Type.tp_basicsize`.
+    pub frame_size: usize,
+    /// Thread state: the current frame, or the record that has it.
+    pub thread: usize,
+    /// That record's pointer to the current frame.
+    pub record: Option<usize>,
+    /// Frame: the caller's.
+    pub previous: usize,
+    /// Frame: the code object.
+    pub code: usize,
+    /// Frame: where it is.
+    pub at: usize,
+    /// What that is.
+    pub position: Position,
+    /// Frame: whose it is, a byte.
+    pub owner: Option<usize>,
+    /// How evaluations are told apart.
+    pub evaluation: Evaluation,
+    /// Code: first line, an `int`.
+    pub first_line: usize,
+    /// Code: file name.
+    pub filename: usize,
+    /// Code: name.
+    pub name: usize,
+    /// Code: qualified name.
+    pub qualname: Option<usize>,
+    /// Code: line table.
+    pub lines: usize,
+    /// Code: serial number, 32 bits.
+    pub version: Option<usize>,
+    /// Code: index of the first instruction of the function proper, an `int`.
+    pub first_traceable: Option<usize>,
+    /// Code: the instructions.
+    pub instructions: usize,
+    /// Characters of an ASCII string.
+    pub ascii: usize,
+    /// Characters of any other compact string.
+    pub compact: usize,
+}
+
+/// Frames with this owner belong to a generator.
+pub const OWNER_GENERATOR: u8 = 1;
+/// Frames with this owner or a higher one are not Python's.
+pub const OWNER_SHIM: u8 = 3;
+
+/// Object header: the type.
+pub const OB_TYPE: usize = 8;
+/// Header of objects of variable size: how many items.
+pub const OB_SIZE: usize = 16;
+/// String: length in characters, hash, state bits.
+pub const STR_LENGTH: usize = 16;
+/// See [`STR_LENGTH`].
+pub const STR_HASH: usize = 24;
+/// See [`STR_LENGTH`].
+pub const STR_STATE: usize = 32;
+/// Bytes object: the bytes.
+pub const BYTES_DATA: usize = 32;
+const TP_BASICSIZE: usize = 32;
+
+static LAYOUTS: [Layout; 5] = [
+    Layout {
+        minor: 9,
+        code_size: 176,
+        frame_size: 368,
+        thread: 24,
+        record: None,
+        previous: 24,
+        code: 32,
+        at: 104,
+        position: Position::Bytes,
+        owner: None,
+        evaluation: Evaluation::EachFrame,
+        first_line: 40,
+        filename: 104,
+        name: 112,
+        qualname: None,
+        lines: 120,
+        version: None,
+        first_traceable: None,
+        instructions: 0,
+        ascii: 48,
+        compact: 72,
+    },
+    Layout {
+        minor: 10,
+        code_size: 176,
+        frame_size: 360,
+        thread: 24,
+        record: None,
+        previous: 24,
+        code: 32,
+        at: 96,
+        position: Position::Units,
+        owner: None,
+        evaluation: Evaluation::EachFrame,
+        first_line: 40,
+        filename: 104,
+        name: 112,
+        qualname: None,
+        lines: 120,
+        version: None,
+        first_traceable: None,
+        instructions: 0,
+        ascii: 48,
+        compact: 72,
+    },
+    Layout {
+        minor: 11,
+        code_size: 184,
+        frame_size: 120,
+        thread: 56,
+        record: Some(8),
+        previous: 48,
+        code: 32,
+        at: 56,
+        position: Position::Pointer,
+        owner: Some(69),
+        evaluation: Evaluation::Marked { mark: 68, next: 16 },
+        first_line: 72,
+        filename: 112,
+        name: 120,
+        qualname: Some(128),
+        lines: 136,
+        version: None,
+        first_traceable: Some(168),
+        instructions: 184,
+        ascii: 48,
+        compact: 72,
+    },
+    Layout {
+        minor: 12,
+        code_size: 192,
+        frame_size: 120,
+        thread: 56,
+        record: Some(0),
+        previous: 8,
+        code: 0,
+        at: 56,
+        position: Position::Pointer,
+        owner: Some(70),
+        evaluation: Evaluation::Shim,
+        first_line: 68,
+        filename: 112,
+        name: 120,
+        qualname: Some(128),
+        lines: 136,
+        version: Some(92),
+        first_traceable: Some(176),
+        instructions: 192,
+        ascii: 40,
+        compact: 56,
+    },
+    Layout {
+        minor: 13,
+        code_size: 200,
+        frame_size: 136,
+        thread: 72,
+        record: None,
+        previous: 8,
+        code: 0,
+        at: 56,
+        position: Position::Pointer,
+        owner: Some(70),
+        evaluation: Evaluation::Shim,
+        first_line: 68,
+        filename: 112,
+        name: 120,
+        qualname: Some(128),
+        lines: 136,
+        version: Some(92),
+        first_traceable: Some(184),
+        instructions: 200,
+        ascii: 40,
+        compact: 56,
+    },
+];
+
+/// The interpreter of this process.
+pub struct Runtime {
+    /// Where things are.
+    pub layout: &'static Layout,
+    /// Address of `PyCode_Type`.
+    pub code_type: usize,
+    /// Code of the interpreter's main loop; empty if its size is not known.
+    pub eval: Range<usize>,
+    /// The version, as in the interpreter's `PY_VERSION_HEX`.
+    pub version: u32,
+    thread_state: unsafe extern "C" fn() -> usize,
+    finalizing: unsafe extern "C" fn() -> c_int,
+}
+
+impl Runtime {
+    /// The calling thread's state, 0 if Python never saw the thread.
+    pub fn thread_state(&self) -> usize {
+        // SAFETY: `PyGILState_GetThisThreadState` reads a thread-specific slot; it needs no GIL and is defined
+        // before the interpreter starts and after it ended.
+        unsafe { (self.thread_state)() }
+    }
+
+    /// Is the interpreter shutting down?
+    pub fn finalizing(&self) -> bool {
+        // SAFETY: reads one word of the runtime; needs no GIL.
+        unsafe { (self.finalizing)() != 0 }
+    }
+}
+
+static FOUND: AtomicPtr<Runtime> = AtomicPtr::new(std::ptr::null_mut());
+/// Why there is none; 0 if nobody looked yet.
+static WHY: AtomicU32 = AtomicU32::new(0);
+/// How often somebody wanted it in vain.
+static MISSED: AtomicU32 = AtomicU32::new(0);
+
+/// The interpreter, or why there is none to walk. Looks it up at the first call; where there was no Python,
+/// again at the second, fourth, eighth … call, because a program may load it later.
+pub fn runtime() -> Result<&'static Runtime, Reason> {
+    // SAFETY: the pointer is null or a leaked runtime.
+    if let Some(found) = unsafe { FOUND.load(Ordering::Acquire).as_ref() } {
+        return Ok(found);
+    }
+    let why = Reason::from_u8(WHY.load(Ordering::Relaxed) as u8);
+    let look = match why {
+        None => true,
+        Some(Reason::NoPython) => {
+            // Not exact between threads, which is good enough for "now and then" and costs no contention.
+            let n = MISSED.load(Ordering::Relaxed).wrapping_add(1);
+            MISSED.store(n, Ordering::Relaxed);
+            n.is_power_of_two()
+        }
+        Some(_) => false,
+    };
+    if !look {
+        return Err(why.unwrap_or(Reason::NoPython));
+    }
+    match find() {
+        Ok(found) => {
+            let new = Box::into_raw(Box::new(found));
+            let old = std::ptr::null_mut();
+            let winner = FOUND.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+            // SAFETY: `new` came from a box that nobody else has seen if the exchange failed; both the
+            // winner and `new` otherwise live for ever.
+            unsafe {
+                match winner {
+                    Ok(_) => Ok(&*new),
+                    Err(other) => {
+                        drop(Box::from_raw(new));
+                        Ok(&*other)
+                    }
+                }
+            }
+        }
+        Err(why) => {
+            WHY.store(why as u32, Ordering::Relaxed);
+            Err(why)
+        }
+    }
+}
+
+fn find() -> Result<Runtime, Reason> {
+    let need = |name| symbol(name).ok_or(Reason::NoPython);
+    let thread_state = need(c"PyGILState_GetThisThreadState")?;
+    let code_type = need(c"PyCode_Type")? as usize;
+    let frame_type = need(c"PyFrame_Type")? as usize;
+    let finalizing = symbol(c"Py_IsFinalizing")
+        .or_else(|| symbol(c"_Py_IsFinalizing"))
+        .ok_or(Reason::NoPython)?;
+    let version = version().ok_or(Reason::VersionUnknown)?;
+    let minor = (version >> 16) as u8;
+    if version >> 24 != 3 {
+        return Err(Reason::VersionUnknown);
+    }
+    let layout = LAYOUTS.iter().find(|l| l.minor == minor).ok_or(Reason::VersionUnknown)?;
+    if minor >= 13 {
+        published(layout, version)?;
+    }
+    // SAFETY: both are static type objects of the interpreter, whose size is far larger than the offset.
+    let (code_size, frame_size) = unsafe {
+        (read::<usize>(code_type + TP_BASICSIZE), read::<usize>(frame_type + TP_BASICSIZE))
+    };
+    if (code_size, frame_size) != (layout.code_size, layout.frame_size) {
+        return Err(Reason::LayoutCheckFailed);
+    }
+    // SAFETY: the two functions have had these prototypes in all supported versions.
+    let (thread_state, finalizing) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(thread_state),
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(finalizing),
+        )
+    };
+    Ok(Runtime { layout, code_type, eval: eval(), version, thread_state, finalizing })
+}
+
+/// Compares our table with the offsets that the interpreter publishes (3.13 and later).
+fn published(layout: &Layout, version: u32) -> Result<(), Reason> {
+    let block = symbol(c"_PyRuntime").ok_or(Reason::LayoutCheckFailed)? as usize;
+    // The order of 3.13: cookie, version, free-threaded; 3 of the runtime; 13 of an interpreter; 9 of a thread;
+    // 6 of a frame; 10 of a code object.
+    const THREAD: usize = 3 + 3 + 13;
+    const FRAME: usize = THREAD + 9;
+    const CODE: usize = FRAME + 6;
+    // SAFETY: `_PyRuntime` begins with this block and is many kilobytes long.
+    let word = |i: usize| unsafe { read::<u64>(block + 8 * i) };
+    if word(0) != u64::from_le_bytes(*b"xdebugpy") || word(1) != u64::from(version) {
+        return Err(Reason::LayoutCheckFailed);
+    }
+    if word(2) != 0 {
+        return Err(Reason::FreeThreaded);
+    }
+    let ours = [
+        (THREAD + 4, layout.thread),
+        (FRAME + 1, layout.previous),
+        (FRAME + 2, layout.code),
+        (FRAME + 3, layout.at),
+        (FRAME + 5, layout.owner.unwrap_or(0)),
+        (CODE, layout.code_size),
+        (CODE + 1, layout.filename),
+        (CODE + 2, layout.name),
+        (CODE + 3, layout.qualname.unwrap_or(0)),
+        (CODE + 4, layout.lines),
+        (CODE + 5, layout.first_line),
+        (CODE + 9, layout.instructions),
+    ];
+    // The published size of a code object counts its first instruction, and padding.
+    let same = |(i, offset): (usize, usize)| {
+        word(i) == offset as u64 || i == CODE && (word(i) as usize).abs_diff(offset) <= 8
+    };
+    if ours.into_iter().all(same) { Ok(()) } else { Err(Reason::LayoutCheckFailed) }
+}
+
+/// The interpreter's version as a number: 0x030b07f0 is 3.11.7.
+fn version() -> Option<u32> {
+    if let Some(at) = symbol(c"Py_Version") {
+        // SAFETY: an `unsigned long` constant.
+        return Some(unsafe { read::<u64>(at as usize) } as u32);
+    }
+    let get = symbol(c"Py_GetVersion")?;
+    // SAFETY: `Py_GetVersion` takes nothing, needs no GIL, and returns a string that is never freed.
+    let text = unsafe {
+        let get: unsafe extern "C" fn() -> *const c_char = std::mem::transmute(get);
+        let text = get();
+        if text.is_null() {
+            return None;
+        }
+        CStr::from_ptr(text)
+    };
+    let mut numbers = text.to_str().ok()?.split(|c: char| !c.is_ascii_digit());
+    let (major, minor) = (numbers.next()?.parse::<u32>().ok()?, numbers.next()?.parse().ok()?);
+    let micro = numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    Some(major << 24 | u32::min(minor, 255) << 16 | u32::min(micro, 255) << 8)
+}
+
+/// The code of the interpreter's main loop.
+fn eval() -> Range<usize> {
+    let Some(at) = symbol(c"_PyEval_EvalFrameDefault") else { return 0..0 };
+    // SAFETY: an all-zero `Dl_info` is valid; with RTLD_DL_SYMENT the loader stores a pointer to the entry of
+    // its symbol table, which lives as long as the interpreter's library.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        let mut entry: *mut c_void = std::ptr::null_mut();
+        const RTLD_DL_SYMENT: c_int = 1;
+        if libc::dladdr1(at, &mut info, &mut entry, RTLD_DL_SYMENT) == 0 || entry.is_null() {
+            return 0..0;
+        }
+        let size = (*entry.cast::<libc::Elf64_Sym>()).st_size as usize;
+        at as usize..at as usize + size
+    }
+}
+
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the name is a C string. `RTLD_DEFAULT` finds the interpreter whether it is a library or linked
+    // into the program, which exports its API for extension modules.
+    let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!at.is_null()).then_some(at)
+}

@@ -1,0 +1,126 @@
+//! The chain of Python frames of the calling thread.
+
+use memtrace_format::stacks::{RawFrame, Reason};
+
+use super::code::CodeTable;
+use super::offsets::{Evaluation, Layout, OB_TYPE, OWNER_GENERATOR, OWNER_SHIM, Position, Runtime};
+use super::read;
+use crate::stack::deep::Deep;
+
+/// A frame, or the end of an evaluation.
+#[derive(Clone, Copy, Default)]
+pub struct Step {
+    /// The frame; 0 at the end of an evaluation.
+    pub word: u64,
+    /// At the end of an evaluation: an address inside the native frame of the interpreter's main loop.
+    pub inside: usize,
+}
+
+/// More frames than this are never followed: a chain that long is damaged, or a recursion of which the ends
+/// tell nothing that its first thousands don't.
+const MAX_FRAMES: usize = 1 << 14;
+
+/// Walks the calling thread's frames, innermost first, into `out`. Returns why there is nothing (more).
+#[inline]
+pub fn walk<const HALF: usize>(
+    runtime: &Runtime,
+    codes: &CodeTable,
+    out: &mut Deep<Step, HALF>,
+) -> Option<Reason> {
+    out.clear();
+    if runtime.finalizing() {
+        return Some(Reason::Finalizing);
+    }
+    let thread = runtime.thread_state();
+    if thread == 0 {
+        return Some(Reason::NoThreadState);
+    }
+    // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
+    let stopped = unsafe { follow(runtime, codes, thread, out) };
+    stopped.or_else(|| out.is_empty().then_some(Reason::NoFrame))
+}
+
+/// # Safety
+/// `thread` is the state of the calling thread, in an interpreter with the runtime's layout.
+#[inline]
+unsafe fn follow<const HALF: usize>(
+    runtime: &Runtime,
+    codes: &CodeTable,
+    thread: usize,
+    out: &mut Deep<Step, HALF>,
+) -> Option<Reason> {
+    let layout = runtime.layout;
+    // SAFETY: a live thread state; the record it may point to is on this thread's stack, or inside the state.
+    let (mut frame, mut record): (usize, usize) = unsafe {
+        match (read(thread + layout.thread), layout.record) {
+            (frame, None) => (frame, 0),
+            (0, Some(_)) => (0, 0),
+            (record, Some(current)) => (read(record + current), record),
+        }
+    };
+    for _ in 0..MAX_FRAMES {
+        if frame == 0 {
+            return None;
+        }
+        if !frame.is_multiple_of(align_of::<usize>()) {
+            return Some(Reason::Truncated);
+        }
+        // SAFETY: a frame in the chain of this thread: alive, and only this thread changes it. A frame that is
+        // Python's has a code object, which it keeps alive; others are told by their owner or by the type of
+        // what is in the code's place, which is always an object.
+        unsafe {
+            let owner = layout.owner.map_or(0, |at| read::<u8>(frame + at));
+            if owner >= OWNER_SHIM {
+                out.push(Step { word: 0, inside: frame });
+            } else {
+                let code: usize = read(frame + layout.code);
+                if code == 0 || !code.is_multiple_of(align_of::<usize>()) {
+                    return Some(Reason::Truncated);
+                }
+                if read::<usize>(code + OB_TYPE) == runtime.code_type
+                    && let Some(unit) = position(layout, frame, code, owner)
+                {
+                    let code = codes.id(layout, code);
+                    out.push(Step { word: RawFrame::Python { code, unit }.pack(), inside: 0 });
+                }
+                if let Evaluation::Marked { mark, next } = layout.evaluation
+                    && read::<u8>(frame + mark) != 0
+                    && record != 0
+                {
+                    out.push(Step { word: 0, inside: record });
+                    record = read(record + next);
+                }
+            }
+            frame = read(frame + layout.previous);
+        }
+    }
+    Some(Reason::Truncated)
+}
+
+/// Where the frame is in its code. `None` if it has not begun (its arguments are still being put in place),
+/// which Python's own tracebacks leave out, too; `Some(None)` before the first instruction.
+///
+/// # Safety
+/// `frame` is a live frame and `code` its code object, in an interpreter with this layout.
+#[inline]
+unsafe fn position(layout: &Layout, frame: usize, code: usize, owner: u8) -> Option<Option<u32>> {
+    // SAFETY: fields of live objects.
+    unsafe {
+        match layout.position {
+            Position::Bytes => {
+                Some(u32::try_from(read::<i32>(frame + layout.at)).ok().map(|at| at / 2))
+            }
+            Position::Units => Some(u32::try_from(read::<i32>(frame + layout.at)).ok()),
+            Position::Pointer => {
+                let first = code + layout.instructions;
+                let at: usize = read(frame + layout.at);
+                let begun = layout.first_traceable.map_or(0, |f| read::<u32>(code + f) as usize);
+                if owner != OWNER_GENERATOR && at < first + 2 * begun {
+                    return None;
+                }
+                let unit = at.checked_sub(first).and_then(|offset| u32::try_from(offset / 2).ok());
+                Some(unit)
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What a thread needs for its stack walks: buffers, the bounds of its stack, and the last stack it took.
+//!
+//! It is too large for thread-local storage and must not have a destructor there, so the thread keeps a
+//! pointer to a mapping of its own. Nobody is told when a thread ends; but the address of its thread-local
+//! variable is then free for another thread, and a new thread that finds a block under its own address knows
+//! that the owner is gone and takes it over. So there are never more blocks than there were threads at once,
+//! more or less, and after a fork the child's thread still has its own.
+
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use super::deep::Deep;
+use super::native::{Bounds, Native};
+use super::python::walk::Step;
+
+/// Python frames that are kept of each end of a deep stack.
+pub const PYTHON_HALF: usize = 128;
+/// Native frames that are kept of each end of a deep stack.
+pub const NATIVE_HALF: usize = 256;
+/// Most words of a stack: all frames, two gaps, two reasons.
+pub const MAX_WORDS: usize = 2 * (PYTHON_HALF + NATIVE_HALF) + 4;
+
+/// What a thread works with. All zeros is a valid, empty one.
+pub struct Scratch {
+    /// The thread's stack.
+    pub bounds: Bounds,
+    /// Python frames, innermost first.
+    pub python: Deep<Step, PYTHON_HALF>,
+    /// Native frames, innermost first.
+    pub native: Deep<Native, NATIVE_HALF>,
+    /// The stack that is being put together; it ends at the end of the array.
+    pub words: [u64; MAX_WORDS],
+    /// The last stack, outermost first.
+    pub last: [u64; MAX_WORDS],
+    /// The ids of its nodes.
+    pub ids: [u32; MAX_WORDS],
+    /// How many there are.
+    pub depth: usize,
+    /// Which depot they are of; 0: none.
+    pub serial: u64,
+}
+
+/// A thread's block; all blocks are in one list, for ever.
+struct Block {
+    next: AtomicPtr<Block>,
+    owner: AtomicUsize,
+    scratch: UnsafeCell<Scratch>,
+}
+
+static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(std::ptr::null_mut());
+
+thread_local! {
+    static MINE: Cell<Option<&'static Block>> = const { Cell::new(None) };
+}
+
+/// Runs `f` with the calling thread's scratch space; `None` if there is no memory for it. `f` must not call
+/// this.
+#[inline]
+pub fn with<T>(f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
+    MINE.with(|mine| {
+        let block = match mine.get() {
+            Some(block) => block,
+            None => {
+                let block = take(std::ptr::from_ref(mine) as usize)?;
+                mine.set(Some(block));
+                block
+            }
+        };
+        // SAFETY: the block is this thread's alone: its owner word has the address of this thread's variable,
+        // and the caller promises not to nest.
+        Some(f(unsafe { &mut *block.scratch.get() }))
+    })
+}
+
+fn blocks() -> impl Iterator<Item = &'static Block> {
+    // SAFETY: the pointers are null or a block, and blocks are never freed.
+    let follow = |at: &AtomicPtr<Block>| unsafe { at.load(Ordering::Acquire).as_ref() };
+    std::iter::successors(follow(&BLOCKS), move |b| follow(&b.next))
+}
+
+/// The block of the thread whose variable is at `me`: a dead thread's, or a new one.
+#[cold]
+fn take(me: usize) -> Option<&'static Block> {
+    let inherited = blocks().find(|b| b.owner.load(Ordering::Relaxed) == me);
+    let block = match inherited {
+        Some(block) => block,
+        None => make(me)?,
+    };
+    // SAFETY: only one live thread can have its variable at this address, and that is the calling one.
+    unsafe {
+        let scratch = block.scratch.get();
+        (*scratch).bounds = Bounds::of_thread();
+        (*scratch).serial = 0;
+    }
+    Some(block)
+}
+
+fn make(me: usize) -> Option<&'static Block> {
+    // SAFETY: a fresh private mapping.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            size_of::<Block>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the mapping is zeroed, page-aligned, large enough and never unmapped; all zeros is a block.
+    let block = unsafe { &*at.cast::<Block>() };
+    block.owner.store(me, Ordering::Relaxed);
+    let mut head = BLOCKS.load(Ordering::Relaxed);
+    loop {
+        block.next.store(head, Ordering::Relaxed);
+        let at = std::ptr::from_ref(block).cast_mut();
+        match BLOCKS.compare_exchange_weak(head, at, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return Some(block),
+            Err(other) => head = other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_keeps_its_block_and_later_threads_inherit_it() {
+        let address = || with(|s| std::ptr::from_mut(s) as usize).expect("memory");
+        assert_eq!(address(), address());
+        let mine = address();
+        assert_ne!(mine, std::thread::spawn(address).join().expect("no panic"));
+        let before = blocks().count();
+        for _ in 0..200 {
+            let stale = std::thread::spawn(|| {
+                with(|s| {
+                    s.depth = 7;
+                    std::mem::replace(&mut s.serial, 99)
+                })
+            });
+            assert_eq!(
+                stale.join().expect("no panic"),
+                Some(0),
+                "nothing of the dead owner is used"
+            );
+        }
+        // Other tests run beside this one; two hundred blocks they don't make.
+        assert!(
+            blocks().count() < before + 100,
+            "{} blocks after 200 threads, {before} before",
+            blocks().count()
+        );
+    }
+}
