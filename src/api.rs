@@ -19,7 +19,11 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
     let Some(recorder) = crate::recorder() else { return 1 };
     guard::nested(|| {
         if path.is_null() {
-            return if dump::to_folder(recorder, u64::MAX, Reason::Request).is_some() { 0 } else { 2 };
+            return if dump::to_folder(recorder, u64::MAX, Reason::Request).is_some() {
+                0
+            } else {
+                2
+            };
         }
         // SAFETY: promised by the caller.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));

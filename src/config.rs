@@ -7,17 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::message;
-
-/// Which part of the stack an event gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stacks {
-    /// None at all.
-    None,
-    /// Python frames only.
-    Python,
-    /// Python frames spliced among native ones.
-    All,
-}
+use crate::stack::Mode;
 
 /// How a snapshot is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +33,12 @@ impl Format {
 pub struct Config {
     /// `MEMTRACE_OUT`: the folder for snapshots. Default: the current folder.
     pub out: PathBuf,
+    /// `MEMTRACE_BLACKBOX`: the folder for the black box, or `off` for none. Default: one that lies in memory.
+    pub blackbox: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`.
+    pub runtime_dir: Option<PathBuf>,
     /// `MEMTRACE_STACKS`: `none`, `python` or `all`. Default: all.
-    pub stacks: Stacks,
+    pub stacks: Mode,
     /// `MEMTRACE_FORMAT`: `pickle` or `json`. Default: pickle.
     pub format: Format,
     /// `MEMTRACE_EVENTS`: how many events of history are kept. Default: 2^20.
@@ -53,6 +47,8 @@ pub struct Config {
     pub quiet: bool,
     /// `MEMTRACE_RUN_PID`: the process that `memtrace run` became.
     pub run_pid: Option<i32>,
+    /// `PYTORCH_CUDA_ALLOC_CONF`, or `PYTORCH_ALLOC_CONF` where that isn't set: settings of PyTorch's allocator.
+    pub allocator_conf: String,
     /// Rank and sizes as launchers hand them down: RANK, LOCAL_RANK, WORLD_SIZE or the SLURM and Open MPI names.
     pub rank: Option<u32>,
     /// Rank within the machine.
@@ -72,7 +68,8 @@ impl Config {
 
     /// Reads from any environment.
     pub fn from(var: impl Fn(&str) -> Option<OsString>) -> Config {
-        let text = |name: &str| var(name).and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
+        let text =
+            |name: &str| var(name).and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
         let choice = |name: &str, allowed: &[&str]| {
             let value = text(name)?;
             let at = allowed.iter().position(|a| *a == value);
@@ -95,14 +92,21 @@ impl Config {
             },
         };
         Config {
-            out: var("MEMTRACE_OUT").filter(|v| !v.is_empty()).map_or_else(|| ".".into(), PathBuf::from),
-            stacks: [Stacks::None, Stacks::Python, Stacks::All]
+            out: var("MEMTRACE_OUT")
+                .filter(|v| !v.is_empty())
+                .map_or_else(|| ".".into(), PathBuf::from),
+            blackbox: var("MEMTRACE_BLACKBOX").filter(|v| !v.is_empty()).map(PathBuf::from),
+            runtime_dir: var("XDG_RUNTIME_DIR").filter(|v| !v.is_empty()).map(PathBuf::from),
+            stacks: [Mode::None, Mode::Python, Mode::All]
                 [choice("MEMTRACE_STACKS", &["none", "python", "all"]).unwrap_or(2)],
             format: [Format::Pickle, Format::Json]
                 [choice("MEMTRACE_FORMAT", &["pickle", "json"]).unwrap_or(0)],
             events,
             quiet: choice("MEMTRACE_QUIET", &["0", "1"]) == Some(1),
             run_pid: text("MEMTRACE_RUN_PID").and_then(|v| v.parse().ok()),
+            allocator_conf: text("PYTORCH_CUDA_ALLOC_CONF")
+                .or_else(|| text("PYTORCH_ALLOC_CONF"))
+                .unwrap_or_default(),
             rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
             local_rank: first(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]),
             world_size: first(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
@@ -121,7 +125,7 @@ mod tests {
     #[test]
     fn silence_means_the_defaults() {
         let c = config(&[]);
-        assert_eq!((c.stacks, c.format, c.events), (Stacks::All, Format::Pickle, DEFAULT_EVENTS));
+        assert_eq!((c.stacks, c.format, c.events), (Mode::All, Format::Pickle, DEFAULT_EVENTS));
         assert_eq!(c.out, PathBuf::from("."));
         assert_eq!((c.rank, c.quiet), (None, false));
     }
@@ -134,7 +138,7 @@ mod tests {
             ("MEMTRACE_EVENTS", "-3"),
             ("RANK", "first"),
         ]);
-        assert_eq!((c.stacks, c.format, c.events), (Stacks::All, Format::Pickle, DEFAULT_EVENTS));
+        assert_eq!((c.stacks, c.format, c.events), (Mode::All, Format::Pickle, DEFAULT_EVENTS));
         assert_eq!(c.rank, None);
     }
 
@@ -147,7 +151,7 @@ mod tests {
             ("MEMTRACE_OUT", "/o"),
             ("SLURM_PROCID", "3"),
         ]);
-        assert_eq!((c.stacks, c.format, c.events), (Stacks::Python, Format::Json, 8192));
+        assert_eq!((c.stacks, c.format, c.events), (Mode::Python, Format::Json, 8192));
         assert_eq!((c.out, c.rank), (PathBuf::from("/o"), Some(3)));
     }
 }

@@ -9,17 +9,19 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use memtrace_format::blackbox::at;
 use memtrace_format::event::StackId;
+use memtrace_format::replay::State;
 use memtrace_format::snapshot::{Snapshot, StackIx, TraceEntry, Value};
-use memtrace_format::settings;
-mod pickle { pub use super::json::write; }
-mod json { pub fn write(s: &super::Snapshot, o: &mut dyn std::io::Write) -> std::io::Result<()> { for d in &s.device_traces { for e in d { writeln!(o, "{} {} {} {}", e.action.name(), e.addr, e.size, e.stream)?; } } Ok(()) } }
+use memtrace_format::{json, pickle, settings};
 
-use crate::config::Format;
+use crate::config::{Config, Format};
 use crate::hooks::table;
 use crate::message;
-use crate::record::stacks::Namer;
+use crate::record::live::Live;
 use crate::record::{Recorder, clock};
+use crate::stack::names::Namer;
+use crate::sync::Ordering;
 use crate::virtual_gpu;
 
 /// Why a snapshot is written.
@@ -102,7 +104,8 @@ fn file_name(recorder: &Recorder, n: u32) -> String {
     format!("memtrace-{}-{}{rank}-{n}.{extension}", host(), recorder.pid)
 }
 
-fn host() -> String {
+/// The machine's name, fit for a file name.
+pub fn host() -> String {
     let mut name = [0_u8; 256];
     // SAFETY: the buffer is valid for its length less the terminating zero.
     unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
@@ -160,14 +163,15 @@ fn write_file(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()
 
 /// The snapshot of this process at ticket `to`.
 pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
-    let view = recorder.ring.view(to);
+    let view = recorder.ring.view(to, Live::state);
     let mut state = view.live;
-    let mut namer = Namer::new(&recorder.stacks);
+    let mut namer = recorder.stacks.namer();
+    let mut stack = |id: StackId| -> Option<StackIx> { namer.as_mut()?.stack(id) };
     let mut traces: Vec<Vec<TraceEntry>> = vec![Vec::new(); state.devices.len()];
     let mut host_traces = Vec::new();
     {
         let mut sink = |device: Option<usize>, mut entry: TraceEntry| {
-            entry.frames = entry.frames.and_then(|id| namer.stack(id));
+            entry.frames = entry.frames.and_then(&mut stack);
             match device {
                 Some(d) => {
                     if traces.len() <= d {
@@ -183,20 +187,16 @@ pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
         }
         state.finish(&mut sink);
     }
-    let mut stack = |id: StackId| -> Option<StackIx> { namer.stack(id) };
     let segments = state.segments(&mut stack);
     let host_segments = state.host.to_segments(-1, &mut stack);
-    let conf = std::env::var("PYTORCH_CUDA_ALLOC_CONF")
-        .or_else(|_| std::env::var("PYTORCH_ALLOC_CONF"))
-        .unwrap_or_default();
-    let memtrace = about(recorder, &state, reason, view.from, view.torn, &namer);
-    let (frames, stacks) = namer.into_tables();
+    let memtrace = about(recorder, &state, reason, view.from, view.torn);
+    let (frames, stacks) = namer.map(Namer::into_tables).unwrap_or_default();
     Snapshot {
         frames,
         stacks,
         segments,
         device_traces: traces,
-        allocator_settings: settings::from_conf(&conf),
+        allocator_settings: settings::from_conf(&recorder.config.allocator_conf),
         external_annotations: Vec::new(),
         host_segments,
         host_traces,
@@ -205,43 +205,46 @@ pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
     }
 }
 
-/// The extra top-level key.
-fn about(
-    recorder: &Recorder,
-    state: &memtrace_format::replay::State,
-    reason: Reason,
-    retired: u64,
-    torn: u64,
-    namer: &Namer<'_>,
-) -> Value {
-    let config = &recorder.config;
-    let mut about = serde_json::json!({
+/// What is known of the process when recording begins.
+pub fn identity(config: &Config, started_ns: u64) -> Value {
+    serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "reason": reason.name(),
-        "pid": recorder.pid,
+        "pid": std::process::id(),
+        "parent": std::os::unix::process::parent_id(),
         "host": host(),
         "command": command_line(),
         "rank": config.rank,
         "local_rank": config.local_rank,
         "world_size": config.world_size,
-        "started_us": recorder.started_ns / 1000,
-        "written_us": clock::now_ns() / 1000,
-        "stacks": namer.about(),
-        "counters": {
-            "events": recorder.ring.written(),
-            "events_kept": recorder.ring.written() - retired,
-            "events_retired": retired,
-            "unpublished": torn,
-            "stalls": recorder.stalls.load(std::sync::atomic::Ordering::Relaxed),
-            "anomalies": state.anomalies,
-        },
-        "not_recorded": ["pool ids of private pools", "the names of compiled regions"],
+        "started_us": started_ns / 1000,
+        "allocator_conf": config.allocator_conf,
+    })
+}
+
+/// The extra top-level key.
+fn about(recorder: &Recorder, state: &State, reason: Reason, retired: u64, torn: u64) -> Value {
+    let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
+    let mut about = identity(&recorder.config, recorder.started_ns);
+    about["reason"] = reason.name().into();
+    about["written_us"] = (clock::now_ns() / 1000).into();
+    about["stacks"] = recorder.stacks.about();
+    about["counters"] = serde_json::json!({
+        "events": recorder.ring.written(),
+        "events_retired": retired,
+        "unpublished": torn,
+        "stalls": counter(at::STALLS),
+        "live_refused": counter(at::LIVE_REFUSED),
+        "anomalies": state.anomalies,
     });
+    about["not_recorded"] = NOT_RECORDED.into();
     if let Some(gpu) = virtual_gpu::stats() {
         about["virtual"] = gpu;
     }
     about
 }
+
+/// What PyTorch's own snapshot would also know.
+const NOT_RECORDED: &[&str] = &["pool ids of private pools", "the names of compiled regions"];
 
 fn command_line() -> Vec<String> {
     let raw = std::fs::read("/proc/self/cmdline").unwrap_or_default();

@@ -151,6 +151,7 @@ extern "C" fn run(recorder: *mut c_void) -> *mut c_void {
             let work = std::panic::AssertUnwindSafe(|| {
                 recorder.emitter.serve_oom(recorder);
                 recorder.retire_ahead();
+                recorder.stacks.refresh();
             });
             if std::panic::catch_unwind(work).is_err() {
                 crate::switch_off("an internal error in the background thread");

@@ -14,13 +14,14 @@ pub mod emitter;
 pub mod hooks;
 pub mod message;
 pub mod record;
-// pub mod stack;
+pub mod stack;
 pub mod sync;
 pub mod virtual_gpu;
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use config::Config;
+use memtrace_format::blackbox::Life;
 use record::{Recorder, guard};
 
 /// The recorder of this process while it is on.
@@ -31,7 +32,7 @@ static WOKEN: AtomicBool = AtomicBool::new(false);
 /// The recorder, if it is on.
 pub fn recorder() -> Option<&'static Recorder> {
     // SAFETY: the pointer is null or a leaked recorder.
-    unsafe { RECORDER.load(Ordering::Acquire).as_ref() }
+    unsafe { RECORDER.load(Ordering::Acquire).as_ref() }.filter(|r| r.is_ours())
 }
 
 /// Is this recorder the one that is on?
@@ -49,7 +50,8 @@ pub fn wake() {
     }
     guard::nested(|| {
         let on = std::panic::catch_unwind(|| {
-            let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(Config::from_env())));
+            let recorder: &'static Recorder =
+                Box::leak(Box::new(Recorder::new(Config::from_env())));
             RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
             emitter::start(recorder);
             hooks::torch::attach();
@@ -83,15 +85,13 @@ fn at_exit_and_fork() {
 
 extern "C" fn exiting() {
     let Some(recorder) = recorder() else { return };
-    // SAFETY: getpid has no preconditions.
-    if recorder.pid != unsafe { libc::getpid() } {
-        return;
-    }
     guard::nested(|| {
         let done = std::panic::catch_unwind(|| {
             recorder.emitter.serve_oom(recorder);
-            if recorder.ring.written() > 0 {
-                dump::to_folder(recorder, u64::MAX, dump::Reason::Exit);
+            let nothing = recorder.ring.written() == 0;
+            if nothing || dump::to_folder(recorder, u64::MAX, dump::Reason::Exit).is_some() {
+                recorder.blackbox.set_life(Life::Ended);
+                recorder.blackbox.remove();
             }
         });
         if done.is_err() {

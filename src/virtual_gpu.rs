@@ -20,5 +20,7 @@ pub fn stats() -> Option<Value> {
         buffer.truncate(usize::try_from(n).unwrap_or(0));
         buffer
     };
-    Some(serde_json::from_slice(&text).unwrap_or_else(|_| serde_json::json!({"profile": "unknown"})))
+    Some(
+        serde_json::from_slice(&text).unwrap_or_else(|_| serde_json::json!({"profile": "unknown"})),
+    )
 }

@@ -61,7 +61,8 @@ pub(super) extern "C" fn cuMemAllocPitch_v2(
     caller: usize,
 ) -> c_int {
     let size = width.saturating_mul(height);
-    let asked = Asked { api: Api::cuMemAllocPitch_v2, caller, layer: Layer::Device, size, stream: 0 };
+    let asked =
+        Asked { api: Api::cuMemAllocPitch_v2, caller, layer: Layer::Device, size, stream: 0 };
     let call = || forward!(cuMemAllocPitch_v2(out, pitch, width, height, element));
     // SAFETY: `out` is the caller's.
     unsafe { allocation(asked, out, call) }
@@ -73,7 +74,8 @@ pub(super) extern "C" fn cuMemAllocManaged(
     flags: c_uint,
     caller: usize,
 ) -> c_int {
-    let asked = Asked { api: Api::cuMemAllocManaged, caller, layer: Layer::Device, size, stream: 0 };
+    let asked =
+        Asked { api: Api::cuMemAllocManaged, caller, layer: Layer::Device, size, stream: 0 };
     // SAFETY: `out` is the caller's.
     unsafe { allocation(asked, out, || real::cuMemAllocManaged(out, size, flags)) }
 }
@@ -140,7 +142,8 @@ pub(super) extern "C" fn cuMemHostRegister_v2(
     flags: c_uint,
     caller: usize,
 ) -> c_int {
-    let asked = Asked { api: Api::cuMemHostRegister_v2, caller, layer: Layer::Host, size, stream: 0 };
+    let asked =
+        Asked { api: Api::cuMemHostRegister_v2, caller, layer: Layer::Host, size, stream: 0 };
     let mut at = addr;
     // SAFETY: `at` is ours and holds the address that is registered.
     unsafe { allocation(asked, &raw mut at, || real::cuMemHostRegister_v2(addr, size, flags)) }

@@ -67,7 +67,9 @@ pub unsafe fn allocation(asked: Asked, out: Out, call: impl FnOnce() -> c_int) -
             return;
         }
         let event = match asked.api {
-            Api::cudaMalloc if torch::is_caller(asked.caller) => segment(recorder, local, asked, addr),
+            Api::cudaMalloc if torch::is_caller(asked.caller) => {
+                segment(recorder, local, asked, addr)
+            }
             _ => Event {
                 api: asked.api as u16,
                 addr,

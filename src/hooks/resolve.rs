@@ -35,7 +35,10 @@ impl Real {
         let row = &ENTRY_POINTS[api as usize];
         let found = self.find(row.name, row.library);
         if found.is_none() {
-            message!("no loaded library has {}: the call fails as if memtrace were not there", row.name);
+            message!(
+                "no loaded library has {}: the call fails as if memtrace were not there",
+                row.name
+            );
         }
         found
     }
@@ -112,7 +115,8 @@ pub fn loaded(name: &str) -> Option<Loaded> {
         // SAFETY: `dlpi_phnum` headers follow.
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let mut loaded = Loaded { path: path.to_owned(), text_start: usize::MAX, text_end: 0, end: 0 };
+        let mut loaded =
+            Loaded { path: path.to_owned(), text_start: usize::MAX, text_end: 0, end: 0 };
         for h in headers.iter().filter(|h| h.p_type == libc::PT_LOAD) {
             let start = info.dlpi_addr as usize + h.p_vaddr as usize;
             let end = start + h.p_memsz as usize;

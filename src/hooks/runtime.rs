@@ -62,7 +62,8 @@ pub(super) extern "C" fn cudaMallocManaged(
     flags: c_uint,
     caller: usize,
 ) -> c_int {
-    let asked = Asked { api: Api::cudaMallocManaged, caller, layer: Layer::Device, size, stream: 0 };
+    let asked =
+        Asked { api: Api::cudaMallocManaged, caller, layer: Layer::Device, size, stream: 0 };
     // SAFETY: `out` is the caller's.
     unsafe { allocation(asked, out, || real::cudaMallocManaged(out, size, flags)) }
 }

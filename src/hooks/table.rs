@@ -21,12 +21,24 @@ pub struct EntryPoint {
 
 /// The register that the System V ABI gives to the argument after these.
 macro_rules! next_register {
-    () => { "rdi" };
-    ($a:ident) => { "rsi" };
-    ($a:ident $b:ident) => { "rdx" };
-    ($a:ident $b:ident $c:ident) => { "rcx" };
-    ($a:ident $b:ident $c:ident $d:ident) => { "r8" };
-    ($a:ident $b:ident $c:ident $d:ident $e:ident) => { "r9" };
+    () => {
+        "rdi"
+    };
+    ($a:ident) => {
+        "rsi"
+    };
+    ($a:ident $b:ident) => {
+        "rdx"
+    };
+    ($a:ident $b:ident $c:ident) => {
+        "rcx"
+    };
+    ($a:ident $b:ident $c:ident $d:ident) => {
+        "r8"
+    };
+    ($a:ident $b:ident $c:ident $d:ident $e:ident) => {
+        "r9"
+    };
 }
 
 macro_rules! entry_points {

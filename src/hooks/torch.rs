@@ -16,9 +16,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use memtrace_format::event::{
-    Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK,
-};
+use memtrace_format::event::{Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK};
 
 use super::{event, resolve};
 use crate::record::Recorder;

@@ -3,28 +3,36 @@
 //! A hook calls [`Recorder::write`] and nothing else here. It takes no lock, allocates nothing on the
 //! common path and can't fail; what may go wrong later (naming, writing files) goes wrong in the background.
 
+pub mod blackbox;
 pub mod clock;
 pub mod guard;
+pub mod live;
 pub mod ring;
 pub mod stacks;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
+use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::Event;
-use memtrace_format::replay::State;
 
 use crate::config::Config;
 use crate::emitter::Emitter;
+use crate::message;
+use crate::record::blackbox::Mapped;
+use crate::record::live::Live;
 use crate::record::ring::Ring;
 use crate::record::stacks::Stacks;
+use crate::sync::Ordering;
 
 /// Everything one process records into. Made at the first CUDA call and never freed: other threads may be
 /// inside a hook at any time, also while the process exits.
 pub struct Recorder {
     /// What the user asked for.
     pub config: Config,
+    /// The file behind everything below.
+    pub blackbox: Mapped,
     /// The history.
-    pub ring: Ring,
+    pub ring: Ring<Live>,
     /// Interned call stacks.
     pub stacks: Stacks,
     /// The background thread's mailbox.
@@ -33,41 +41,94 @@ pub struct Recorder {
     pub pid: i32,
     /// When recording began, nanoseconds since 1970.
     pub started_ns: u64,
-    /// Events that found the ring full and retired a batch themselves.
-    pub stalls: AtomicU64,
+    /// 1 in the process that made this recorder. The kernel wipes it in a forked child, before any code runs
+    /// there.
+    owner: &'static AtomicU64,
 }
 
 impl Recorder {
     /// A recorder for this process.
     pub fn new(config: Config) -> Recorder {
+        let started_ns = clock::now_ns();
+        let pid = std::process::id();
+        let name =
+            format!("memtrace-{}-{pid}-{}.blackbox", crate::dump::host(), started_ns / 1_000_000);
+        let blackbox = Mapped::create(&config, &name);
+        blackbox.describe(&crate::dump::identity(&config, started_ns));
+        let live = Live::new(blackbox.slots(Region::Live), blackbox.header(), blackbox.space());
         Recorder {
-            ring: Ring::new(config.events),
-            stacks: Stacks::new(config.stacks),
+            ring: Ring::new(
+                blackbox.slots(Region::Ring),
+                blackbox.header(),
+                blackbox.space(),
+                live,
+            ),
+            stacks: Stacks::new(config.stacks, &blackbox),
             emitter: Emitter::new(),
-            // SAFETY: getpid has no preconditions.
-            pid: unsafe { libc::getpid() },
-            started_ns: clock::now_ns(),
-            stalls: AtomicU64::new(0),
+            pid: pid as i32,
+            started_ns,
+            owner: owner_word(),
+            blackbox,
             config,
         }
     }
 
+    /// Is this the process that made the recorder?
+    pub fn is_ours(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == 1
+    }
+
     /// Writes one event. Returns its ticket.
     pub fn write(&self, event: &Event) -> u64 {
-        let (ticket, stalled) = self.ring.push(event.pack(), |state, e| {
-            state.apply(e, &|_| "", &mut |_, _| ());
-        });
+        let (ticket, stalled) = self.ring.push(event.pack(), Live::apply);
         if stalled {
-            self.stalls.fetch_add(1, Ordering::Relaxed);
+            self.blackbox.header()[at::STALLS].fetch_add(1, Ordering::Relaxed);
         }
-        if ticket.is_multiple_of(self.ring.batch()) {
+        if ticket.is_multiple_of(WAKE_EVERY) {
             self.emitter.wake();
         }
         ticket
     }
 
-    /// Retires the oldest events so that producers always find room. Called by the background thread.
+    /// Makes room so that producers always find some. Called by the background thread.
     pub fn retire_ahead(&self) {
-        self.ring.retire_ahead(|state: &mut State, e| state.apply(e, &|_| "", &mut |_, _| ()));
+        if self.ring.retire_ahead(Live::apply) {
+            message!(
+                "only the last {} events of history fit into {}; what is alive stays exact. \
+                 Set MEMTRACE_BLACKBOX to a folder with more room",
+                self.ring.capacity(),
+                self.blackbox
+                    .path
+                    .as_ref()
+                    .and_then(|p| p.parent())
+                    .unwrap_or("memory".as_ref())
+                    .display()
+            );
+        }
+    }
+}
+
+/// The background thread is called for every so many events; the smallest ring has 16 times as many.
+const WAKE_EVERY: u64 = 1024;
+
+/// A word that is 1 here and 0 in a forked child.
+fn owner_word() -> &'static AtomicU64 {
+    // SAFETY: a fresh private page that is never unmapped, used as one atomic word.
+    unsafe {
+        let page = libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        if page == libc::MAP_FAILED {
+            return Box::leak(Box::new(AtomicU64::new(1)));
+        }
+        libc::madvise(page, 4096, libc::MADV_WIPEONFORK);
+        let word = &*page.cast::<AtomicU64>();
+        word.store(1, Ordering::Relaxed);
+        word
     }
 }

@@ -2,45 +2,54 @@
 //!
 //! A slot is eight words. A producer claims a ticket (one fetch-add), marks the slot as being written,
 //! fills words 1 to 7 and publishes it by storing ticket + 1 into word 0. Nothing is copied afterwards:
-//! the slot *is* the history. A reader takes a slot as a sequence lock does: it believes the words only if
-//! word 0 names the ticket before and after.
+//! the slot *is* the history, and it lies in the black box. A reader takes a slot as a sequence lock does: it
+//! believes the words only if word 0 names the ticket before and after.
 //!
-//! *Retirement* makes room: the oldest published events are applied to the table of what is alive (in
-//! ticket order, by whoever holds the retiring role) and their slots may be overwritten from then on. So
-//! **state = live table + replay of the events from `retired` on**, at any moment. The background thread
-//! keeps an eighth of the ring free; if it starves, the producer that finds no room retires a batch itself
-//! (counted as a stall). A full ring therefore never loses an event.
+//! *Growing.* The ring begins small and doubles while it fills for the first time, so that a short program
+//! costs little; a ticket below the old capacity has the same slot under the new one, so nothing moves. Once
+//! an event has been retired, or the file has no more room, the capacity stays.
 //!
-//! It must never block on a thread that was stopped between claiming and publishing for the sake of a
-//! reader: readers skip what is not published and say how much. Retirement does stop there, in order, since a
-//! skipped free would be a leak in the live table for ever.
+//! *Retirement* makes room: the oldest published events are applied to the live table (in ticket order, by
+//! whoever holds the retiring role) and their slots may be overwritten from then on. So **state = live table
+//! + replay of the events from `retired` on**, at any moment. The background thread keeps an eighth of the
+//! ring free; if it starves, the producer that finds no room retires a batch itself (counted as a stall). A
+//! full ring therefore never loses an event.
+//!
+//! It must never wait for a reader. Retirement stops at an event whose producer has not published it yet, in
+//! order, since a skipped free would be a leak in the live table for ever.
 
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, hint};
 use std::sync::{PoisonError, TryLockError};
 
+use memtrace_format::blackbox::at;
 use memtrace_format::event::{Event, WORDS};
-use memtrace_format::replay::State;
+
+use crate::record::blackbox::Space;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, hint};
 
 type Slot = [AtomicU64; WORDS];
 
 /// Word 0 of a slot while it is being filled.
 const WRITING: u64 = 0;
 
-/// See the module's essay.
-pub struct Ring {
+/// See the module's essay. `L` is the live table.
+pub struct Ring<L> {
     slots: &'static [Slot],
-    /// The next ticket.
-    head: AtomicU64,
-    /// Every ticket below has been applied to the live table.
-    retired: AtomicU64,
+    header: &'static [AtomicU64],
+    space: Space,
     /// The live table. The lock is the retiring role; a hook only ever *tries* it.
-    live: Mutex<State>,
+    live: Mutex<Role<L>>,
+}
+
+struct Role<L> {
+    live: L,
+    /// The capacity is final.
+    grown: bool,
 }
 
 /// A consistent view: what was alive at ticket `from`, and the events since.
-pub struct View {
+pub struct View<S> {
     /// State before the first event of `events`.
-    pub live: State,
+    pub live: S,
     /// Ticket of the first event.
     pub from: u64,
     /// Published events in ticket order.
@@ -49,63 +58,60 @@ pub struct View {
     pub torn: u64,
 }
 
-impl Ring {
-    /// A ring of at least `events` slots (rounded up to a power of two, 16 at the least). The memory is
-    /// reserved now and used as it fills.
-    pub fn new(events: usize) -> Ring {
-        let n = events.next_power_of_two().max(16);
-        Ring::over(crate::sync::zeroed_slots(n))
+impl<L> Ring<L> {
+    /// A ring over these slots, of which the header says how many are in use now. Both are powers of two.
+    pub fn new(
+        slots: &'static [Slot],
+        header: &'static [AtomicU64],
+        space: Space,
+        live: L,
+    ) -> Ring<L> {
+        let ring = Ring { slots, header, space, live: Mutex::new(Role { live, grown: false }) };
+        assert!(slots.len().is_power_of_two() && ring.capacity().is_power_of_two());
+        ring
     }
 
-    /// A ring over these slots; their number must be a power of two.
-    pub fn over(slots: &'static [Slot]) -> Ring {
-        assert!(slots.len().is_power_of_two());
-        Ring {
-            slots,
-            head: AtomicU64::new(0),
-            retired: AtomicU64::new(0),
-            live: Mutex::new(State::default()),
-        }
-    }
-
-    /// Slots.
+    /// Slots in use.
     pub fn capacity(&self) -> u64 {
-        self.slots.len() as u64
-    }
-
-    /// How many events are retired in one go.
-    pub fn batch(&self) -> u64 {
-        (self.capacity() / 16).max(1)
+        self.header[at::RING_CAPACITY].load(Ordering::Acquire)
     }
 
     /// Tickets given out so far.
     pub fn written(&self) -> u64 {
-        self.head.load(Ordering::Acquire)
+        self.header[at::HEAD].load(Ordering::Acquire)
     }
 
     /// Events that only the live table remembers.
     pub fn retired(&self) -> u64 {
-        self.retired.load(Ordering::Acquire)
+        self.header[at::RETIRED].load(Ordering::Acquire)
+    }
+
+    fn batch(&self) -> u64 {
+        (self.capacity() / 64).clamp(1, 4096)
     }
 
     fn slot(&self, ticket: u64) -> &Slot {
         &self.slots[(ticket & (self.capacity() - 1)) as usize]
     }
 
+    fn has_room(&self, ticket: u64) -> bool {
+        ticket < self.retired() + self.capacity()
+    }
+
     /// Appends an event; returns its ticket and whether it had to make room first.
     pub fn push(
         &self,
         words: [u64; WORDS - 1],
-        mut apply: impl FnMut(&mut State, &Event),
+        mut apply: impl FnMut(&mut L, &Event),
     ) -> (u64, bool) {
-        let ticket = self.head.fetch_add(1, Ordering::AcqRel);
+        let ticket = self.header[at::HEAD].fetch_add(1, Ordering::AcqRel);
         let mut stalled = false;
-        while ticket - self.retired.load(Ordering::Acquire) >= self.capacity() {
+        while !self.has_room(ticket) {
             stalled = true;
             match self.live.try_lock() {
-                Ok(mut live) => self.retire(&mut live, self.batch(), &mut apply),
+                Ok(mut role) => self.make_room(&mut role, &mut apply),
                 Err(TryLockError::Poisoned(e)) => {
-                    self.retire(&mut e.into_inner(), self.batch(), &mut apply);
+                    self.make_room(&mut e.into_inner(), &mut apply);
                 }
                 Err(TryLockError::WouldBlock) => {}
             }
@@ -133,44 +139,76 @@ impl Ring {
         (slot[0].load(Ordering::Relaxed) == ticket + 1).then(|| Event::unpack(words))
     }
 
+    fn make_room(&self, role: &mut Role<L>, apply: &mut impl FnMut(&mut L, &Event)) {
+        if !self.grow(role) {
+            self.retire(role, self.batch(), apply);
+        }
+    }
+
+    /// Doubles the capacity, if the ring has never wrapped and there is more of it.
+    fn grow(&self, role: &mut Role<L>) -> bool {
+        let capacity = self.capacity() as usize;
+        if role.grown || capacity >= self.slots.len() {
+            return false;
+        }
+        if self.retired() > 0 || !self.space.reserve(&self.slots[capacity..2 * capacity]) {
+            role.grown = true;
+            return false;
+        }
+        self.header[at::RING_CAPACITY].store(2 * capacity as u64, Ordering::Release);
+        true
+    }
+
     /// Applies up to `n` events to the live table, stopping at one that is not published yet.
-    fn retire(&self, live: &mut State, n: u64, apply: &mut impl FnMut(&mut State, &Event)) {
-        let from = self.retired.load(Ordering::Relaxed);
-        let to = (from + n).min(self.head.load(Ordering::Acquire));
+    fn retire(&self, role: &mut Role<L>, n: u64, apply: &mut impl FnMut(&mut L, &Event)) {
+        role.grown = true;
+        let from = self.retired();
+        let to = (from + n).min(self.written());
         for ticket in from..to {
             let Some(event) = self.read(ticket) else { break };
             if let Some(event) = event {
-                apply(live, &event);
+                apply(&mut role.live, &event);
             }
-            self.retired.store(ticket + 1, Ordering::Release);
+            self.header[at::RETIRED].store(ticket + 1, Ordering::Release);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Role<L>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an eighth of the ring free. For the background thread; never in a hook.
-    pub fn retire_ahead(&self, mut apply: impl FnMut(&mut State, &Event)) {
-        let keep = self.capacity() - self.capacity() / 8;
+    /// Keeps an eighth of the ring free, by growing it as long as that is possible. For the background
+    /// thread; never in a hook. Returns `true` the one time when it finds that the ring can't grow as large
+    /// as it should have.
+    pub fn retire_ahead(&self, mut apply: impl FnMut(&mut L, &Event)) -> bool {
         loop {
+            let capacity = self.capacity();
+            let keep = capacity - capacity / 8;
             let used = self.written() - self.retired();
             if used <= keep {
-                return;
+                return false;
+            }
+            let mut role = self.lock();
+            if self.grow(&mut role) {
+                continue;
             }
             let before = self.retired();
-            let n = (used - keep).min(self.batch());
-            self.retire(&mut self.lock(), n, &mut apply);
-            if self.retired() == before {
-                return; // its producer is still writing: come back later
+            self.retire(&mut role, (used - keep).min(self.batch()), &mut apply);
+            let retired = self.retired();
+            if before == 0 && retired > 0 && (capacity as usize) < self.slots.len() {
+                return true;
+            }
+            if retired == before {
+                return false; // its producer is still writing: come back later
             }
         }
     }
 
-    /// Everything up to (not including) ticket `to`. Holds the retiring role while it copies, so nothing
-    /// it wants is overwritten; producers go on in the free part. For the background thread and for dumps.
-    pub fn view(&self, to: u64) -> View {
-        let live = self.lock();
+    /// Everything up to (not including) ticket `to`; `state` copies the live table. Holds the retiring role
+    /// while it copies, so nothing it wants is overwritten; producers go on in the free part. For the
+    /// background thread and for dumps.
+    pub fn view<S>(&self, to: u64, state: impl FnOnce(&L) -> S) -> View<S> {
+        let role = self.lock();
         let from = self.retired();
         let to = to.min(self.written());
         let mut events = Vec::with_capacity(to.saturating_sub(from) as usize);
@@ -181,7 +219,7 @@ impl Ring {
                 _ => torn += 1,
             }
         }
-        View { live: live.clone(), from, events, torn }
+        View { live: state(&role.live), from, events, torn }
     }
 
     /// A producer needs a few nanoseconds between ticket and publication unless it was stopped there.

@@ -24,6 +24,14 @@ fn event(n: u64) -> Event {
     }
 }
 
+/// A ring that starts with `first` slots and may grow to `slots`.
+fn ring_of<L>(slots: usize, first: usize, live: L) -> Ring<L> {
+    let header = crate::sync::zeroed_words(128);
+    header[at::RING_CAPACITY].store(first as u64, Ordering::Relaxed);
+    let words = crate::sync::zeroed_words(slots * WORDS);
+    Ring::new(words.as_chunks().0, header, Space::MEMORY, live)
+}
+
 fn assert_whole(e: &Event) {
     assert_eq!(*e, event(e.addr), "a torn event");
 }
@@ -35,8 +43,8 @@ mod model {
     use loom::thread;
     use std::sync::Mutex as Std;
 
-    fn ring(slots: usize) -> Arc<Ring> {
-        Arc::new(Ring::over(crate::sync::zeroed_slots(slots)))
+    fn ring(slots: usize) -> Arc<Ring<()>> {
+        Arc::new(ring_of(slots, slots, ()))
     }
 
     /// Everything that was pushed is in the live table or in the view, whole and in each thread's order.
@@ -46,14 +54,15 @@ mod model {
         builder.check(move || {
             let ring = ring(slots);
             let applied = std::sync::Arc::new(Std::new(Vec::new()));
-            let push = move |thread: u64, ring: Arc<Ring>, applied: std::sync::Arc<Std<Vec<u64>>>| {
-                for i in 0..each {
-                    ring.push(event(thread * 100 + i).pack(), |_, e| {
-                        assert_whole(e);
-                        applied.lock().unwrap().push(e.addr);
-                    });
-                }
-            };
+            let push =
+                move |thread: u64, ring: Arc<Ring<()>>, applied: std::sync::Arc<Std<Vec<u64>>>| {
+                    for i in 0..each {
+                        ring.push(event(thread * 100 + i).pack(), |_, e| {
+                            assert_whole(e);
+                            applied.lock().unwrap().push(e.addr);
+                        });
+                    }
+                };
             let handles: Vec<_> = (1..threads)
                 .map(|t| {
                     let (ring, applied) = (ring.clone(), applied.clone());
@@ -64,7 +73,7 @@ mod model {
             for h in handles {
                 h.join().unwrap();
             }
-            let view = ring.view(u64::MAX);
+            let view = ring.view(u64::MAX, |_| ());
             let mut all = applied.lock().unwrap().clone();
             assert_eq!(view.from, all.len() as u64, "retired but not applied, or the reverse");
             assert_eq!(view.torn, 0);
@@ -120,16 +129,20 @@ mod model {
 #[cfg(not(loom))]
 mod threads {
     use super::*;
+    use crate::record::live::Live;
+    use memtrace_format::blackbox::{LIVE_FIRST, live_table};
+    use memtrace_format::event::FLAG_PENDING;
+    use memtrace_format::replay::{PAGE, State};
     use proptest::prelude::*;
     use std::sync::atomic::AtomicBool;
 
     #[test]
     fn eight_threads_lose_nothing_and_keep_their_order() {
         const EACH: u64 = 3_000;
-        let ring = Ring::new(1024);
+        let ring = ring_of(1024, 64, ());
         let applied = Mutex::new(Vec::new());
         let stop = AtomicBool::new(false);
-        let apply = |_: &mut State, e: &Event| {
+        let apply = |_: &mut (), e: &Event| {
             assert_whole(e);
             applied.lock().unwrap().push(e.addr);
         };
@@ -137,7 +150,7 @@ mod threads {
             s.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     ring.retire_ahead(apply);
-                    for e in ring.view(u64::MAX).events {
+                    for e in ring.view(u64::MAX, |_| ()).events {
                         assert_whole(&e);
                     }
                 }
@@ -158,7 +171,7 @@ mod threads {
             stop.store(true, Ordering::Relaxed);
         });
         let mut all = applied.into_inner().unwrap();
-        let view = ring.view(u64::MAX);
+        let view = ring.view(u64::MAX, |_| ());
         assert_eq!(view.torn, 0);
         all.extend(view.events.iter().map(|e| e.addr));
         assert_eq!(all.len() as u64, 8 * EACH);
@@ -170,30 +183,71 @@ mod threads {
         }
     }
 
+    /// What may happen, in a small space so that addresses and handles meet again.
+    fn any_event() -> impl Strategy<Value = Event> {
+        let kinds = prop_oneof![
+            4 => Just((Layer::Framework, Kind::Alloc)),
+            3 => Just((Layer::Framework, Kind::FreeRequested)),
+            1 => Just((Layer::Framework, Kind::WaitsFor)),
+            1 => Just((Layer::Framework, Kind::EventReady)),
+            1 => Just((Layer::Framework, Kind::FreeCompleted)),
+            1 => Just((Layer::Framework, Kind::SegmentAlloc)),
+            1 => Just((Layer::Framework, Kind::SegmentFree)),
+            1 => Just((Layer::Framework, Kind::SegmentMap)),
+            1 => Just((Layer::Framework, Kind::SegmentUnmap)),
+            1 => Just((Layer::Device, Kind::Alloc)),
+            1 => Just((Layer::Device, Kind::FreeRequested)),
+        ];
+        (kinds, 0_u64..24, 0_u64..4, any::<bool>()).prop_map(
+            |((layer, kind), n, handle, pending)| {
+                // The layers' addresses are apart, as the driver's are.
+                let addr = (n + if layer == Layer::Device { 100 } else { 0 }) * PAGE;
+                let flags = if pending && kind == Kind::FreeRequested { FLAG_PENDING } else { 0 };
+                Event { kind, layer, addr, size: PAGE, extra: handle, flags, ..event(n) }
+            },
+        )
+    }
+
+    fn replayed(mut state: State, events: &[Event]) -> State {
+        for e in events {
+            state.apply(e, &|_| "", &mut |_, _| ());
+        }
+        state
+    }
+
+    /// What a reader can tell: segments with their blocks, and what the frees wait for.
+    fn visible(state: &State) -> (Vec<memtrace_format::snapshot::Segment>, usize) {
+        let waits =
+            state.devices.iter().flat_map(|d| d.blocks.values()).map(|b| b.waits as usize).sum();
+        (state.segments(&mut |_| None), waits)
+    }
+
     proptest! {
-        /// Whatever the mix of pushing, retiring and looking, state is the live table plus the replay.
+        /// Whatever the mix of pushing, retiring and looking, state is the live table plus the replay, in the
+        /// process and for a reader of its memory.
         #[test]
-        fn state_is_live_table_plus_replay(steps in prop::collection::vec((0_u8..4, 0_u64..12), 0..400)) {
-            let ring = Ring::new(16);
-            let mut model = State::default();
-            let apply = |s: &mut State, e: &Event| s.apply(e, &|_| "", &mut |_, _| ());
-            for (what, n) in steps {
+        fn state_is_live_table_plus_replay(
+            steps in prop::collection::vec((0_u8..8, any_event()), 0..600)
+        ) {
+            let entries = crate::sync::zeroed_words(live_table(3).end * WORDS).as_chunks().0;
+            let header = crate::sync::zeroed_words(128);
+            header[at::RING_CAPACITY].store(16, Ordering::Relaxed);
+            let words = crate::sync::zeroed_words(64 * WORDS).as_chunks().0;
+            let live = Live::new(entries, header, Space::MEMORY);
+            let ring = Ring::new(words, header, Space::MEMORY, live);
+            let mut all = Vec::new();
+            for (what, e) in steps {
                 match what {
-                    0 | 1 => {
-                        let kind = if what == 0 { Kind::Alloc } else { Kind::FreeRequested };
-                        let e = Event { kind, ..event(n) };
-                        model.apply(&e, &|_| "", &mut |_, _| ());
-                        ring.push(e.pack(), apply);
-                    }
-                    2 => ring.retire_ahead(apply),
-                    _ => {
-                        let view = ring.view(u64::MAX);
+                    0 => { ring.retire_ahead(Live::apply); }
+                    1 => {
+                        let view = ring.view(u64::MAX, Live::state);
                         prop_assert_eq!(view.events.len() as u64, ring.written() - view.from);
-                        let mut state = view.live;
-                        for e in &view.events {
-                            apply(&mut state, e);
-                        }
-                        prop_assert_eq!(&state, &model);
+                        let state = replayed(view.live, &view.events);
+                        prop_assert_eq!(visible(&state), visible(&replayed(State::default(), &all)));
+                    }
+                    _ => {
+                        all.push(e);
+                        ring.push(e.pack(), Live::apply);
                     }
                 }
             }
@@ -201,12 +255,43 @@ mod threads {
     }
 
     #[test]
+    fn the_live_table_grows_and_stays_exact() {
+        let entries = crate::sync::zeroed_words(live_table(2).end * WORDS).as_chunks().0;
+        let header = crate::sync::zeroed_words(128);
+        let mut live = Live::new(entries, header, Space::MEMORY);
+        let n = 3 * LIVE_FIRST as u64;
+        for i in 0..n {
+            live.apply(&Event { addr: i * 512, ..event(i) });
+        }
+        for i in (0..n).filter(|i| i % 3 != 0) {
+            live.apply(&Event { kind: Kind::FreeRequested, addr: i * 512, ..event(i) });
+        }
+        let state = live.state();
+        let left: Vec<_> = state.devices[0].blocks.keys().map(|a| a / 512).collect();
+        assert_eq!(left, (0..n).filter(|i| i % 3 == 0).collect::<Vec<_>>());
+        assert_eq!(header[at::LIVE_USED].load(Ordering::Relaxed), n / 3);
+        assert_eq!(header[at::LIVE_REFUSED].load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_full_live_table_counts_what_it_refuses() {
+        let entries = crate::sync::zeroed_words(live_table(0).end * WORDS).as_chunks().0;
+        let header = crate::sync::zeroed_words(128);
+        let mut live = Live::new(entries, header, Space::MEMORY);
+        for i in 0..LIVE_FIRST as u64 + 5 {
+            live.apply(&Event { addr: i * 512, ..event(i) });
+        }
+        assert_eq!(header[at::LIVE_REFUSED].load(Ordering::Relaxed), 5);
+        assert_eq!(live.state().devices[0].blocks.len(), LIVE_FIRST);
+    }
+
+    #[test]
     fn a_view_up_to_a_ticket_leaves_out_what_came_later() {
-        let ring = Ring::new(16);
+        let ring = ring_of(16, 16, ());
         for i in 0..5 {
             ring.push(event(i).pack(), |_, _| ());
         }
-        let addrs: Vec<_> = ring.view(3).events.iter().map(|e| e.addr).collect();
+        let addrs: Vec<_> = ring.view(3, |_| ()).events.iter().map(|e| e.addr).collect();
         assert_eq!(addrs, [0, 1, 2]);
     }
 }

@@ -1,40 +1,69 @@
-//! Where an event's stack comes from.
-use crate::config::Stacks as Mode;
-use memtrace_format::event::{NO_STACK, StackId};
-/// .
+//! The stacks of a recorder: taken into the black box, named when a snapshot is written.
+
+use memtrace_format::blackbox::Region;
+use memtrace_format::event::StackId;
+use serde_json::{Value, json};
+
+use crate::record::blackbox::Mapped;
+use crate::stack::names::{Namer, Splice};
+use crate::stack::{Mode, Regions, Stacks as Taker};
+use crate::sync::AtomicU64;
+
+/// See the module's essay.
 pub struct Stacks {
     mode: Mode,
+    /// `None` if the regions could not be used; every stack is then missing.
+    taker: Option<Taker>,
 }
+
 impl Stacks {
-    /// .
-    pub fn new(mode: Mode) -> Stacks {
-        Stacks { mode }
+    /// Stacks of this kind in the regions of a black box.
+    pub fn new(mode: Mode, blackbox: &Mapped) -> Stacks {
+        let regions = Regions {
+            depot: blackbox.region(Region::Depot),
+            codes: blackbox.region(Region::Code),
+            modules: blackbox.region(Region::Modules),
+        };
+        Stacks { mode, taker: Taker::new(regions) }
     }
-    /// .
+
+    /// The stack of the calling thread.
     pub fn capture(&self) -> StackId {
-        let _ = self.mode;
-        NO_STACK
+        self.taker.as_ref().map_or(0, |t| t.capture(self.mode))
     }
-}
-/// .
-pub struct Namer<'a> {
-    _stacks: &'a Stacks,
-}
-impl<'a> Namer<'a> {
-    /// .
-    pub fn new(stacks: &'a Stacks) -> Self {
-        Namer { _stacks: stacks }
+
+    /// Learns of libraries that were loaded since. For the background thread.
+    pub fn refresh(&self) {
+        if let Some(taker) = &self.taker {
+            taker.refresh();
+        }
     }
-    /// .
-    pub fn stack(&mut self, _id: StackId) -> Option<memtrace_format::snapshot::StackIx> {
-        None
+
+    /// For turning ids into frames.
+    pub fn namer(&self) -> Option<Namer<&'static [AtomicU64]>> {
+        Some(self.taker.as_ref()?.namer(Splice::PyTorch))
     }
-    /// .
-    pub fn about(&self) -> serde_json::Value {
-        serde_json::Value::Null
-    }
-    /// .
-    pub fn into_tables(self) -> (Vec<memtrace_format::snapshot::Frame>, Vec<Vec<u32>>) {
-        (vec![], vec![])
+
+    /// How full the regions are, for a snapshot's `memtrace` key.
+    pub fn about(&self) -> Value {
+        let mode = match self.mode {
+            Mode::None => "none",
+            Mode::Python => "python",
+            Mode::All => "all",
+        };
+        let Some(status) = self.taker.as_ref().map(Taker::status) else {
+            return json!({ "mode": mode, "problem": "no room" });
+        };
+        let python = match status.python {
+            Ok(hex) => format!("{}.{}.{}", hex >> 24, hex >> 16 & 0xff, hex >> 8 & 0xff),
+            Err(reason) => reason.text().to_owned(),
+        };
+        json!({
+            "mode": mode,
+            "python": python,
+            "nodes": status.nodes.0,
+            "nodes_max": status.nodes.1,
+            "refused": status.refused,
+        })
     }
 }

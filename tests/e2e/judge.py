@@ -78,8 +78,11 @@ def show_frames(frames):
 
 
 def python_frames(frames, native):
-    """The Python part of a stack; with `native`, C++ frames stand among the Python ones and are taken out."""
-    frames = frames or []
+    """The Python part of a stack; with `native`, C++ frames stand among the Python ones and are taken out.
+
+    Where memtrace has no frame it says why, as a frame of the file "memtrace"; PyTorch leaves the stack empty.
+    """
+    frames = [f for f in frames or [] if f["filename"] != "memtrace"]
     if native:
         frames = [f for f in frames if is_python_file(f["filename"])]
     return [(f["name"], f["filename"], f["line"]) for f in frames]

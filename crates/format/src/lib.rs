@@ -8,6 +8,7 @@
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
 
+pub mod blackbox;
 mod decode;
 mod error;
 pub mod event;

@@ -16,9 +16,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::event::{
-    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, StackId,
-};
+use crate::event::{Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, StackId};
 use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, StackIx, TraceEntry};
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
@@ -127,6 +125,23 @@ impl State {
         }
     }
 
+    /// The state that these entries of a live table stand for: one event for each thing alive, in any order.
+    pub fn restore(entries: impl Iterator<Item = Event>) -> State {
+        let mut state = State::default();
+        let (waits, others): (Vec<_>, Vec<_>) = entries.partition(|e| e.kind == Kind::WaitsFor);
+        for event in others.iter().chain(&waits) {
+            state.apply(event, &|_| "", &mut |_, _| ());
+            if event.kind == Kind::Alloc
+                && event.flags & FLAG_PENDING != 0
+                && let Some(device) = state.devices.get_mut(event.device.max(0) as usize)
+                && let Some(block) = device.blocks.get_mut(&event.addr)
+            {
+                block.pending = true;
+            }
+        }
+        state
+    }
+
     /// To be called once after the last event: entries that waited to be joined with a following one.
     pub fn finish(&mut self, sink: Sink<'_>) {
         for d in 0..self.devices.len() {
@@ -184,6 +199,7 @@ impl State {
                 };
                 let before = state.blocks.insert(event.addr, block);
                 self.anomalies += u64::from(before.is_some());
+                self.forget_waits(before, event.addr);
                 sink(device, entry(event, Action::Alloc, event.size));
             }
             Kind::FreeRequested => {
@@ -198,20 +214,23 @@ impl State {
                 match block {
                     Some(block) if event.flags & FLAG_PENDING != 0 => block.pending = true,
                     _ => {
-                        state.blocks.remove(&event.addr);
+                        let gone = state.blocks.remove(&event.addr);
+                        self.forget_waits(gone, event.addr);
                         sink(device, completed);
                     }
                 }
                 self.anomalies += u64::from(!known);
             }
             Kind::WaitsFor => {
-                let Some(block) = state.blocks.get_mut(&event.addr) else {
-                    self.anomalies += 1;
+                if self.waiting.contains_key(&event.extra) {
                     return;
-                };
-                block.waits += 1;
-                if let Some(d) = device {
-                    self.waiting.insert(event.extra, (d, event.addr));
+                }
+                match (device, self.list(device).blocks.get_mut(&event.addr)) {
+                    (Some(d), Some(block)) => {
+                        block.waits += 1;
+                        self.waiting.insert(event.extra, (d, event.addr));
+                    }
+                    _ => self.anomalies += 1,
                 }
             }
             Kind::FreeCompleted => self.complete(event, device, event.addr, sink),
@@ -268,8 +287,16 @@ impl State {
             self.anomalies += 1;
             return;
         };
+        self.forget_waits(Some(block), addr);
         let e = entry(event, Action::FreeCompleted, block.requested);
         sink(device, TraceEntry { addr, stream: block.stream, ..e });
+    }
+
+    /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
+    fn forget_waits(&mut self, gone: Option<LiveBlock>, addr: u64) {
+        if gone.is_some_and(|b| b.waits > 0) {
+            self.waiting.retain(|_, (_, block)| *block != addr);
+        }
     }
 
     /// PyTorch unmaps chunk by chunk and writes one entry for the range.

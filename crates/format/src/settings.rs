@@ -136,7 +136,9 @@ mod tests {
 
     #[test]
     fn values_are_in_bytes_and_booleans() {
-        let s = from_conf("max_split_size_mb:128, expandable_segments:True,garbage_collection_threshold:0.8");
+        let s = from_conf(
+            "max_split_size_mb:128, expandable_segments:True,garbage_collection_threshold:0.8",
+        );
         assert_eq!(s["max_split_size"], 128 << 20);
         assert_eq!(s["expandable_segments"], true);
         assert_eq!(s["garbage_collection_threshold"], 0.8);
@@ -156,7 +158,15 @@ mod tests {
 
     #[test]
     fn garbage_is_no_reason_to_panic() {
-        for raw in [":", ",,", "[", "]]:[", "roundup_power2_divisions:[>:", "a:b:c", "max_split_size_mb:9e9"] {
+        for raw in [
+            ":",
+            ",,",
+            "[",
+            "]]:[",
+            "roundup_power2_divisions:[>:",
+            "a:b:c",
+            "max_split_size_mb:9e9",
+        ] {
             assert_eq!(from_conf(raw)["PYTORCH_CUDA_ALLOC_CONF"], raw);
         }
     }

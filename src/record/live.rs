@@ -1,0 +1,264 @@
+//! The table of what is alive, for everything that the ring no longer remembers.
+//!
+//! Open addressing in the black box's live region. An entry is the event that made the thing (a block, a
+//! segment, a mapped page, a CUDA event that a free waits for), so that a reader rebuilds the state by applying
+//! entries as it applies events. Only the holder of the retiring role writes, one word at a time, in an order
+//! that leaves the table right after every single store: an entry's first word is written last when it comes
+//! and first when it goes. The same event applied twice changes nothing, because a process may die between the
+//! table and the counter of retired events.
+//!
+//! The table doubles when it is half full: the next one is filled beside it, then one word switches over. If
+//! the file can't grow any more, the table fills further; an entry that finds no room at all is counted, and
+//! said once, because from then on the live set is not exact.
+
+use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, LIVE_TABLES, at, key, live_table};
+use memtrace_format::event::{Event, FLAG_PENDING, Kind, Layer, WORDS};
+use memtrace_format::replay::{PAGE, State};
+
+use crate::message;
+use crate::record::blackbox::Space;
+use crate::sync::{AtomicU64, Ordering};
+
+type Entry = [AtomicU64; WORDS];
+
+/// Where the count of events that a pending block waits for is kept, in the entry's head word.
+const WAITS_SHIFT: u32 = 48;
+
+/// See the module's essay.
+pub struct Live {
+    entries: &'static [Entry],
+    header: &'static [AtomicU64],
+    space: Space,
+    used: usize,
+    said_full: bool,
+}
+
+impl Live {
+    /// An empty table over the live region (all zero) and the header words that describe it.
+    pub fn new(entries: &'static [Entry], header: &'static [AtomicU64], space: Space) -> Live {
+        Live { entries, header, space, used: 0, said_full: false }
+    }
+
+    fn table(&self) -> &'static [Entry] {
+        let n = self.header[at::LIVE_TABLE].load(Ordering::Relaxed) as usize;
+        &self.entries[live_table(n)]
+    }
+
+    /// Takes a retired event into account.
+    pub fn apply(&mut self, event: &Event) {
+        // A reader in another process must not believe a table that changes under it.
+        let sequence = &self.header[at::LIVE_SEQUENCE];
+        sequence.fetch_add(1, Ordering::AcqRel);
+        self.change(event);
+        sequence.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn change(&mut self, event: &Event) {
+        if event.flags & memtrace_format::event::FLAG_FAILED != 0 {
+            return;
+        }
+        match (event.layer, event.kind) {
+            (Layer::Framework, Kind::SegmentMap) => {
+                for addr in pages(event) {
+                    self.put(Class::Page, addr, &Event { addr, size: PAGE, ..*event });
+                }
+            }
+            (Layer::Framework, Kind::SegmentUnmap) => {
+                for addr in pages(event) {
+                    self.remove(Class::Page, addr);
+                }
+            }
+            (Layer::Framework, Kind::SegmentFree) => self.remove(Class::Segment, event.addr),
+            (Layer::Framework, Kind::FreeCompleted) => self.remove_block(event.addr),
+            (Layer::Framework, Kind::FreeRequested) if event.flags & FLAG_PENDING == 0 => {
+                self.remove_block(event.addr);
+            }
+            (Layer::Framework, Kind::Alloc) => {
+                self.forget_waits(event.addr);
+                self.put(Class::Block, event.addr, event);
+            }
+            (Layer::Framework, Kind::FreeRequested) => {
+                if let Some(entry) = self.find(Class::Block, event.addr) {
+                    entry[1].fetch_or(u64::from(FLAG_PENDING) << 24, Ordering::Relaxed);
+                }
+            }
+            (Layer::Framework, Kind::WaitsFor) => {
+                if let Some(block) = self.find(Class::Block, event.addr)
+                    && self.find(Class::Wait, event.extra).is_none()
+                {
+                    block[1].fetch_add(1 << WAITS_SHIFT, Ordering::Relaxed);
+                    self.put(Class::Wait, event.extra, event);
+                }
+            }
+            (_, Kind::EventReady) => self.event_ready(event.extra),
+            (Layer::Device | Layer::Host, Kind::FreeRequested) => {
+                self.remove(Class::Driver, event.addr)
+            }
+            _ => {
+                if let Some((class, k)) = key(event) {
+                    self.put(class, k, event);
+                }
+            }
+        }
+    }
+
+    fn remove_block(&mut self, addr: u64) {
+        self.forget_waits(addr);
+        self.remove(Class::Block, addr);
+    }
+
+    /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
+    fn forget_waits(&mut self, addr: u64) {
+        let waits =
+            self.find(Class::Block, addr).map(|e| e[1].load(Ordering::Relaxed) >> WAITS_SHIFT);
+        if waits.unwrap_or(0) == 0 {
+            return;
+        }
+        for entry in self.table() {
+            let words = std::array::from_fn(|i| entry[i].load(Ordering::Relaxed));
+            let event = unpack(&words).filter(|_| words[0] == LIVE);
+            if let Some((Class::Wait, handle)) = event.as_ref().and_then(key)
+                && words[3] == addr
+            {
+                self.remove(Class::Wait, handle);
+            }
+        }
+    }
+
+    fn event_ready(&mut self, handle: u64) {
+        let Some(wait) = self.find(Class::Wait, handle) else { return };
+        let addr = wait[3].load(Ordering::Relaxed);
+        self.remove(Class::Wait, handle);
+        let Some(block) = self.find(Class::Block, addr) else { return };
+        let head = block[1].load(Ordering::Relaxed);
+        let waits = (head >> WAITS_SHIFT).saturating_sub(1);
+        block[1].store(head & !(u64::MAX << WAITS_SHIFT) | waits << WAITS_SHIFT, Ordering::Relaxed);
+        if waits == 0 && head & u64::from(FLAG_PENDING) << 24 != 0 {
+            self.remove(Class::Block, addr);
+        }
+    }
+
+    fn find(&self, class: Class, k: u64) -> Option<&'static Entry> {
+        probe(self.table(), class, k)
+            .take_while(|e| e[0].load(Ordering::Relaxed) != 0)
+            .find(|e| e[0].load(Ordering::Relaxed) == LIVE && is(e, class, k))
+    }
+
+    fn put(&mut self, class: Class, k: u64, event: &Event) {
+        if let Some(entry) = self.find(class, k) {
+            entry[0].store(FREE_AGAIN, Ordering::Release);
+            fill(entry, event);
+            return;
+        }
+        if self.used * 2 >= self.table().len() {
+            self.grow();
+        }
+        let free = probe(self.table(), class, k).find(|e| e[0].load(Ordering::Relaxed) != LIVE);
+        let Some(entry) = free else { return self.refuse() };
+        fill(entry, event);
+        self.count(1);
+    }
+
+    fn remove(&mut self, class: Class, k: u64) {
+        if let Some(entry) = self.find(class, k) {
+            entry[0].store(FREE_AGAIN, Ordering::Release);
+            self.tidy(entry);
+            self.count(-1);
+        }
+    }
+
+    /// Entries that are free again lengthen every search that passes them. Where a run of them ends at an
+    /// entry never used, they may become never used, too.
+    fn tidy(&self, entry: &'static Entry) {
+        let table = self.table();
+        let mask = table.len() - 1;
+        let here =
+            (std::ptr::from_ref(entry) as usize - table.as_ptr() as usize) / size_of::<Entry>();
+        if table[(here + 1) & mask][0].load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        let mut i = here;
+        while table[i][0].load(Ordering::Relaxed) == FREE_AGAIN {
+            table[i][0].store(0, Ordering::Release);
+            i = i.wrapping_sub(1) & mask;
+        }
+    }
+
+    fn count(&mut self, by: isize) {
+        self.used = self.used.saturating_add_signed(by);
+        self.header[at::LIVE_USED].store(self.used as u64, Ordering::Relaxed);
+    }
+
+    fn grow(&mut self) {
+        let n = self.header[at::LIVE_TABLE].load(Ordering::Relaxed) as usize;
+        if n + 1 >= LIVE_TABLES || self.entries.len() < live_table(n + 1).end {
+            return;
+        }
+        let next = &self.entries[live_table(n + 1)];
+        if !self.space.reserve(next) {
+            return;
+        }
+        for entry in self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE) {
+            let words: [u64; WORDS] = std::array::from_fn(|i| entry[i].load(Ordering::Relaxed));
+            let Some((class, k)) = unpack(&words).as_ref().and_then(key) else { continue };
+            let mut free = probe(next, class, k).filter(|e| e[0].load(Ordering::Relaxed) != LIVE);
+            if let Some(to) = free.next() {
+                for (cell, word) in to[1..].iter().zip(&words[1..]) {
+                    cell.store(*word, Ordering::Relaxed);
+                }
+                to[0].store(LIVE, Ordering::Release);
+            }
+        }
+        self.header[at::LIVE_TABLE].store(n as u64 + 1, Ordering::Release);
+    }
+
+    fn refuse(&mut self) {
+        self.header[at::LIVE_REFUSED].fetch_add(1, Ordering::Relaxed);
+        if !std::mem::replace(&mut self.said_full, true) {
+            message!(
+                "no room for more live blocks in the black box: older blocks will be missing from snapshots; \
+                 set MEMTRACE_BLACKBOX to a folder with more room, or MEMTRACE_EVENTS higher"
+            );
+        }
+    }
+
+    /// The state that the table stands for.
+    pub fn state(&self) -> State {
+        let entries = self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE);
+        let mut state = State::restore(
+            entries.filter_map(|e| unpack(&std::array::from_fn(|i| e[i].load(Ordering::Relaxed)))),
+        );
+        state.anomalies = self.header[at::ANOMALIES].load(Ordering::Relaxed);
+        state
+    }
+}
+
+fn unpack(words: &[u64; WORDS]) -> Option<Event> {
+    let [_, rest @ ..] = *words;
+    Event::unpack(rest)
+}
+
+fn pages(event: &Event) -> impl Iterator<Item = u64> + use<> {
+    let first = event.addr / PAGE;
+    (first..first.saturating_add(event.size / PAGE)).map(|p| p * PAGE)
+}
+
+fn fill(entry: &Entry, event: &Event) {
+    for (cell, word) in entry[1..].iter().zip(event.pack()) {
+        cell.store(word, Ordering::Relaxed);
+    }
+    entry[0].store(LIVE, Ordering::Release);
+}
+
+fn is(entry: &Entry, class: Class, k: u64) -> bool {
+    let words = std::array::from_fn(|i| entry[i].load(Ordering::Relaxed));
+    unpack(&words).as_ref().and_then(key) == Some((class, k))
+}
+
+/// The entries of a table in the order in which a key looks at them.
+fn probe(table: &'static [Entry], class: Class, k: u64) -> impl Iterator<Item = &'static Entry> {
+    let mask = table.len() - 1;
+    let hash = (k ^ (class as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let first = (hash >> 32) as usize;
+    (0..table.len()).map(move |i| &table[(first + i) & mask])
+}
