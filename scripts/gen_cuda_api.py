@@ -71,7 +71,7 @@ UNITS = [
 # The driver and the runtime have more than one ABI of a name, chosen by macros of the header.
 VARIANTS = [[], ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"], ["-D__CUDA_API_VERSION_INTERNAL"]]
 # Whole APIs; of the other libraries only what torch imports is kept.
-WHOLE = {"cuda", "cudart", "nvml"}
+WHOLE = {"cuda", "cudart", "nvml", "cublas", "cublasLt", "cudnn", "cufft", "cusolver", "cusparse", "cusparseLt", "nccl", "nvrtc", "cupti"}
 
 # Records that the crate writes or reads field by field.
 RECORDS = """
@@ -91,7 +91,8 @@ CUDA_HOST_NODE_PARAMS_st CUmulticastObjectProp_st CUstreamBatchMemOpParams_union
 CUipcMemHandle_st CUipcEventHandle_st CUgraphNodeParams_st
 cublasLtMatmulHeuristicResult_t cublasLtMatmulAlgo_t cublasLtMatmulDescOpaque_t
 cublasLtMatrixLayoutOpaque_t cublasLtMatmulPreferenceOpaque_t cublasLtMatrixTransformDescOpaque_t
-cudnnFractionStruct cusparseLtHandle_t cusparseLtMatDescriptor_t cusparseLtMatmulDescriptor_t
+cudnnFractionStruct cudnnConvolutionFwdAlgoPerfStruct cudnnConvolutionBwdDataAlgoPerfStruct
+cudnnConvolutionBwdFilterAlgoPerfStruct cusparseLtHandle_t cusparseLtMatDescriptor_t cusparseLtMatmulDescriptor_t
 cusparseLtMatmulAlgSelection_t cusparseLtMatmulPlan_t
 ncclConfig_v23000 ncclConfig_v21700 ncclConfig_v22200 ncclConfig_v22700 ncclConfig_t ncclUniqueId ncclSimInfo_v22200
 nvmlMemory_st nvmlMemory_v2_st nvmlPciInfo_st nvmlPciInfoExt_v1_st nvmlUtilization_st nvmlGpuFabricInfo_t
@@ -163,7 +164,8 @@ def abi(type_):
             to = strip(t.get_pointee())
         else:
             to = strip(t.element_type)
-        if to.kind in (TypeKind.FUNCTIONPROTO, TypeKind.FUNCTIONNOPROTO, TypeKind.VOID) or to.is_const_qualified():
+        if to.kind in (TypeKind.FUNCTIONPROTO, TypeKind.FUNCTIONNOPROTO, TypeKind.VOID) or to.is_const_qualified() \
+                or spelled(type_).endswith("]") and spelled(type_).startswith("const "):
             return "ptr"
         size = to.get_size()
         return f"ptr[{size}]" if size > 0 else "ptr"
@@ -224,7 +226,7 @@ def fields(type_, base=0, prefix=""):
             continue
         inner = strip(field.type)
         name = prefix + field.spelling
-        if not field.spelling or field.is_anonymous():
+        if not re.fullmatch(r"\w+", field.spelling):  # an anonymous member
             yield from fields(inner, offset, prefix)
             continue
         yield name, offset, inner.get_size()

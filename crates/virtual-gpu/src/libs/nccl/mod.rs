@@ -1,0 +1,346 @@
+//! NCCL: communicators of one real and many pretended ranks.
+//!
+//! There is no wire. A communicator knows how many ranks it has and which one this process is, and every
+//! collective acts as if each rank held what this one holds (see `collective`). So one process can be
+//! rank 3 of 8, and two processes that torchrun starts do the same without noticing each other: the
+//! memory that a rank needs doesn't depend on its peers' data, as far as shapes don't.
+//!
+//! *Splitting*: how many ranks share a colour is only known to all of them together. The new
+//! communicator is taken to be as large as the old one; PyTorch keeps its own count of a group's ranks
+//! and allocates by that. What NCCL itself takes from the device for its channels is not modelled.
+
+mod collective;
+mod group;
+
+use super::{Library, Status, versions};
+use crate::constants as c;
+use crate::gpu::border::{In, Out};
+use crate::gpu::handle::Registry;
+use crate::gpu::{self, log, memory};
+use core::ffi::{CStr, c_char, c_void};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+
+const NCCL: Library = Library::Nccl;
+
+/// A communicator.
+#[derive(Clone, Copy)]
+struct Comm {
+    ranks: i32,
+    rank: i32,
+    device: usize,
+}
+
+static COMMS: Registry<Comm> = Registry::new(42);
+/// Registered buffers and windows; what they hold is of no consequence.
+static REGISTRATIONS: Registry<()> = Registry::new(43);
+
+/// What ranks exchange to find each other.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([u8; 128]);
+
+const _: () = assert!(size_of::<UniqueId>() == crate::layout::cuda13::ncclUniqueId::SIZE);
+
+fn comm(handle: *mut c_void) -> Status<Comm> {
+    COMMS.with(handle, |comm| *comm).ok_or(NCCL.bad_value())
+}
+
+fn new_comm(out: Out<*mut c_void>, ranks: i32, rank: i32) -> i32 {
+    NCCL.answer(|| {
+        if out.is_null() || ranks < 1 || !(0..ranks).contains(&rank) {
+            return Err(NCCL.bad_value());
+        }
+        let device = gpu::current_device();
+        gpu::touch(device).map_err(|_| c::ncclUnhandledCudaError)?;
+        NCCL.give(out, COMMS.insert(Comm { ranks, rank, device }))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetVersion(out: Out<i32>) -> i32 {
+    let [major, minor, patch] = versions::nccl();
+    NCCL.answer(|| NCCL.give(out, (major * 10_000 + minor * 100 + patch) as i32))
+}
+
+fn unique_id() -> UniqueId {
+    static ISSUED: AtomicU64 = AtomicU64::new(0);
+    let mut id = UniqueId([0; 128]);
+    let number = ISSUED.fetch_add(1, Relaxed);
+    let text = format!("memtrace virtual NCCL {} {number}", std::process::id());
+    id.0[..text.len()].copy_from_slice(text.as_bytes());
+    id
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetUniqueId(out: Out<UniqueId>) -> i32 {
+    NCCL.answer(|| NCCL.give(out, unique_id()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommGetUniqueId(handle: *mut c_void, out: Out<UniqueId>) -> i32 {
+    NCCL.answer(|| {
+        comm(handle)?;
+        NCCL.give(out, unique_id())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommInitRank(out: Out<*mut c_void>, ranks: i32, _id: UniqueId, rank: i32) -> i32 {
+    new_comm(out, ranks, rank)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommInitRankConfig(
+    out: Out<*mut c_void>,
+    ranks: i32,
+    _id: UniqueId,
+    rank: i32,
+    _config: *mut c_void,
+) -> i32 {
+    new_comm(out, ranks, rank)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommInitRankScalable(
+    out: Out<*mut c_void>,
+    ranks: i32,
+    rank: i32,
+    _id_count: i32,
+    _ids: *const c_void,
+    _config: *mut c_void,
+) -> i32 {
+    new_comm(out, ranks, rank)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommInitAll(out: Out<*mut c_void>, count: i32, devices: In<i32>) -> i32 {
+    NCCL.answer(|| {
+        if out.is_null() || count < 1 {
+            return Err(NCCL.bad_value());
+        }
+        let given = devices.list(count as usize);
+        for rank in 0..count {
+            let device = given.get(rank as usize).copied().unwrap_or(rank);
+            let device = usize::try_from(device).map_err(|_| NCCL.bad_value())?;
+            gpu::device(device).map_err(|_| NCCL.bad_value())?;
+            gpu::touch(device).map_err(|_| c::ncclUnhandledCudaError)?;
+            let handle = COMMS.insert(Comm { ranks: count, rank, device });
+            out.at(rank as usize * size_of::<*mut c_void>()).give(handle);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommSplit(
+    handle: *mut c_void,
+    colour: i32,
+    key: i32,
+    out: Out<*mut c_void>,
+    _config: *mut c_void,
+) -> i32 {
+    NCCL.answer(|| {
+        let parent = comm(handle)?;
+        if colour < 0 {
+            return NCCL.give(out, core::ptr::null_mut());
+        }
+        log::debug(1, || format!("ncclCommSplit: taken to keep all {} ranks", parent.ranks));
+        let rank = if (0..parent.ranks).contains(&key) { key } else { parent.rank };
+        NCCL.give(out, COMMS.insert(Comm { rank, ..parent }))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommShrink(
+    handle: *mut c_void,
+    excluded: In<i32>,
+    count: i32,
+    out: Out<*mut c_void>,
+    _config: *mut c_void,
+    _flags: i32,
+) -> i32 {
+    NCCL.answer(|| {
+        let parent = comm(handle)?;
+        let excluded = excluded.list(count.max(0) as usize);
+        if excluded.contains(&parent.rank) || excluded.len() as i32 >= parent.ranks {
+            return Err(NCCL.bad_value());
+        }
+        let before = excluded.iter().filter(|r| **r < parent.rank).count() as i32;
+        let ranks = parent.ranks - excluded.len() as i32;
+        NCCL.give(out, COMMS.insert(Comm { ranks, rank: parent.rank - before, ..parent }))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommGrow(
+    handle: *mut c_void,
+    ranks: i32,
+    _id: In<UniqueId>,
+    rank: i32,
+    out: Out<*mut c_void>,
+    _config: *mut c_void,
+) -> i32 {
+    // A rank that was there before keeps its number and passes -1.
+    let rank = comm(handle).map_or(rank, |parent| if rank < 0 { parent.rank } else { rank });
+    new_comm(out, ranks, rank)
+}
+
+fn end(handle: *mut c_void) -> i32 {
+    NCCL.answer(|| COMMS.remove(handle).map(drop).ok_or(NCCL.bad_value()))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommDestroy(handle: *mut c_void) -> i32 {
+    end(handle)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommAbort(handle: *mut c_void) -> i32 {
+    end(handle)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommFinalize(handle: *mut c_void) -> i32 {
+    NCCL.answer(|| comm(handle).map(drop))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommGetAsyncError(handle: *mut c_void, out: Out<i32>) -> i32 {
+    NCCL.answer(|| {
+        comm(handle)?;
+        NCCL.give(out, c::ncclSuccess)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommCount(handle: *mut c_void, out: Out<i32>) -> i32 {
+    NCCL.answer(|| NCCL.give(out, comm(handle)?.ranks))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommUserRank(handle: *mut c_void, out: Out<i32>) -> i32 {
+    NCCL.answer(|| NCCL.give(out, comm(handle)?.rank))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommCuDevice(handle: *mut c_void, out: Out<i32>) -> i32 {
+    NCCL.answer(|| NCCL.give(out, comm(handle)?.device as i32))
+}
+
+/// The names of results, as texts: NCCL's are sentences, these say as much.
+fn result_text(result: i32) -> &'static CStr {
+    match result {
+        c::ncclSuccess => c"no error",
+        c::ncclUnhandledCudaError => c"unhandled cuda error",
+        c::ncclSystemError => c"unhandled system error",
+        c::ncclInternalError => c"internal error",
+        c::ncclInvalidArgument => c"invalid argument",
+        c::ncclInvalidUsage => c"invalid usage",
+        c::ncclRemoteError => c"remote error",
+        c::ncclInProgress => c"in progress",
+        _ => c"unknown result code",
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetErrorString(result: i32) -> *const c_char {
+    result_text(result).as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetLastError(_handle: *mut c_void) -> *const c_char {
+    c"".as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclMemAlloc(out: Out<u64>, size: usize) -> i32 {
+    NCCL.answer(|| {
+        if out.is_null() {
+            return Err(NCCL.bad_value());
+        }
+        let addr = memory::alloc(gpu::current_device(), size as u64);
+        NCCL.give(out, addr.map_err(|_| c::ncclUnhandledCudaError)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclMemFree(addr: u64) -> i32 {
+    NCCL.answer(|| {
+        if addr == 0 {
+            return Ok(());
+        }
+        memory::free(addr).map_err(|_| c::ncclUnhandledCudaError)
+    })
+}
+
+fn register(handle: *mut c_void, out: Out<*mut c_void>) -> i32 {
+    NCCL.answer(|| {
+        comm(handle)?;
+        NCCL.give(out, REGISTRATIONS.insert(()))
+    })
+}
+
+fn deregister(handle: *mut c_void, registration: *mut c_void) -> i32 {
+    NCCL.answer(|| {
+        comm(handle)?;
+        let found = registration.is_null() || REGISTRATIONS.remove(registration).is_some();
+        if found { Ok(()) } else { Err(NCCL.bad_value()) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommRegister(
+    handle: *mut c_void,
+    _buffer: *mut c_void,
+    _size: usize,
+    out: Out<*mut c_void>,
+) -> i32 {
+    register(handle, out)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommDeregister(handle: *mut c_void, registration: *mut c_void) -> i32 {
+    deregister(handle, registration)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommWindowRegister(
+    handle: *mut c_void,
+    _buffer: *mut c_void,
+    _size: usize,
+    out: Out<*mut c_void>,
+    _flags: i32,
+) -> i32 {
+    register(handle, out)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommWindowDeregister(handle: *mut c_void, window: *mut c_void) -> i32 {
+    deregister(handle, window)
+}
+
+/// Operators beyond the built-in ones only get a number: what they compute is not known.
+static OPERATORS: AtomicI32 = AtomicI32::new(c::ncclNumOps);
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclRedOpCreatePreMulSum(
+    out: Out<i32>,
+    _scalar: *mut c_void,
+    _data_type: i32,
+    _residence: i32,
+    handle: *mut c_void,
+) -> i32 {
+    NCCL.answer(|| {
+        comm(handle)?;
+        NCCL.give(out, OPERATORS.fetch_add(1, Relaxed))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclRedOpDestroy(operator: i32, handle: *mut c_void) -> i32 {
+    NCCL.answer(|| {
+        comm(handle)?;
+        let own = (c::ncclNumOps..OPERATORS.load(Relaxed)).contains(&operator);
+        if own { Ok(()) } else { Err(NCCL.bad_value()) }
+    })
+}
