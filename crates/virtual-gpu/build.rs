@@ -268,10 +268,8 @@ fn same_interface(api: &Api, hand: &BTreeSet<String>, symbol: &str) -> Option<St
         return hand.contains(plain).then(|| plain.to_owned());
     }
     let plain = symbol.strip_suffix("_ptsz").or_else(|| symbol.strip_suffix("_ptds"));
-    if let Some(plain) = plain {
-        if hand.contains(plain) {
-            return Some(plain.to_owned());
-        }
+    if let Some(plain) = plain.filter(|plain| hand.contains(*plain)) {
+        return Some(plain.to_owned());
     }
     let plain = plain.unwrap_or(symbol);
     if api.symbols[symbol] != "cuda" {
@@ -413,8 +411,8 @@ fn entries(folder: &Path, api: &Api) -> String {
 }
 
 fn layouts(path: &Path) -> String {
-    let mut toolkits: BTreeMap<String, BTreeMap<String, Vec<(String, usize, usize)>>> =
-        BTreeMap::new();
+    type Fields = Vec<(String, usize, usize)>;
+    let mut toolkits: BTreeMap<String, BTreeMap<String, Fields>> = BTreeMap::new();
     for row in rows(path) {
         let [toolkit, record, field, offset, size] = &row[..] else {
             panic!("layouts.tsv: {row:?}")

@@ -87,9 +87,12 @@ pub mod entry {
     /// that one interface, whatever the version.
     pub fn lookup(name: &str, version: u32, per_thread: bool) -> Option<*const c_void> {
         let first = ENTRIES.partition_point(|entry| entry.name < name);
-        let same = ENTRIES[first..].iter().take_while(|entry| entry.name == name);
-        let found = same.filter(|entry| entry.version <= version).last();
-        let found = found.or_else(|| ENTRIES.iter().find(|entry| entry.symbol == name))?;
+        let last = ENTRIES.partition_point(|entry| entry.name <= name);
+        let found = if first < last {
+            ENTRIES[first..last].iter().rfind(|entry| entry.version <= version)?
+        } else {
+            ENTRIES.iter().find(|entry| entry.symbol == name)?
+        };
         let function = if per_thread { found.per_thread } else { found.plain };
         Some(function as *const c_void)
     }
