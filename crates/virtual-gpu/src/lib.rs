@@ -27,7 +27,7 @@ mod runtime;
 mod stub;
 
 /// Enumerators of the public headers, by name.
-#[allow(missing_docs, non_upper_case_globals, dead_code)]
+#[allow(missing_docs, non_upper_case_globals, dead_code, clippy::unreadable_literal)]
 pub mod constants {
     include!(concat!(env!("OUT_DIR"), "/constants.rs"));
 

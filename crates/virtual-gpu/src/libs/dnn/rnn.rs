@@ -287,9 +287,8 @@ extern "C" fn cudnnGetRNNWeightParams(
         for (part, descriptor, addr) in places {
             addr.give(part.map_or(0, |p| space + (p.offset * element) as u64));
             if !descriptor.is_null() {
-                shape(descriptor, |s| {
-                    *s = part.map_or_else(Shape::default, |p| p.shape(&network))
-                })?;
+                let known = part.map_or_else(Shape::default, |p| p.shape(&network));
+                shape(descriptor, |s| *s = known)?;
             }
         }
         Ok(())
