@@ -33,11 +33,14 @@ def test_live_bytes_are_the_bytes_on_paper(card, tmp_path):
     assert said["parameters"] == PARAMETERS == 354_036_736
 
     live = [b["requested_size"] for b in support.live_blocks(snapshot)]
-    kept_workspaces = [n for n in live if n == WORKSPACE[card]]  # PyTorch before 2.15 keeps them from call to call
     model = 4 * 4 * PARAMETERS  # parameters, gradients, first and second moments, four bytes each
     ids_and_targets = 2 * (2 * 256 * 8)
     loss = 4
-    assert sum(live) - sum(kept_workspaces) == model + ids_and_targets + loss
+    beside = sum(live) - (model + ids_and_targets + loss)
+    if said["torch"] >= [2, 15]:
+        assert beside == 0
+    else:  # until 2.15 PyTorch keeps a cuBLAS workspace a thread, and cuBLASLt's of 1 MiB, from call to call
+        assert beside - live.count(WORKSPACE[card]) * WORKSPACE[card] in (0, MIB)
     assert sum(live) == said["requested_bytes"] == sum(s["requested_size"] for s in snapshot["segments"])
     assert len(support.history(at_exit)) >= len(support.history(snapshot))
 

@@ -33,10 +33,7 @@ print(
     json.dumps(
         {
             "parameters": parameters,
-            "model_bytes": 16 * parameters,
-            "input_bytes": ids.untyped_storage().nbytes() + targets.untyped_storage().nbytes(),
-            "loss_bytes": 4,
-            "capability": torch.cuda.get_device_capability(),
+            "torch": [int(n) for n in torch.__version__.split(".")[:2]],
             "requested_bytes": torch.cuda.memory_stats()["requested_bytes.all.current"],
         }
     )
