@@ -15,7 +15,7 @@ const PCI_VENDOR: u32 = 0x10de;
 const MAX_PITCH: i32 = i32::MAX;
 /// The largest window of an access policy, on GPUs that have one.
 const MAX_POLICY_WINDOW: i32 = 134_213_632;
-/// Everything but the device id is the same for both halves.
+/// What stands for "no node".
 const NO_NUMA_NODE: i32 = -1;
 
 /// The device id as PCI spells it: device and vendor.

@@ -27,9 +27,24 @@ pub struct In<T>(*const T);
 pub type Text = In<c_char>;
 
 impl<T> Out<T> {
+    /// For an answer that nobody asks for.
+    pub const fn nowhere() -> Self {
+        Self(core::ptr::null_mut())
+    }
+
+    /// A pointer that came as a number, in a parameter whose meaning another one decides.
+    pub fn from_address(addr: u64) -> Self {
+        Self(core::ptr::with_exposed_provenance_mut(addr as usize))
+    }
+
     /// The caller passed no pointer.
     pub fn is_null(self) -> bool {
         self.0.is_null()
+    }
+
+    /// Null is an invalid argument: for functions that must not begin without a place for the answer.
+    pub fn check(self) -> Result {
+        if self.0.is_null() { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
 
     /// Writes the value; null is an invalid argument.

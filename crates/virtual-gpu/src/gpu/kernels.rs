@@ -8,6 +8,7 @@
 
 use super::error::{Error, Result};
 use super::handle::{NumberMap, Table};
+use super::work::Action;
 use super::{address, device, elf, kinds, memory};
 use memtrace_devices::{Limits, Profile};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -275,31 +276,77 @@ pub fn set_max_dynamic_shared(function: u64, bytes: i32, on: usize) -> Result {
     set(function, |settings| settings.max_dynamic_shared = bytes)
 }
 
-/// A launch of this form is possible on the device.
-pub fn check_launch(
-    function: u64,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u64,
-    on: usize,
-) -> Result {
-    let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
-    let fits = grid.iter().chain(&block).all(|n| *n > 0)
-        && threads <= Limits::MAX_THREADS_PER_BLOCK.into()
-        && block[2] <= 64
-        && grid[0] <= i32::MAX as u32
-        && grid[1] <= 65535
-        && grid[2] <= 65535;
-    if !fits {
-        return Err(Error::INVALID_CONFIGURATION);
+/// A launch, as all of the ways to make one describe it.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// A registered host function or a kernel's handle.
+    pub function: u64,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared: u64,
+    /// Blocks of a cluster; 1 in each direction for none.
+    pub cluster: [u32; 3],
+    /// All blocks must run at the same time.
+    pub cooperative: bool,
+}
+
+/// The most blocks of a cluster that every GPU with clusters takes, and that it takes if the kernel
+/// opts in.
+const CLUSTER: [u64; 2] = [8, 16];
+
+impl Launch {
+    /// A plain launch.
+    pub fn new(function: u64, grid: [u32; 3], block: [u32; 3], shared: u64) -> Self {
+        Self { function, grid, block, shared, cluster: [1; 3], cooperative: false }
     }
-    check(function)?;
-    let plain = shared <= Limits::SHARED_PER_BLOCK.into();
-    if plain || shared <= settings(function)?.max_dynamic_shared.into() {
-        return Ok(());
+
+    /// It is possible on the device.
+    pub fn check(&self, on: usize) -> Result {
+        let product = |n: &[u32; 3]| n.iter().map(|n| u64::from(*n)).product::<u64>();
+        let threads = product(&self.block);
+        let fits = self.grid.iter().chain(&self.block).all(|n| *n > 0)
+            && threads <= Limits::MAX_THREADS_PER_BLOCK.into()
+            && self.block[2] <= 64
+            && self.grid[0] <= i32::MAX as u32
+            && self.grid[1] <= 65_535
+            && self.grid[2] <= 65_535;
+        if !fits {
+            return Err(Error::INVALID_CONFIGURATION);
+        }
+        check(self.function)?;
+        let plain = self.shared <= Limits::SHARED_PER_BLOCK.into();
+        if !plain && self.shared > settings(self.function)?.max_dynamic_shared.into() {
+            return Err(Error::INVALID_VALUE);
+        }
+        if self.cluster != [1; 3] {
+            self.check_cluster(on)?;
+        }
+        if self.cooperative {
+            let profile = &device(on)?.profile;
+            let each = blocks_per_multiprocessor(profile, threads as u32, self.shared);
+            if product(&self.grid) > u64::from(each) * u64::from(profile.sms) {
+                return Err(Error::COOPERATIVE_LAUNCH_TOO_LARGE);
+            }
+        }
+        Ok(())
     }
-    debug_assert!(device(on).is_ok());
-    Err(Error::INVALID_VALUE)
+
+    fn check_cluster(&self, on: usize) -> Result {
+        let blocks: u64 = self.cluster.iter().map(|n| u64::from(*n)).product();
+        let most = CLUSTER[usize::from(settings(self.function)?.large_clusters)];
+        let whole = (0..3).all(|i| self.cluster[i] > 0 && self.grid[i].is_multiple_of(self.cluster[i]));
+        let clusters = device(on)?.profile.limits().clusters;
+        if clusters && whole && blocks <= most { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
+    }
+
+    /// The work that it is.
+    pub fn action(&self) -> Action {
+        let Self { function, grid, block, shared, .. } = *self;
+        Action::Kernel { function, grid, block, shared: shared as u32 }
+    }
 }
 
 /// How many blocks of this size a multiprocessor holds at once, by the documented limits.
@@ -318,6 +365,21 @@ pub fn blocks_per_multiprocessor(profile: &Profile, threads: u32, shared: u64) -
         if each == 0 { u32::MAX } else { (u64::from(limits.shared_per_sm) / each) as u32 }
     };
     by_threads.min(by_registers).min(by_shared).min(limits.max_blocks_per_sm)
+}
+
+/// The largest cluster that a kernel may be launched with; 0 on a GPU without clusters.
+pub fn largest_cluster(function: u64, profile: &Profile) -> Result<u64> {
+    let large = settings(function)?.large_clusters;
+    Ok(if profile.limits().clusters { CLUSTER[usize::from(large)] } else { 0 })
+}
+
+/// How many clusters of this many blocks run on the device at once.
+pub fn clusters(profile: &Profile, threads: u32, shared: u64, blocks: u64) -> u32 {
+    if blocks == 0 || !profile.limits().clusters {
+        return 0;
+    }
+    let all = u64::from(blocks_per_multiprocessor(profile, threads, shared)) * u64::from(profile.sms);
+    (all / blocks) as u32
 }
 
 /// The dynamic shared memory that each of `blocks` blocks on a multiprocessor may have.

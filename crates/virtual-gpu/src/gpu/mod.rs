@@ -11,6 +11,7 @@
 //! with none held.
 
 pub mod address;
+pub mod array;
 pub mod attributes;
 pub mod border;
 pub mod config;
@@ -22,6 +23,7 @@ pub mod error;
 pub mod handle;
 pub mod kernels;
 mod life;
+pub mod limits;
 pub mod log;
 pub mod memory;
 pub mod space;
@@ -79,6 +81,17 @@ pub fn count() -> usize {
 /// The GPU with this CUDA number.
 pub fn device(ordinal: usize) -> Result<&'static Device> {
     config::machine().device(ordinal).ok_or(Error::INVALID_DEVICE)
+}
+
+/// The CUDA number of the GPU at a PCI address, written in any of the usual ways.
+pub fn device_by_pci(text: &str) -> Result<usize> {
+    let mut parts = text.split([':', '.']).map(|part| u32::from_str_radix(part, 16));
+    let mut next = || parts.next().ok_or(Error::INVALID_VALUE)?.map_err(|_| Error::INVALID_VALUE);
+    let (first, second) = (next()?, next()?);
+    // With a function behind a dot and no domain, the first part is the bus already.
+    let bus = if text.matches(':').count() == 1 { first } else { second };
+    let found = config::machine().devices().position(|gpu| gpu.pci_bus() == bus);
+    found.ok_or(Error::INVALID_DEVICE)
 }
 
 /// The device that calls of this thread go to.

@@ -218,6 +218,14 @@ impl Book {
         Some((mapping.physical, physical, start, mapping.size))
     }
 
+    /// The device whose memory is mapped at an address.
+    pub fn device_mapped_at(&self, addr: u64) -> Option<usize> {
+        match self.mapped_at(addr)?.1.location {
+            Location::Device(device) => Some(device),
+            Location::Host => None,
+        }
+    }
+
     /// `cuMemRetainAllocationHandle`: a handle to what is mapped at an address, even if all others
     /// have been released.
     pub fn retain_mapped(&mut self, addr: u64) -> Result<u64> {

@@ -87,6 +87,11 @@ impl Work {
         self.events.get(event).ok_or(Error::INVALID_HANDLE)
     }
 
+    /// The event exists.
+    pub fn check_event(&self, event: u64) -> Result {
+        self.event(event).map(|_| ())
+    }
+
     /// The event, if it may be asked whether it is over: not while it belongs to a capture.
     fn settled_event(&self, event: u64) -> Result<&Event> {
         let found = self.event(event)?;

@@ -19,8 +19,9 @@ mod object;
 
 pub use action::{Action, HostFunction, Place, Shape};
 pub use capture::{Mode, Status, guard};
-pub use event::record_now;
-pub use graph::GraphMemory;
+pub use event::{query as query_event, record_now, synchronize as synchronize_event};
+pub use graph::{GraphMemory, launch as launch_graph};
+pub use object::Due;
 
 use super::handle::Table;
 use super::{Error, Result, config::machine, context, kinds, memory, thread};
