@@ -6,8 +6,9 @@
 //! memory that a rank needs doesn't depend on its peers' data, as far as shapes don't.
 //!
 //! *Splitting*: how many ranks share a colour is only known to all of them together. The new
-//! communicator is taken to be as large as the old one; PyTorch keeps its own count of a group's ranks
-//! and allocates by that. What NCCL itself takes from the device for its channels is not modelled.
+//! communicator is taken to be as large as the old one, unless somebody who knows has said otherwise
+//! just before (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and
+//! allocates by that. What NCCL itself takes from the device for its channels is not modelled.
 
 mod collective;
 mod group;
@@ -131,6 +132,14 @@ extern "C" fn ncclCommInitAll(out: Out<*mut c_void>, count: i32, devices: In<i32
     })
 }
 
+static SPLIT_RANKS: AtomicI32 = AtomicI32::new(0);
+
+/// Says how many ranks the communicator will have that `ncclCommSplit` makes next.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_virtual_split_ranks(ranks: i32) {
+    SPLIT_RANKS.store(ranks.max(0), Relaxed);
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommSplit(
     handle: *mut c_void,
@@ -144,9 +153,15 @@ extern "C" fn ncclCommSplit(
         if colour < 0 {
             return NCCL.give(out, core::ptr::null_mut());
         }
-        log::debug(1, || format!("ncclCommSplit: taken to keep all {} ranks", parent.ranks));
-        let rank = if (0..parent.ranks).contains(&key) { key } else { parent.rank };
-        NCCL.give(out, COMMS.insert(Comm { rank, ..parent }))
+        let ranks = match SPLIT_RANKS.swap(0, Relaxed) {
+            0 => {
+                log::debug(1, || format!("ncclCommSplit: taken to keep {} ranks", parent.ranks));
+                parent.ranks
+            }
+            told => told.min(parent.ranks),
+        };
+        let rank = if (0..ranks).contains(&key) { key } else { parent.rank % ranks };
+        NCCL.give(out, COMMS.insert(Comm { ranks, rank, ..parent }))
     })
 }
 
