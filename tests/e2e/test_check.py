@@ -112,7 +112,7 @@ DAMAGES = {
     "a frame whose name is a number": (lambda s: first_frame(s).update(name=3), "name"),
     "a live block outside every segment": (lambda s: trace(s)[4].update(addr=1 << 40), "segment"),
     "a segment of no device": (lambda s: segment(s).update(device=5), "device"),
-    "segments that overlap": (lambda s: s["segments"].append(copy.deepcopy(segment(s))), "overlap"),
+    "segments that overlap": (lambda s: s["segments"].append(copy.deepcopy(segment(s))), "inside segments[0]"),
 }
 
 

@@ -26,7 +26,7 @@ def refused(done, *words):
     "spec, words",
     [
         ("h101", ("h101", "h100")),
-        ("", ("h100",)),
+        ("", ("sm_90,80GiB,132SM",)),
         ("h100*0", ("*0",)),
         ("h100*many", ("many",)),
         ("sm_90,0GiB,132SM", ("0GiB",)),
@@ -42,27 +42,27 @@ def test_a_card_that_cannot_be(spec, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "arguments, word",
     [
-        [],
-        ["walk"],
-        ["run"],
-        ["run", "--"],
-        ["run", "--stacks", "some", "--", "true"],
-        ["run", "--format", "xml", "--", "true"],
-        ["run", "--record", "maybe", "--", "true"],
-        ["run", "--colour", "--", "true"],
-        ["summary"],
-        ["check"],
+        ([], "Usage"),
+        (["walk"], "walk"),
+        (["run"], "Usage"),
+        (["run", "--"], "Usage"),
+        (["run", "--stacks", "some", "--", "true"], "none, python, all"),
+        (["run", "--format", "xml", "--", "true"], "pickle, json"),
+        (["run", "--record", "maybe", "--", "true"], "on, off"),
+        (["run", "--colour", "--", "true"], "--colour"),
+        (["summary"], "Usage"),
+        (["check"], "Usage"),
     ],
 )
-def test_arguments_that_make_no_sense(arguments):
+def test_arguments_that_make_no_sense(arguments, word):
     done = support.must(support.memtrace(*arguments), code=2)
-    assert "usage" in done.stderr.lower() and not done.stdout
+    assert word in done.stderr and not done.stdout
 
 
 def test_a_command_that_is_not_there(tmp_path):
-    refused(support.memtrace("run", "--out", tmp_path, "--", "no-such-command-here"), "no-such-command-here", "not found")
+    refused(support.memtrace("run", "--out", tmp_path, "--", "no-such-command-here"), "no-such-command-here", "PATH")
     missing = tmp_path / "absent" / "program"
     refused(support.memtrace("run", "--out", tmp_path, "--", missing), str(missing))
     plain = tmp_path / "plain.txt"
