@@ -39,6 +39,14 @@ pub struct Config {
     pub runtime_dir: Option<PathBuf>,
     /// `MEMTRACE_STACKS`: `none`, `python` or `all`. Default: all.
     pub stacks: Mode,
+    /// `MEMTRACE_CONTEXT=alloc`: no stacks for frees. Default (`all`): every event has its own.
+    pub stacks_of_frees: bool,
+    /// `MEMTRACE_SIGNAL`: a snapshot whenever this signal comes, by name (`USR2`) or number.
+    pub signal: Option<i32>,
+    /// `MEMTRACE_EVERY`: a snapshot every so many seconds.
+    pub every_ns: Option<u64>,
+    /// `MEMTRACE_PEAK_STEP`: a snapshot at each peak that is this many bytes above the last (`512MiB`, `2GiB`).
+    pub peak_step: Option<u64>,
     /// `MEMTRACE_FORMAT`: `pickle` or `json`. Default: pickle.
     pub format: Format,
     /// `MEMTRACE_EVENTS`: how many events of history are kept. Default: 2^20.
@@ -78,6 +86,19 @@ impl Config {
             }
             at
         };
+        fn parse<T>(
+            name: &str,
+            value: Option<String>,
+            what: &str,
+            f: impl Fn(&str) -> Option<T>,
+        ) -> Option<T> {
+            let value = value?;
+            let result = f(&value);
+            if result.is_none() {
+                message!("{name}={value} is not {what}; ignoring it");
+            }
+            result
+        }
         let first = |names: &[&str]| names.iter().find_map(|n| text(n)?.parse::<u32>().ok());
         let events = match text("MEMTRACE_EVENTS") {
             None => DEFAULT_EVENTS,
@@ -104,6 +125,30 @@ impl Config {
             events,
             quiet: choice("MEMTRACE_QUIET", &["0", "1"]) == Some(1),
             run_pid: text("MEMTRACE_RUN_PID").and_then(|v| v.parse().ok()),
+            stacks_of_frees: choice("MEMTRACE_CONTEXT", &["alloc", "all"]) != Some(0),
+            signal: parse(
+                "MEMTRACE_SIGNAL",
+                text("MEMTRACE_SIGNAL"),
+                "a signal such as USR2",
+                parse_signal,
+            ),
+            every_ns: parse(
+                "MEMTRACE_EVERY",
+                text("MEMTRACE_EVERY"),
+                "a number of seconds up to 86400",
+                |v| {
+                    v.parse()
+                        .ok()
+                        .filter(|s| (1..=86_400).contains(s))
+                        .map(|s: u64| s * 1_000_000_000)
+                },
+            ),
+            peak_step: parse(
+                "MEMTRACE_PEAK_STEP",
+                text("MEMTRACE_PEAK_STEP"),
+                "a size such as 512MiB",
+                parse_size,
+            ),
             allocator_conf: text("PYTORCH_CUDA_ALLOC_CONF")
                 .or_else(|| text("PYTORCH_ALLOC_CONF"))
                 .unwrap_or_default(),
@@ -112,6 +157,39 @@ impl Config {
             world_size: first(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
         }
     }
+}
+
+/// `USR2`, `SIGUSR2` or `12`; only signals that a program may catch and that don't mean a fault.
+fn parse_signal(value: &str) -> Option<i32> {
+    const NAMES: &[(&str, i32)] = &[
+        ("HUP", libc::SIGHUP),
+        ("INT", libc::SIGINT),
+        ("QUIT", libc::SIGQUIT),
+        ("USR1", libc::SIGUSR1),
+        ("USR2", libc::SIGUSR2),
+        ("TERM", libc::SIGTERM),
+        ("URG", libc::SIGURG),
+        ("WINCH", libc::SIGWINCH),
+        ("IO", libc::SIGIO),
+        ("PWR", libc::SIGPWR),
+    ];
+    let name = value.strip_prefix("SIG").unwrap_or(value);
+    let number = value.parse::<i32>().ok();
+    let known = NAMES.iter().find(|(n, s)| *n == name || Some(*s) == number).map(|(_, s)| *s);
+    known.or(number.filter(|n| (libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(n)))
+}
+
+/// Bytes, with KiB, MiB or GiB behind the number if need be.
+fn parse_size(value: &str) -> Option<u64> {
+    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &value[digits.len()..] {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return None,
+    };
+    digits.trim().parse::<u64>().ok()?.checked_mul(unit).filter(|n| *n > 0)
 }
 
 #[cfg(test)]
@@ -140,6 +218,21 @@ mod tests {
         ]);
         assert_eq!((c.stacks, c.format, c.events), (Mode::All, Format::Pickle, DEFAULT_EVENTS));
         assert_eq!(c.rank, None);
+    }
+
+    #[test]
+    fn signals_and_sizes_have_names() {
+        for v in ["USR2", "SIGUSR2", "12"] {
+            assert_eq!(parse_signal(v), Some(libc::SIGUSR2), "{v}");
+        }
+        for v in ["KILL", "SEGV", "9", "0", "65", "usr2", ""] {
+            assert_eq!(parse_signal(v), None, "{v}");
+        }
+        assert_eq!(parse_size("512MiB"), Some(512 << 20));
+        assert_eq!(parse_size("7"), Some(7));
+        for v in ["", "GiB", "0", "-1GiB", "1GB", "99999999999GiB"] {
+            assert_eq!(parse_size(v), None, "{v}");
+        }
     }
 
     #[test]

@@ -11,9 +11,8 @@ use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::blackbox::at;
 use memtrace_format::event::StackId;
-use memtrace_format::replay::State;
-use memtrace_format::snapshot::{Snapshot, StackIx, TraceEntry, Value};
-use memtrace_format::{json, pickle, settings};
+use memtrace_format::snapshot::{Snapshot, StackIx, Value};
+use memtrace_format::{json, pickle, replay, settings};
 
 use crate::config::{Config, Format};
 use crate::hooks::table;
@@ -31,6 +30,12 @@ pub enum Reason {
     Exit,
     /// An allocation failed.
     Oom,
+    /// More memory is in use than ever before.
+    Peak,
+    /// The user's signal came.
+    Signal,
+    /// The time that the user named has passed.
+    Clock,
     /// Somebody asked.
     Request,
 }
@@ -40,6 +45,9 @@ impl Reason {
         match self {
             Reason::Exit => "exit",
             Reason::Oom => "oom",
+            Reason::Peak => "peak",
+            Reason::Signal => "signal",
+            Reason::Clock => "clock",
             Reason::Request => "request",
         }
     }
@@ -61,7 +69,11 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
         Ok(path) => {
             if !recorder.config.quiet {
                 let events: usize = snapshot.device_traces.iter().map(Vec::len).sum();
-                let why = if reason == Reason::Oom { " at out of memory" } else { "" };
+                let why = match reason {
+                    Reason::Oom => " at out of memory",
+                    Reason::Peak => " at a new peak",
+                    _ => "",
+                };
                 message!("wrote {}{why}: {events} entries", path.display());
             }
             Some(path)
@@ -164,44 +176,21 @@ fn write_file(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()
 /// The snapshot of this process at ticket `to`.
 pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
     let view = recorder.ring.view(to, Live::state);
-    let mut state = view.live;
     let mut namer = recorder.stacks.namer();
     let mut stack = |id: StackId| -> Option<StackIx> { namer.as_mut()?.stack(id) };
-    let mut traces: Vec<Vec<TraceEntry>> = vec![Vec::new(); state.devices.len()];
-    let mut host_traces = Vec::new();
-    {
-        let mut sink = |device: Option<usize>, mut entry: TraceEntry| {
-            entry.frames = entry.frames.and_then(&mut stack);
-            match device {
-                Some(d) => {
-                    if traces.len() <= d {
-                        traces.resize_with(d + 1, Vec::new);
-                    }
-                    traces[d].push(entry);
-                }
-                None => host_traces.push(entry),
-            }
-        };
-        for event in &view.events {
-            state.apply(event, &table::name, &mut sink);
-        }
-        state.finish(&mut sink);
-    }
-    let segments = state.segments(&mut stack);
-    let host_segments = state.host.to_segments(-1, &mut stack);
-    let memtrace = about(recorder, &state, reason, view.from, view.torn);
+    let assembled = replay::assemble(view.live, &view.events, &table::name, &mut stack);
     let (frames, stacks) = namer.map(Namer::into_tables).unwrap_or_default();
+    let counters = [
+        ("events_retired", view.from),
+        ("unpublished", view.torn),
+        ("anomalies", assembled.memtrace["counters"]["anomalies"].as_u64().unwrap_or(0)),
+    ];
     Snapshot {
         frames,
         stacks,
-        segments,
-        device_traces: traces,
         allocator_settings: settings::from_conf(&recorder.config.allocator_conf),
-        external_annotations: Vec::new(),
-        host_segments,
-        host_traces,
-        memtrace,
-        ..Snapshot::default()
+        memtrace: about(recorder, reason, counters),
+        ..assembled
     }
 }
 
@@ -222,7 +211,7 @@ pub fn identity(config: &Config, started_ns: u64) -> Value {
 }
 
 /// The extra top-level key.
-fn about(recorder: &Recorder, state: &State, reason: Reason, retired: u64, torn: u64) -> Value {
+fn about(recorder: &Recorder, reason: Reason, counters: [(&str, u64); 3]) -> Value {
     let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
     let mut about = identity(&recorder.config, recorder.started_ns);
     about["reason"] = reason.name().into();
@@ -230,12 +219,12 @@ fn about(recorder: &Recorder, state: &State, reason: Reason, retired: u64, torn:
     about["stacks"] = recorder.stacks.about();
     about["counters"] = serde_json::json!({
         "events": recorder.ring.written(),
-        "events_retired": retired,
-        "unpublished": torn,
         "stalls": counter(at::STALLS),
         "live_refused": counter(at::LIVE_REFUSED),
-        "anomalies": state.anomalies,
     });
+    for (name, value) in counters {
+        about["counters"][name] = value.into();
+    }
     about["not_recorded"] = NOT_RECORDED.into();
     if let Some(gpu) = virtual_gpu::stats() {
         about["virtual"] = gpu;

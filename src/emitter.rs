@@ -1,4 +1,5 @@
-//! The background thread: keeps room in the ring, and writes a snapshot when memory has run out.
+//! The background thread: keeps room in the ring, and writes a snapshot when memory has run out, at a new peak,
+//! when the clock or a signal says so.
 //!
 //! It is one thread with a small stack and all signals blocked, made with `pthread_create` (the standard
 //! library's own threads register thread-local destructors, which a library that may be unloaded must not
@@ -23,12 +24,39 @@ const OOM_PAUSE_NS: u64 = 60_000_000_000;
 /// The longest the thread sleeps, nanoseconds.
 const NAP_NS: i64 = 50_000_000;
 
+/// See [`Emitter::farewell`].
+const ASKED: u32 = 1;
+/// See [`Emitter::farewell`].
+const DONE: u32 = 2;
+
+/// Sleeps until the word is no longer `seen`, or a nap has passed.
+fn sleep_on(word: &AtomicU32, seen: u32) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: NAP_NS };
+    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word and the timeout outlive the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wait, seen, &raw const time) };
+}
+
+fn wake_all(word: &AtomicU32) {
+    let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: FUTEX_WAKE only uses the address as a key.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, i32::MAX) };
+}
+
 /// The thread's mailbox.
 pub struct Emitter {
     /// Changes with every call for attention; the futex word.
     calls: AtomicU32,
     /// Ticket + 1 of the first out-of-memory event that nobody has looked at yet; 0 if none.
     oom: AtomicU64,
+    /// Ticket + 1 of the last new peak that nobody has looked at yet; 0 if none.
+    peak: AtomicU64,
+    /// Bytes that the next new peak must reach; `u64::MAX` if nobody asked for peaks.
+    next_peak: AtomicU64,
+    /// A signal has come.
+    signalled: AtomicU32,
+    /// The process ends by `_exit`: asked for ([`ASKED`]), and done ([`DONE`]). A futex word.
+    farewell: AtomicU32,
     written: Mutex<OomFiles>,
 }
 
@@ -51,6 +79,10 @@ impl Emitter {
         Emitter {
             calls: AtomicU32::new(0),
             oom: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            next_peak: AtomicU64::new(u64::MAX),
+            signalled: AtomicU32::new(0),
+            farewell: AtomicU32::new(0),
             written: Mutex::new(OomFiles { count: 0, last_ns: 0, passed_over: 0 }),
         }
     }
@@ -58,15 +90,7 @@ impl Emitter {
     /// Wakes the thread. Callable from a hook.
     pub fn wake(&self) {
         self.calls.fetch_add(1, Ordering::Release);
-        // SAFETY: FUTEX_WAKE only uses the address as a key.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.calls.as_ptr(),
-                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-                1,
-            )
-        };
+        wake_all(&self.calls);
     }
 
     /// Notes that the event with this ticket says out of memory. Callable from a hook.
@@ -76,18 +100,60 @@ impl Emitter {
         self.wake();
     }
 
-    fn nap(&self, seen: u32) {
-        let time = libc::timespec { tv_sec: 0, tv_nsec: NAP_NS };
-        // SAFETY: the word and the timeout outlive the call.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.calls.as_ptr(),
-                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                seen,
-                &raw const time,
-            )
-        };
+    /// Notes that PyTorch has `allocated` bytes on one device after the event with this ticket. Callable from
+    /// a hook.
+    pub fn allocated(&self, recorder: &Recorder, allocated: u64, ticket: u64) {
+        if allocated < self.next_peak.load(Ordering::Relaxed) {
+            return;
+        }
+        let step = recorder.config.peak_step.unwrap_or(u64::MAX);
+        self.next_peak.store(allocated.saturating_add(step), Ordering::Relaxed);
+        self.peak.store(ticket + 1, Ordering::Release);
+        self.wake();
+    }
+
+    /// Notes that the user's signal has come. Callable from a signal handler.
+    pub fn signal(&self) {
+        self.signalled.store(1, Ordering::Release);
+        self.wake();
+    }
+
+    /// Writes what the user asked for beside out of memory: peaks, signals, the clock.
+    fn serve_wishes(&self, recorder: &Recorder, next: &mut u64) {
+        let peak = self.peak.swap(0, Ordering::AcqRel);
+        if peak != 0 {
+            dump::to_folder(recorder, peak, dump::Reason::Peak);
+        }
+        if self.signalled.swap(0, Ordering::AcqRel) != 0 {
+            dump::to_folder(recorder, u64::MAX, dump::Reason::Signal);
+        }
+        if let Some(every) = recorder.config.every_ns {
+            let now = clock::now_ns();
+            if now >= *next {
+                *next = now + every;
+                dump::to_folder(recorder, u64::MAX, dump::Reason::Clock);
+            }
+        }
+    }
+
+    /// Has the thread write the last snapshot, and waits for it. Allocates nothing and takes no lock: the
+    /// caller may be in a signal handler.
+    pub fn farewell(&self, patience_ns: u64) {
+        let end = clock::now_ns() + patience_ns;
+        if self.farewell.swap(ASKED, Ordering::AcqRel) == 0 {
+            self.wake();
+        }
+        while self.farewell.load(Ordering::Acquire) == ASKED && clock::now_ns() < end {
+            sleep_on(&self.farewell, ASKED);
+        }
+    }
+
+    fn serve_farewell(&self, recorder: &Recorder) {
+        if self.farewell.load(Ordering::Acquire) == ASKED {
+            crate::life::last_snapshot(recorder);
+            self.farewell.store(DONE, Ordering::Release);
+            wake_all(&self.farewell);
+        }
     }
 
     /// Writes the snapshot of an out-of-memory event that is waiting, if one is. Also called at exit, where
@@ -110,12 +176,18 @@ impl Emitter {
         }
         files.count += 1;
         files.last_ns = now;
+        // The ticket is stored plus one, so this shows the state after the event.
         dump::to_folder(recorder, ticket, dump::Reason::Oom);
     }
 }
 
 /// Starts the thread for this recorder. Without it, producers retire for themselves.
 pub fn start(recorder: &'static Recorder) {
+    let first = recorder.config.peak_step.unwrap_or(u64::MAX);
+    recorder.emitter.next_peak.store(first, Ordering::Relaxed);
+    if let Some(signal) = recorder.config.signal {
+        listen(signal);
+    }
     // SAFETY: plain pthread calls on local, initialised objects; the recorder lives for ever.
     unsafe {
         let mut attr = std::mem::MaybeUninit::uninit();
@@ -146,10 +218,13 @@ extern "C" fn run(recorder: *mut c_void) -> *mut c_void {
     let recorder: &'static Recorder = unsafe { &*recorder.cast() };
     // What this thread does is none of the program's doing.
     crate::record::guard::nested(|| {
+        let mut next = recorder.started_ns + recorder.config.every_ns.unwrap_or(0);
         while crate::is_on(recorder) {
             let seen = recorder.emitter.calls.load(Ordering::Acquire);
             let work = std::panic::AssertUnwindSafe(|| {
                 recorder.emitter.serve_oom(recorder);
+                recorder.emitter.serve_wishes(recorder, &mut next);
+                recorder.emitter.serve_farewell(recorder);
                 recorder.retire_ahead();
                 recorder.stacks.refresh();
             });
@@ -157,8 +232,49 @@ extern "C" fn run(recorder: *mut c_void) -> *mut c_void {
                 crate::switch_off("an internal error in the background thread");
                 break;
             }
-            recorder.emitter.nap(seen);
+            sleep_on(&recorder.emitter.calls, seen);
         }
     });
     std::ptr::null_mut()
+}
+
+/// What the program did with the user's signal before.
+static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
+
+/// Catches the signal; a handler that the program had goes on being called.
+fn listen(signal: i32) {
+    // SAFETY: plain system calls on initialised records; the handler only stores numbers and wakes a futex.
+    unsafe {
+        let mut ours: libc::sigaction = std::mem::zeroed();
+        ours.sa_sigaction = on_signal as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        libc::sigemptyset(&raw mut ours.sa_mask);
+        let mut before: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(signal, std::ptr::null(), &raw mut before) != 0 {
+            return;
+        }
+        let _ = BEFORE.set(before);
+        libc::sigaction(signal, &raw const ours, std::ptr::null_mut());
+    }
+}
+
+extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    if let Some(recorder) = crate::recorder() {
+        recorder.emitter.signal();
+    }
+    let Some(before) = BEFORE.get() else { return };
+    if before.sa_sigaction == libc::SIG_DFL || before.sa_sigaction == libc::SIG_IGN {
+        return;
+    }
+    // SAFETY: the program's own handler, called as it asked to be called.
+    unsafe {
+        if before.sa_flags & libc::SA_SIGINFO != 0 {
+            let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) =
+                std::mem::transmute(before.sa_sigaction);
+            f(signal, info, context);
+        } else {
+            let f: extern "C" fn(i32) = std::mem::transmute(before.sa_sigaction);
+            f(signal);
+        }
+    }
 }

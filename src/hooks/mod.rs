@@ -115,7 +115,7 @@ pub fn free(api: Api, caller: usize, layer: Layer, addr: usize, stream: usize) {
         };
         let stack = match local.request.get() {
             Some(request) if framework => request.stack,
-            _ => recorder.stacks.capture(),
+            _ => recorder.stack_of_free(),
         };
         recorder.write(&Event {
             api: api as u16,

@@ -221,7 +221,8 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
         guard::observe(|recorder, local| {
             let device = (device >> 8) as i8;
             if change > 0 {
-                handed_out(recorder, local, addr as u64, change as u64, device);
+                let ticket = handed_out(recorder, local, addr as u64, change as u64, device);
+                recorder.emitter.allocated(recorder, allocated as u64, ticket);
             } else {
                 taken_back(recorder, local, addr as u64, change.unsigned_abs(), device);
             }
@@ -239,7 +240,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
     }
 }
 
-fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) {
+fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) -> u64 {
     local.recorded_len.set(0);
     let asked = request(recorder, local);
     let (size, flags) =
@@ -253,7 +254,7 @@ fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         stack: asked.stack,
         device,
         ..event(local, Kind::Alloc, Layer::Framework)
-    });
+    })
 }
 
 fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) {
@@ -263,7 +264,7 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         size: block,
         extra: block,
         flags: if pending { FLAG_PENDING } else { 0 },
-        stack: recorder.stacks.capture(),
+        stack: recorder.stack_of_free(),
         device,
         ..event(local, Kind::FreeRequested, Layer::Framework)
     };

@@ -13,7 +13,7 @@ pub mod stacks;
 use std::sync::atomic::AtomicU64;
 
 use memtrace_format::blackbox::{Region, at};
-use memtrace_format::event::Event;
+use memtrace_format::event::{Event, NO_STACK, StackId};
 
 use crate::config::Config;
 use crate::emitter::Emitter;
@@ -76,6 +76,11 @@ impl Recorder {
     /// Is this the process that made the recorder?
     pub fn is_ours(&self) -> bool {
         self.owner.load(Ordering::Relaxed) == 1
+    }
+
+    /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
+    pub fn stack_of_free(&self) -> StackId {
+        if self.config.stacks_of_frees { self.stacks.capture() } else { NO_STACK }
     }
 
     /// Writes one event. Returns its ticket.

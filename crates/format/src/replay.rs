@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, StackId};
-use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, StackIx, TraceEntry};
+use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, Snapshot, StackIx, TraceEntry};
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
 pub const PAGE: u64 = 2 << 20;
@@ -374,6 +374,43 @@ impl State {
             out.extend(state.to_segments(d as i64, stack));
         }
         out
+    }
+}
+
+/// State and history in a snapshot's shape; the caller adds frames, settings and what it knows of the process.
+/// `stack` turns a depot stack id into the snapshot's own index.
+pub fn assemble(
+    mut live: State,
+    events: &[Event],
+    api: ApiName<'_>,
+    stack: &mut dyn FnMut(StackId) -> Option<StackIx>,
+) -> Snapshot {
+    let mut device_traces: Vec<Vec<TraceEntry>> = vec![Vec::new(); live.devices.len()];
+    let mut host_traces = Vec::new();
+    let mut sink = |device: Option<usize>, mut entry: TraceEntry| {
+        entry.frames = entry.frames.and_then(&mut *stack);
+        match device {
+            Some(d) => {
+                if device_traces.len() <= d {
+                    device_traces.resize_with(d + 1, Vec::new);
+                }
+                device_traces[d].push(entry);
+            }
+            None => host_traces.push(entry),
+        }
+    };
+    for event in events {
+        live.apply(event, api, &mut sink);
+    }
+    live.finish(&mut sink);
+    let anomalies = live.anomalies;
+    Snapshot {
+        segments: live.segments(stack),
+        host_segments: live.host.to_segments(-1, stack),
+        device_traces,
+        host_traces,
+        memtrace: serde_json::json!({ "counters": { "anomalies": anomalies } }),
+        ..Snapshot::default()
     }
 }
 

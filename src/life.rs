@@ -1,0 +1,120 @@
+//! The ends of a process: exit, `_exit`, fork, and an end without any CUDA call.
+//!
+//! `exit` runs our handler early (it was registered late), with every other thread still running. `_exit` runs no
+//! handlers: its callers are in a hurry, or in a signal handler, or share their memory with a parent (`vfork`).
+//! So there the background thread writes the snapshot while the caller waits, for a bounded time, on a word.
+//! If that fails, the black box still has everything.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memtrace_format::blackbox::Life;
+
+use crate::hooks::resolve;
+use crate::record::{Recorder, guard};
+use crate::{RECORDER, WOKEN, dump, message, recorder};
+
+/// Registers, once a process image, what happens at exit and in a forked child.
+pub fn register() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if REGISTERED.swap(true, Ordering::AcqRel) {
+        return; // a forked child has inherited both
+    }
+    // SAFETY: both are plain functions of this library, which is never unloaded (-z nodelete).
+    unsafe {
+        libc::atexit(exiting);
+        libc::pthread_atfork(None, None, Some(forked));
+    }
+}
+
+extern "C" fn exiting() {
+    let Some(recorder) = recorder() else { return };
+    guard::nested(|| {
+        if std::panic::catch_unwind(|| last_snapshot(recorder)).is_err() {
+            message!("an internal error while the last snapshot was written");
+        }
+    });
+}
+
+/// Writes what has not been written yet and takes the black box away.
+pub fn last_snapshot(recorder: &Recorder) {
+    recorder.emitter.serve_oom(recorder);
+    let nothing = recorder.ring.written() == 0;
+    if nothing || dump::to_folder(recorder, u64::MAX, dump::Reason::Exit).is_some() {
+        recorder.blackbox.set_life(Life::Ended);
+        recorder.blackbox.remove();
+    }
+}
+
+/// How long `_exit` waits for the background thread.
+const PATIENCE_NS: u64 = 20_000_000_000;
+
+/// `_exit(2)`: ends the process without its exit handlers.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    if let Some(recorder) = recorder()
+        // SAFETY: getpid has no preconditions. A child of vfork has our memory and another number.
+        && recorder.pid == unsafe { libc::getpid() }
+        && !guard::inside()
+    {
+        recorder.emitter.farewell(PATIENCE_NS);
+    }
+    static REAL: resolve::Real = resolve::Real::new();
+    if let Some(real) = REAL.find("_exit", "libc.so") {
+        // SAFETY: the C library's function of this name.
+        let real: extern "C" fn(c_int) -> ! = unsafe { std::mem::transmute(real) };
+        real(status)
+    }
+    // SAFETY: ends the process; nothing returns.
+    unsafe {
+        libc::syscall(libc::SYS_exit_group, status);
+        std::process::abort()
+    }
+}
+
+/// `_Exit`, C's name for the same.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
+    // SAFETY: the same function.
+    unsafe { _exit(status) }
+}
+
+/// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here.
+extern "C" fn forked() {
+    RECORDER.store(std::ptr::null_mut(), Ordering::Release);
+    WOKEN.store(false, Ordering::Release);
+    guard::local(guard::Local::forget_thread);
+}
+
+/// Runs when the process that `memtrace run` became ends: says why there is nothing to look at.
+extern "C" fn unloading() {
+    if WOKEN.load(Ordering::Relaxed) {
+        return;
+    }
+    let Some(pid) = std::env::var_os("MEMTRACE_RUN_PID") else { return };
+    if pid.to_str().and_then(|p| p.parse().ok()) == Some(std::process::id()) {
+        explain_nothing();
+    }
+}
+
+fn explain_nothing() {
+    let has = |name: &str| resolve::loaded(name).is_some();
+    if has("libtorch_cpu.so") && !has("libc10_cuda.so") {
+        message!(
+            "nothing recorded: this PyTorch is built without CUDA; install a CUDA build (pip install torch)"
+        );
+    } else if has("libc10_cuda.so") || has("libcudart.so") || has("libcuda.so") {
+        message!("nothing recorded: the program has loaded CUDA but called nothing in it");
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_UNLOAD: extern "C" fn() = unloading;
