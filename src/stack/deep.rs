@@ -54,6 +54,13 @@ impl<T: Copy, const HALF: usize> Deep<T, HALF> {
         }
     }
 
+    /// The item that was added last, to be changed.
+    #[inline]
+    pub fn last_mut(&mut self) -> Option<&mut T> {
+        let last = self.pushed.checked_sub(1)?;
+        Some(if last < HALF { &mut self.first[last] } else { &mut self.last[last % HALF] })
+    }
+
     /// The `i`-th item that was kept, to be changed.
     #[inline]
     pub fn get_mut(&mut self, i: usize) -> &mut T {
@@ -83,6 +90,7 @@ mod tests {
             let expect: Vec<usize> = if n <= 16 { (0..n).collect() } else { (0..8).chain(n - 8..n).collect() };
             prop_assert_eq!(&kept, &expect);
             prop_assert_eq!(deep.gap(), (n > 16).then_some(8));
+            prop_assert_eq!(deep.last_mut().copied(), n.checked_sub(1));
             for i in 0..deep.len() {
                 let item = deep.get(i);
                 prop_assert_eq!(*deep.get_mut(i), item);

@@ -140,6 +140,7 @@ impl Depot {
 }
 
 /// Both halves of the product of two odd-ish numbers, folded: every bit of the input reaches every bit.
+#[inline(always)]
 pub(super) fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xd1b5_4a32_d192_ed03);
     product as u64 ^ (product >> 64) as u64

@@ -166,7 +166,7 @@ impl Stacks {
         let Scratch { words, last, ids, depth, serial, .. } = scratch;
         let words = &words[from..];
         let known = if *serial == self.serial { *depth } else { 0 };
-        let same = words.iter().zip(&last[..known]).take_while(|(a, b)| a == b).count();
+        let same = common(words, &last[..known]);
         let mut id = same.checked_sub(1).map_or(NO_STACK, |i| ids[i]);
         let rest = words.iter().zip(&mut last[..]).zip(&mut ids[..]).skip(same);
         *serial = self.serial;
@@ -237,6 +237,16 @@ pub fn closing<T>(stacks: Option<&Stacks>, close: impl FnOnce() -> T) -> T {
     })
 }
 
+/// How many words are the same at the beginning of both.
+#[inline]
+fn common(a: &[u64], b: &[u64]) -> usize {
+    // Eight at a time, which the compiler compares at once.
+    let (long, _) = a.as_chunks::<8>();
+    let (other, _) = b.as_chunks::<8>();
+    let n = 8 * long.iter().zip(other).take_while(|(a, b)| a == b).count();
+    n + a[n..].iter().zip(&b[n..]).take_while(|(a, b)| a == b).count()
+}
+
 /// Puts Python and native frames together, outermost first, at the end of `scratch.words`. Returns where they
 /// begin.
 #[inline]
@@ -245,13 +255,13 @@ fn splice(scratch: &mut Scratch, runtime: Option<&Runtime>, reasons: [Option<Rea
     let each_frame = runtime.filter(|r| r.layout.evaluation == Evaluation::EachFrame);
     let mut inside = usize::MAX;
     if each_frame.is_none() && !native.is_empty() {
-        // An evaluation's end comes behind its frames; take its address back to them.
+        // The outermost frame of an evaluation has its address; so have, then, those that it called.
         for i in (0..python.len()).rev() {
             let step = python.get_mut(i);
-            if step.word == 0 {
-                inside = step.inside;
-            } else {
+            if step.inside == 0 {
                 step.inside = inside;
+            } else {
+                inside = step.inside;
             }
         }
     }
@@ -268,11 +278,8 @@ fn splice(scratch: &mut Scratch, runtime: Option<&Runtime>, reasons: [Option<Rea
         if python.gap() == Some(*next) {
             push(elided);
         }
-        let word = python.get(*next).word;
+        push(python.get(*next).word);
         *next += 1;
-        if word != 0 {
-            push(word);
-        }
     };
     for i in 0..native.len() {
         if native.gap() == Some(i) {
@@ -284,11 +291,7 @@ fn splice(scratch: &mut Scratch, runtime: Option<&Runtime>, reasons: [Option<Rea
                 python_frame(&mut next, &mut push);
             }
         } else {
-            while next < python.len() {
-                let step = python.get(next);
-                if step.word != 0 && step.inside as u64 >= frame.end {
-                    break;
-                }
+            while next < python.len() && (python.get(next).inside as u64) < frame.end {
                 python_frame(&mut next, &mut push);
             }
         }

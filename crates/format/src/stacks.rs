@@ -145,6 +145,7 @@ const UNIT_LIMIT: u32 = (1 << CODE_AT) - 1;
 
 impl RawFrame {
     /// The frame as one word, never 0.
+    #[inline]
     pub fn pack(self) -> u64 {
         match self {
             RawFrame::Native { pc, epoch } => {

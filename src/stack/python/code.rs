@@ -5,7 +5,7 @@
 //! of dead code objects are reused at once (compiling 20,000 small functions reuses most of them), so a record
 //! is found by address *and* fingerprint. From 3.12 on a code object has a serial number; it may have run out
 //! (0) and each sub-interpreter counts for itself, so some cheap fields go with it. Before 3.12 the fingerprint
-//! covers content: lengths and hashes of the names, the line table's length and ends. Two code objects that agree in all
+//! covers content: the hashes of the names, the line table's length and ends. Two code objects that agree in all
 //! of that give the same names and, but for the middle of a long table, the same lines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,13 +47,12 @@ impl CodeTable {
     ///
     /// # Safety
     /// `code` is a live code object of an interpreter with this layout.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn id(&self, layout: &Layout, code: usize) -> u32 {
         // SAFETY: as the caller promises.
         let mark = unsafe { fingerprint(layout, code) };
-        let hash = mix(code as u64, mark);
-        let tag = hash >> 32 << 32;
-        let mut slot = hash as usize & (self.slots - 1);
+        let tag = mark >> 32 << 32;
+        let mut slot = (mark as usize ^ code >> 4) & (self.slots - 1);
         let words = self.arena.words();
         let mut made = 0;
         for _ in 0..MAX_PROBES {
@@ -129,38 +128,36 @@ impl CodeTable {
 ///
 /// # Safety
 /// `code` is a live code object of an interpreter with this layout.
-#[inline]
+#[inline(always)]
 unsafe fn fingerprint(layout: &Layout, code: usize) -> u64 {
     // SAFETY: fields of a live code object, and the strings and bytes that it owns.
     unsafe {
         let field = |offset: usize| read::<u64>(code + offset);
-        let (filename, name, lines) =
+        let (filename, name, table) =
             (field(layout.filename), field(layout.name), field(layout.lines));
         let first_line = u64::from(read::<u32>(code + layout.first_line));
         let version = layout.version.map_or(0, |at| read::<u32>(code + at));
-        let cheap = mix(filename, name) ^ mix(lines, first_line << 32 | u64::from(version));
+        let pointers = filename ^ name.rotate_left(21) ^ table.rotate_left(42);
+        let cheap = mix(pointers, first_line << 32 | u64::from(version));
         if version != 0 {
             return cheap;
         }
-        let mut mark = cheap
-            ^ content(layout, name as usize)
-            ^ content(layout, filename as usize).rotate_left(1);
-        if let Some(at) = layout.qualname {
-            mark ^= content(layout, field(at) as usize).rotate_left(2);
+        let names =
+            content(layout, name as usize) ^ content(layout, filename as usize).rotate_left(1);
+        if table == 0 {
+            return cheap ^ names;
         }
-        let table = lines as usize;
-        if table != 0 {
-            let length = read::<usize>(table + OB_SIZE);
-            let data = table + BYTES_DATA;
-            mark ^= if length >= 16 {
-                let end = data + length;
-                mix(read_word(data) ^ length as u64, read_word(data + 8))
-                    ^ mix(read_word(end - 16), read_word(end - 8)).rotate_left(3)
-            } else {
-                (0..length).fold(length as u64, |h, i| mix(h, u64::from(read::<u8>(data + i))))
-            };
-        }
-        mark
+        let (length, data) = (read::<usize>(table as usize + OB_SIZE), table as usize + BYTES_DATA);
+        let lines = if length >= 16 {
+            let end = data + length;
+            read_word(data).rotate_left(7)
+                ^ read_word(data + 8).rotate_left(19)
+                ^ read_word(end - 16).rotate_left(31)
+                ^ read_word(end - 8)
+        } else {
+            (0..length).fold(0, |h, i| h << 8 ^ h >> 56 ^ u64::from(read::<u8>(data + i)))
+        };
+        cheap ^ mix(names ^ length as u64, lines)
     }
 }
 
@@ -168,19 +165,17 @@ unsafe fn fingerprint(layout: &Layout, code: usize) -> u64 {
 ///
 /// # Safety
 /// `text` is 0 or a live string object.
-#[inline]
+#[inline(always)]
 unsafe fn content(layout: &Layout, text: usize) -> u64 {
     if text == 0 {
         return 0;
     }
     // SAFETY: fields of a live string.
-    match unsafe { read::<u64>(text + STR_HASH) } {
-        // Not hashed yet. When it is, the code object gets a second record; nothing else happens.
-        u64::MAX => {
-            // SAFETY: as above.
-            let [a, b, c, d] = unsafe { Text::at(layout, text) }.ends();
-            mix(a ^ c, b) ^ d
-        }
-        hash => hash,
+    let hash = unsafe { read::<u64>(text + STR_HASH) };
+    if hash != u64::MAX {
+        return hash;
     }
+    // Not hashed yet. When it is, the code object gets a second record; nothing else happens.
+    // SAFETY: as above.
+    unsafe { Text::at(layout, text) }.glimpse()
 }

@@ -109,7 +109,8 @@ pub const STR_STATE: usize = 32;
 pub const BYTES_DATA: usize = 32;
 const TP_BASICSIZE: usize = 32;
 
-static LAYOUTS: [Layout; 5] = [
+/// The versions that can be walked. A constant, so that a walk can be compiled for each.
+pub const LAYOUTS: [Layout; 5] = [
     Layout {
         minor: 9,
         code_size: 176,
@@ -231,6 +232,8 @@ static LAYOUTS: [Layout; 5] = [
 pub struct Runtime {
     /// Where things are.
     pub layout: &'static Layout,
+    /// Which of [`LAYOUTS`] that is.
+    pub which: usize,
     /// Address of `PyCode_Type`.
     pub code_type: usize,
     /// Code of the interpreter's main loop; empty if its size is not known.
@@ -320,7 +323,8 @@ fn find() -> Result<Runtime, Reason> {
     if version >> 24 != 3 {
         return Err(Reason::VersionUnknown);
     }
-    let layout = LAYOUTS.iter().find(|l| l.minor == minor).ok_or(Reason::VersionUnknown)?;
+    let which = LAYOUTS.iter().position(|l| l.minor == minor).ok_or(Reason::VersionUnknown)?;
+    let layout = const { &LAYOUTS }.get(which).ok_or(Reason::VersionUnknown)?;
     if minor >= 13 {
         published(layout, version)?;
     }
@@ -338,7 +342,7 @@ fn find() -> Result<Runtime, Reason> {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(finalizing),
         )
     };
-    Ok(Runtime { layout, code_type, eval: eval(), version, thread_state, finalizing })
+    Ok(Runtime { layout, which, code_type, eval: eval(), version, thread_state, finalizing })
 }
 
 /// Compares our table with the offsets that the interpreter publishes (3.13 and later).

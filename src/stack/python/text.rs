@@ -9,6 +9,8 @@ use super::read;
 /// Longest text that is kept, in bytes of UTF-8; the rest is cut off.
 const MAX_BYTES: usize = 4096;
 
+static NOTHING: [u64; 1] = [0];
+
 /// A string object that is alive.
 #[derive(Clone, Copy)]
 pub struct Text {
@@ -22,8 +24,10 @@ impl Text {
     ///
     /// # Safety
     /// `at` is 0 or a live `str` object.
+    #[inline(always)]
     pub unsafe fn at(layout: &Layout, at: usize) -> Text {
-        let none = Text { data: 0, length: 0, width: 1 };
+        // Empty, and there is something to read before its end.
+        let none = Text { data: (&raw const NOTHING) as usize + 8, length: 0, width: 1 };
         if at == 0 || !at.is_multiple_of(OB_TYPE) {
             return none;
         }
@@ -66,22 +70,24 @@ impl Text {
         self.chars().map(char::len_utf8).sum()
     }
 
-    /// The ends of the characters as they lie in memory, and their number: a fingerprint of the content.
-    pub fn ends(self) -> [u64; 4] {
+    /// A number for the content: from its size, its beginning and its end, where file names differ.
+    #[inline(always)]
+    pub fn glimpse(self) -> u64 {
         let bytes = self.length * self.width;
-        let [a, b] = if bytes >= 8 {
-            // SAFETY: at least eight bytes, all of the live string.
-            unsafe { [read_word(self.data), read_word(self.data + bytes - 8)] }
-        } else {
-            [self.chars().fold(0, |h: u64, c| h << 8 ^ u64::from(c)), 0]
-        };
-        let middle = if bytes >= 32 {
-            // SAFETY: as above.
-            unsafe { read_word(self.data + bytes - 16) }
-        } else {
-            0
-        };
-        [a, b, middle, bytes as u64]
+        let end = self.data + bytes;
+        if bytes < 16 {
+            // SAFETY: the eight bytes before the end of a string are its own or its header's; the header's are
+            // shifted out. Eight bytes from the beginning are the string's if it has as many.
+            unsafe {
+                let kept = bytes.min(8) as u32;
+                let last = read_word(end - 8).checked_shr(64 - 8 * kept).unwrap_or(0);
+                let first = if bytes > 8 { read_word(self.data) } else { 0 };
+                return first ^ last.rotate_left(23) ^ bytes as u64;
+            }
+        }
+        // SAFETY: at least sixteen bytes, all of the live string.
+        let [a, b, c] = unsafe { [read_word(self.data), read_word(end - 16), read_word(end - 8)] };
+        a ^ b.rotate_left(23) ^ c.rotate_left(41) ^ bytes as u64
     }
 }
 
@@ -89,6 +95,7 @@ impl Text {
 ///
 /// # Safety
 /// They must be readable.
+#[inline(always)]
 pub unsafe fn read_word(at: usize) -> u64 {
     // SAFETY: as the caller promises.
     unsafe { (at as *const u64).read_unaligned() }
