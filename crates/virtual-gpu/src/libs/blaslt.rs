@@ -204,7 +204,7 @@ extern "C" fn cublasLtMatrixTransformDescSetAttribute(
 /// `cublasLtMatmulAlgo_t`, as this library fills it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Algorithm {
+pub(super) struct Algorithm {
     mark: u32,
     number: i32,
     /// Configuration attributes 1 to 14; they are numbers of at most 32 bits.
@@ -235,7 +235,7 @@ impl Algorithm {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasLtMatmulAlgoInit(
+pub(super) extern "C" fn cublasLtMatmulAlgoInit(
     _handle: *mut c_void,
     _compute: i32,
     _scale: i32,
@@ -250,7 +250,7 @@ extern "C" fn cublasLtMatmulAlgoInit(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasLtMatmulAlgoConfigSetAttribute(
+pub(super) extern "C" fn cublasLtMatmulAlgoConfigSetAttribute(
     algorithm: Out<Algorithm>,
     attribute: i32,
     value: In<u8>,
@@ -270,7 +270,7 @@ extern "C" fn cublasLtMatmulAlgoConfigSetAttribute(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cublasLtMatmulAlgoConfigGetAttribute(
+pub(super) extern "C" fn cublasLtMatmulAlgoConfigGetAttribute(
     algorithm: In<Algorithm>,
     attribute: i32,
     out: Out<u8>,

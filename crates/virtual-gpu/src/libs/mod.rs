@@ -22,6 +22,9 @@ mod sparse;
 mod sparselt;
 pub mod versions;
 
+#[cfg(test)]
+mod tests;
+
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::gpu::{self, log};

@@ -95,7 +95,7 @@ fn repeat(to: u64, from: u64, bytes: u64, ranks: i32) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclAllGather(
+pub extern "C" fn ncclAllGather(
     from: u64,
     to: u64,
     count: usize,
@@ -111,7 +111,7 @@ extern "C" fn ncclAllGather(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclAllReduce(
+pub extern "C" fn ncclAllReduce(
     from: u64,
     to: u64,
     count: usize,
@@ -128,7 +128,7 @@ extern "C" fn ncclAllReduce(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclReduce(
+pub extern "C" fn ncclReduce(
     from: u64,
     to: u64,
     count: usize,
@@ -148,7 +148,7 @@ extern "C" fn ncclReduce(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclReduceScatter(
+pub extern "C" fn ncclReduceScatter(
     from: u64,
     to: u64,
     count: usize,
@@ -166,7 +166,7 @@ extern "C" fn ncclReduceScatter(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclBroadcast(
+pub extern "C" fn ncclBroadcast(
     from: u64,
     to: u64,
     count: usize,
@@ -185,7 +185,7 @@ extern "C" fn ncclBroadcast(
 
 /// In place: the root's buffer is this rank's, which holds the same.
 #[unsafe(no_mangle)]
-extern "C" fn ncclBcast(
+pub extern "C" fn ncclBcast(
     _buffer: u64,
     count: usize,
     data_type: i32,
@@ -197,7 +197,7 @@ extern "C" fn ncclBcast(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGather(
+pub extern "C" fn ncclGather(
     from: u64,
     to: u64,
     count: usize,
@@ -216,7 +216,7 @@ extern "C" fn ncclGather(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclScatter(
+pub extern "C" fn ncclScatter(
     from: u64,
     to: u64,
     count: usize,
@@ -237,7 +237,7 @@ extern "C" fn ncclScatter(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclAlltoAll(
+pub extern "C" fn ncclAlltoAll(
     from: u64,
     to: u64,
     count: usize,
@@ -253,7 +253,7 @@ extern "C" fn ncclAlltoAll(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclSend(
+pub extern "C" fn ncclSend(
     from: u64,
     count: usize,
     data_type: i32,
@@ -269,7 +269,7 @@ extern "C" fn ncclSend(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclRecv(
+pub extern "C" fn ncclRecv(
     to: u64,
     count: usize,
     data_type: i32,

@@ -93,14 +93,14 @@ impl Operation {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGroupStart() -> i32 {
+pub extern "C" fn ncclGroupStart() -> i32 {
     // As above.
     let _ = GROUP.try_with(|group| group.borrow_mut().depth += 1);
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGroupEnd() -> i32 {
+pub extern "C" fn ncclGroupEnd() -> i32 {
     NCCL.answer(|| {
         let operations = GROUP.try_with(|group| -> Status<Vec<Operation>> {
             let mut group = group.borrow_mut();
@@ -114,7 +114,7 @@ extern "C" fn ncclGroupEnd() -> i32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGroupSimulateEnd(_estimate: Out<c_void>) -> i32 {
+pub extern "C" fn ncclGroupSimulateEnd(_estimate: Out<c_void>) -> i32 {
     // No estimate of time is made, and none is written.
     ncclGroupEnd()
 }

@@ -10,8 +10,8 @@
 //! just before (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and
 //! allocates by that. What NCCL itself takes from the device for its channels is not modelled.
 
-mod collective;
-mod group;
+pub(super) mod collective;
+pub(super) mod group;
 
 use super::{Library, Status, versions};
 use crate::constants as c;
@@ -38,7 +38,7 @@ static REGISTRATIONS: Registry<()> = Registry::new(43);
 /// What ranks exchange to find each other.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct UniqueId([u8; 128]);
+pub(super) struct UniqueId([u8; 128]);
 
 const _: () = assert!(size_of::<UniqueId>() == crate::layout::cuda13::ncclUniqueId::SIZE);
 
@@ -63,7 +63,7 @@ extern "C" fn ncclGetVersion(out: Out<i32>) -> i32 {
     NCCL.answer(|| NCCL.give(out, (major * 10_000 + minor * 100 + patch) as i32))
 }
 
-fn unique_id() -> UniqueId {
+pub(super) fn unique_id() -> UniqueId {
     static ISSUED: AtomicU64 = AtomicU64::new(0);
     let mut id = UniqueId([0; 128]);
     let number = ISSUED.fetch_add(1, Relaxed);
@@ -86,7 +86,12 @@ extern "C" fn ncclCommGetUniqueId(handle: *mut c_void, out: Out<UniqueId>) -> i3
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclCommInitRank(out: Out<*mut c_void>, ranks: i32, _id: UniqueId, rank: i32) -> i32 {
+pub(super) extern "C" fn ncclCommInitRank(
+    out: Out<*mut c_void>,
+    ranks: i32,
+    _id: UniqueId,
+    rank: i32,
+) -> i32 {
     new_comm(out, ranks, rank)
 }
 
