@@ -62,9 +62,9 @@ fn workspace_queries_write_their_model() {
     let status =
         stubs::cusolverDnDsyevd_bufferSize(none, 1, 0, 10, none, 10, none, output(&mut size));
     assert_eq!((status, size), (0, 261));
-    let mut states = -1i64;
-    assert_eq!(stubs::cudnnDropoutGetStatesSize(none, output(&mut states)), 0);
-    assert!(states > 1 << 20);
+    let mut bytes = -1i64;
+    assert_eq!(stubs::cudnnDropoutGetStatesSize(none, output(&mut bytes)), 0);
+    assert!(bytes > 1 << 20);
 }
 
 #[test]
@@ -109,6 +109,7 @@ fn communicator(ranks: i32, rank: i32) -> *mut c_void {
 #[test]
 fn collectives_act_as_if_all_ranks_held_the_same() {
     use super::nccl::collective::*;
+    use super::nccl::group::{ncclGroupEnd, ncclGroupStart};
     let comm = communicator(4, 1);
     let buffer = memory::alloc(0, 4 << 20).expect("room");
     let (from, to) = (buffer, buffer + (2 << 20));
@@ -126,7 +127,6 @@ fn collectives_act_as_if_all_ranks_held_the_same() {
     assert_eq!(read(4), Some(bytes(&[2, 2, 2, 2])), "what each rank has for this one");
 
     // A gather into a list: a broadcast from each rank in turn, all in one group.
-    use super::nccl::group::{ncclGroupEnd, ncclGroupStart};
     contents::write(from, &bytes(&[9]));
     assert_eq!(ncclGroupStart(), 0);
     for root in 0..4 {
