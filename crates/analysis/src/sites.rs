@@ -7,6 +7,7 @@
 //! that is not part of the recorder or the allocator.
 
 use std::fmt;
+use std::path::Path;
 
 use memtrace_format::snapshot::{Frame, Snapshot, StackIx};
 
@@ -69,7 +70,8 @@ pub fn site(snapshot: &Snapshot, stack: Option<StackIx>) -> Site {
 
 /// Python's frames name a source file, or what stands in for one: `<stdin>`, `<string>`, a notebook's cell.
 fn is_python(filename: &str) -> bool {
-    filename.ends_with(".py") || filename.ends_with(".ipynb") || filename.starts_with('<')
+    let extension = Path::new(filename).extension();
+    filename.starts_with('<') || extension.is_some_and(|e| e == "py" || e == "ipynb")
 }
 
 /// Code that came with something the user installed, or that a compiler of theirs wrote.

@@ -227,8 +227,11 @@ pub struct Host {
 /// Answers for every device of a snapshot.
 pub fn summary(snapshot: &Snapshot) -> Summary {
     let used = snapshot.segments.iter().filter_map(|s| usize::try_from(s.device).ok());
-    let traced = snapshot.device_traces.iter().enumerate().filter(|(_, t)| !t.is_empty());
-    let mut numbers: Vec<usize> = used.chain(traced.map(|(d, _)| d)).collect();
+    // A call of `_snapshot()` leaves an entry on every device, used or not.
+    let says_something = |t: &[TraceEntry]| t.iter().any(|e| e.action != Action::Snapshot);
+    let all = snapshot.device_traces.iter().enumerate();
+    let traced = all.filter(|(_, t)| says_something(t)).map(|(d, _)| d);
+    let mut numbers: Vec<usize> = used.chain(traced).collect();
     numbers.sort_unstable();
     numbers.dedup();
     let mut sites = Sites { snapshot, known: HashMap::new() };
@@ -296,6 +299,14 @@ fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
             counter("events_kept"),
             counter("events")
         ));
+    }
+    for (name, what) in [
+        ("unpublished", "events were being written and could not be read"),
+        ("anomalies", "events did not fit what was known of the memory; totals may be off"),
+    ] {
+        if counter(name) > 0 {
+            notes.push(format!("{} {what}", counter(name)));
+        }
     }
     for device in devices {
         if device.contradictions > 0 {
@@ -370,42 +381,35 @@ impl Totals {
     fn at(beginning: &Beginning) -> Totals {
         let mut totals = Totals::default();
         for block in beginning.blocks.values() {
-            let total = match block {
-                Live { driver: true, .. } => &mut totals.driver,
-                Live { pending: true, .. } => &mut totals.waiting,
-                _ => &mut totals.allocated,
-            };
-            *total = total.saturating_add(block.requested);
+            up(totals.of(block), block.requested);
         }
         for segment in beginning.segments.values().filter(|s| !s.driver) {
-            totals.reserved = totals.reserved.saturating_add(segment.size);
+            up(&mut totals.reserved, segment.size);
         }
         totals
     }
 
+    /// The total that a block is counted in.
+    fn of(&mut self, block: &Live) -> &mut u64 {
+        match block {
+            Live { driver: true, .. } => &mut self.driver,
+            Live { pending: true, .. } => &mut self.waiting,
+            _ => &mut self.allocated,
+        }
+    }
+
     fn apply(&mut self, change: &Change) {
-        match *change {
-            Change::Allocated(b) if b.driver => {
-                self.driver = self.driver.saturating_add(b.requested)
-            }
-            Change::Allocated(b) => self.allocated = self.allocated.saturating_add(b.requested),
+        match change {
+            Change::Allocated(block) => up(self.of(block), block.requested),
+            Change::Freed(block) => down(self.of(block), block.requested),
             // The device layer frees at once; its two entries are one change.
-            Change::Requested(b) if b.driver => {}
-            Change::Requested(b) => {
-                self.allocated = self.allocated.saturating_sub(b.requested);
-                self.waiting = self.waiting.saturating_add(b.requested);
+            Change::Requested(block) if block.driver => {}
+            Change::Requested(block) => {
+                down(&mut self.allocated, block.requested);
+                up(&mut self.waiting, block.requested);
             }
-            Change::Freed(b) if b.driver => self.driver = self.driver.saturating_sub(b.requested),
-            Change::Freed(b) if b.pending => {
-                self.waiting = self.waiting.saturating_sub(b.requested)
-            }
-            Change::Freed(b) => self.allocated = self.allocated.saturating_sub(b.requested),
-            Change::Reserved(s) if !s.driver => {
-                self.reserved = self.reserved.saturating_add(s.size)
-            }
-            Change::Returned(s) if !s.driver => {
-                self.reserved = self.reserved.saturating_sub(s.size)
-            }
+            Change::Reserved(range) if !range.driver => up(&mut self.reserved, range.size),
+            Change::Returned(range) if !range.driver => down(&mut self.reserved, range.size),
             Change::Reserved(_) | Change::Returned(_) => {}
         }
     }
@@ -413,6 +417,14 @@ impl Totals {
     fn active(&self) -> u64 {
         self.allocated.saturating_add(self.waiting)
     }
+}
+
+fn up(total: &mut u64, bytes: u64) {
+    *total = total.saturating_add(bytes);
+}
+
+fn down(total: &mut u64, bytes: u64) {
+    *total = total.saturating_sub(bytes);
 }
 
 impl Peak {

@@ -195,7 +195,7 @@ fn damage_to_the_history_is_named() {
                 place: Place::Entry(0, 1),
                 key: "category".to_owned(),
                 value: json!("weights"),
-            })
+            });
         },
         "none is \"unknown\"",
     );

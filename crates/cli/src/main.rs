@@ -1,2 +1,7 @@
-//! Stub.
-fn main() {}
+//! The command `memtrace`; everything it does is in the library beside this file.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    memtrace_cli::main()
+}

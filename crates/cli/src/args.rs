@@ -1,0 +1,166 @@
+//! What can be typed. The texts here are the reference of the command line, and are tested as such.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// The flight recorder for GPU memory: every allocation of a program, with the line of code behind it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "memtrace",
+    version,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 yes or done, 1 the answer is no, 2 an error; `run` exits as the command does.\n\
+                  The next step after a run: memtrace summary FILE, or open FILE at https://pytorch.org/memory_viz"
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    Summary(Summary),
+    Check(Check),
+    Devices(Devices),
+}
+
+/// Run a program and record its GPU memory.
+///
+/// memtrace becomes the program: process id, signals and exit code are the program's own. When it ends, or
+/// runs out of GPU memory, each process that used the GPU leaves a snapshot in the output folder.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace run -- python train.py\n  \
+    memtrace run --out traces -- torchrun --nproc-per-node 8 train.py\n  \
+    memtrace run --virtual h100 -- python train.py          will it fit? (no GPU needed)\n  \
+    memtrace run --virtual 'sm_90,80GiB,132SM*2' -- python train.py\n\n\
+Without `memtrace run`:\n  \
+    LD_PRELOAD=/path/to/libmemtrace.so MEMTRACE_OUT=traces python train.py")]
+pub(crate) struct Run {
+    /// Run on a virtual GPU: a name from `memtrace devices`, or your own as sm_90,80GiB,132SM; *N for N of
+    /// them, ,lazy for streams that finish as late as they may
+    #[arg(long = "virtual", value_name = "SPEC")]
+    pub(crate) virtual_gpu: Option<String>,
+
+    /// Folder for snapshots, made if it is not there [default: $MEMTRACE_OUT, or the current folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// Which frames to record [default: $MEMTRACE_STACKS, or all]
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) stacks: Option<Stacks>,
+
+    /// Record at all; `off` leaves just the virtual GPU, to compare with
+    #[arg(long, value_name = "ON|OFF", default_value = "on", hide_possible_values = true)]
+    pub(crate) record: Switch,
+
+    /// How to write snapshots [default: $MEMTRACE_FORMAT, or pickle]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<Format>,
+
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stacks {
+    /// no stacks
+    None,
+    /// Python frames
+    Python,
+    /// Python and native frames
+    All,
+}
+
+impl Stacks {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Stacks::None => "none",
+            Stacks::Python => "python",
+            Stacks::All => "all",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// what PyTorch's viewers read
+    Pickle,
+    /// the same, as JSON
+    Json,
+}
+
+impl Format {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Format::Pickle => "pickle",
+            Format::Json => "json",
+        }
+    }
+}
+
+/// Say what the peak was, who held it, and what is left.
+///
+/// Reads snapshots of memtrace and of every PyTorch since 2.1: pickle or JSON, also gzipped.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace summary memtrace-host-4711-0.pickle\n  \
+    memtrace summary --top 30 snapshot.pickle\n  \
+    memtrace summary --json snapshot.pickle | jq '.devices[0].allocated.bytes'")]
+pub(crate) struct Summary {
+    /// The snapshot; - is standard input
+    pub(crate) file: PathBuf,
+
+    /// Print one JSON object, sizes in bytes, all lines of code
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// How many lines of code to list
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) top: usize,
+}
+
+/// Say whether PyTorch's viewers can show a file, and why not.
+///
+/// Checks how the file is written, whether its sums are sums, and whether its history agrees with its
+/// segments. Exits with 0 if all files are sound, 1 if one is not, 2 if one can't be read.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace check snapshot.pickle\n  \
+    memtrace check --json traces/*.pickle")]
+pub(crate) struct Check {
+    /// The snapshots; - is standard input
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Print a JSON list, one object a file
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the GPUs that `run --virtual` can be.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace devices\n  \
+    memtrace devices --json\n  \
+    memtrace run --virtual a100-40*4 -- python train.py")]
+pub(crate) struct Devices {
+    /// Print a JSON list, with the source of each number
+    #[arg(long)]
+    pub(crate) json: bool,
+}

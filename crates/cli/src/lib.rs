@@ -1,0 +1,77 @@
+//! The command line: arguments, files, terminal. What a snapshot means is worked out in
+//! `memtrace-analysis`, what a virtual GPU is in `memtrace-devices`; here it is read and printed.
+//!
+//! Rules that every command keeps: the answer goes to standard output and trouble to standard error, one
+//! line each, that says what is wrong and what to do; exit 0 is yes or done, 1 is no, 2 is an error of ours;
+//! a closed pipe is no error. `run` is different in one way: it becomes the command that it starts, so that
+//! from then on the process, its signals and its exit code are that command's own.
+
+#![forbid(unsafe_code)]
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
+mod args;
+mod devices;
+mod failure;
+mod files;
+mod inspect;
+mod judge;
+mod report;
+mod run;
+pub mod standin;
+mod units;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::args::{Args, Command};
+use crate::failure::Failure;
+
+/// An answer: what to print, and whether it is yes.
+struct Answer {
+    text: String,
+    yes: bool,
+}
+
+impl Answer {
+    fn yes(text: String) -> Answer {
+        Answer { text, yes: true }
+    }
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let answer = match Args::parse().command {
+        Command::Run(args) => run::run(&args).map(|never| match never {}),
+        Command::Summary(args) => report::summary(&args),
+        Command::Check(args) => judge::check(&args),
+        Command::Devices(args) => Ok(devices::list(&args)),
+    };
+    let answer = answer.and_then(|answer| print(&answer.text).map(|()| answer.yes));
+    match answer {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(failure) => {
+            // Nobody may be listening; there is nobody else to tell.
+            let _ = writeln!(io::stderr(), "memtrace: {failure}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The whole command line as clap knows it; the reference of its help is tested as text.
+pub fn command() -> clap::Command {
+    Args::command()
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // Whoever reads has read enough.
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(e) => Err(Failure::new(format!("cannot write to standard output: {e}"))),
+        Ok(()) => Ok(()),
+    }
+}

@@ -1,0 +1,278 @@
+//! `memtrace summary`: the numbers of a snapshot, arranged for a screen.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use memtrace_analysis::summary::{
+    self, Amount, Device, Driver, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
+};
+use memtrace_format::snapshot::{Snapshot, Value};
+
+use crate::Answer;
+use crate::args;
+use crate::failure::Failure;
+use crate::files;
+use crate::units::{count, many, percent, size, span};
+
+/// Failed allocations that are told one by one.
+const OOMS: usize = 3;
+
+pub(crate) fn summary(args: &args::Summary) -> Result<Answer, Failure> {
+    let bytes = files::read(&args.file)?;
+    let snapshot = Snapshot::read(&bytes)
+        .map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
+    let summary = summary::summary(&snapshot);
+    if args.json {
+        let json = serde_json::to_string_pretty(&summary)
+            .map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
+        return Ok(Answer::yes(json + "\n"));
+    }
+    Ok(Answer::yes(Page::default().write(&summary, &args.file, args.top)))
+}
+
+/// The text so far. Writing to a string can't fail, so results of `write!` are dropped.
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    fn write(mut self, summary: &Summary, file: &Path, top: usize) -> String {
+        if let Some(estimate) = &summary.estimate {
+            self.estimate(estimate);
+        }
+        let _ = writeln!(self.0, "{}", file.display());
+        if let Some(recorded) = &summary.recorded_by {
+            self.recorded(recorded);
+        }
+        for device in &summary.devices {
+            self.device(device, top);
+        }
+        if summary.devices.is_empty() {
+            self.0.push_str("\nno GPU memory was used\n");
+        }
+        if let Some(host) = summary.host {
+            self.0.push_str("\npinned host memory\n");
+            let (reserved, allocated) = (host.reserved, host.allocated);
+            self.line("reserved", amount(reserved, "segment"));
+            self.line("allocated", amount(allocated, "block"));
+        }
+        if !summary.notes.is_empty() {
+            self.0.push('\n');
+        }
+        for note in &summary.notes {
+            let _ = writeln!(self.0, "note: {note}");
+        }
+        self.0
+    }
+
+    fn estimate(&mut self, estimate: &Estimate) {
+        let name = estimate.name.as_ref().map_or_else(String::new, |n| format!(" ({n})"));
+        let lazy = if estimate.lazy { ", streams finish as late as they may" } else { "" };
+        let _ = writeln!(
+            self.0,
+            "ESTIMATE on a virtual GPU: {}{name}{lazy}. Nothing was computed or measured on a card.",
+            estimate.profile
+        );
+    }
+
+    /// Whose memory it was: what memtrace wrote about the process.
+    fn recorded(&mut self, recorded: &Value) {
+        let text = |key: &str| recorded.get(key).and_then(Value::as_str);
+        let number = |key: &str| recorded.get(key).and_then(Value::as_u64);
+        let words = recorded.get("command").and_then(Value::as_array);
+        let command: Vec<&str> = words.into_iter().flatten().filter_map(Value::as_str).collect();
+        let mut parts = Vec::new();
+        if !command.is_empty() {
+            parts.push(command.join(" "));
+        }
+        parts.extend(number("rank").map(|rank| format!("rank {rank}")));
+        parts.extend(number("pid").map(|pid| format!("process {pid}")));
+        parts.extend(text("host").map(|host| format!("on {host}")));
+        parts.extend(text("version").map(|version| format!("recorded by memtrace {version}")));
+        let _ = writeln!(self.0, "{}", parts.join(", "));
+    }
+
+    fn line(&mut self, label: &str, what: impl AsRef<str>) {
+        let _ = writeln!(self.0, "  {label:<17} {}", what.as_ref());
+    }
+
+    fn device(&mut self, d: &Device, top: usize) {
+        let over = d.span_us.map_or_else(String::new, |us| format!(" over {}", span(us)));
+        let entries = if d.entries == 1 { "entry" } else { "entries" };
+        let _ = writeln!(
+            self.0,
+            "\ndevice {}: {} {entries} of history{over}",
+            d.device,
+            count(d.entries as u64)
+        );
+
+        let rounded = size(d.allocated_rounded);
+        let rounded = if d.rounded_is_exact {
+            format!("; {rounded} in rounded blocks")
+        } else {
+            format!("; at least {rounded} in rounded blocks")
+        };
+        self.line("peak allocated", format!("{}{rounded}", moment(&d.allocated)));
+        if d.active.bytes > d.allocated.bytes {
+            let what = format!("{}; includes frees that other streams held up", moment(&d.active));
+            self.line("peak active", what);
+        }
+        self.line("peak reserved", moment(&d.reserved));
+        self.capacity(d);
+        if d.before_history.count > 0 {
+            let (bytes, blocks) = (size(d.before_history.bytes), count(d.before_history.count));
+            self.line(
+                "before history",
+                format!("{bytes} in {blocks} blocks, counted in all totals"),
+            );
+        }
+        self.line("live at the end", amount(d.now, "block"));
+        let s = d.segments;
+        let mut segments = format!(
+            "{} in {}: {} in {} large, {} in {} small",
+            size(s.all.bytes),
+            count(s.all.count),
+            size(s.large.bytes),
+            count(s.large.count),
+            size(s.small.bytes),
+            count(s.small.count)
+        );
+        if s.expandable.count > 0 {
+            let _ = write!(segments, "; {} of it expandable", size(s.expandable.bytes));
+        }
+        self.line("segments", segments);
+        self.fragmentation(&d.fragmentation);
+        self.line(
+            "calls",
+            format!(
+                "{}, {}; {} taken, {} given back",
+                many(d.allocs, "alloc"),
+                many(d.frees, "free"),
+                many(d.segment_allocs, "segment"),
+                count(d.segment_frees)
+            ),
+        );
+        if let Some(driver) = &d.driver {
+            self.driver(driver);
+        }
+        for oom in d.ooms.iter().take(OOMS) {
+            self.oom(oom);
+        }
+        if d.ooms.len() > OOMS {
+            self.line("", format!("and {} more", d.ooms.len() - OOMS));
+        }
+        self.sites("held at the peak", &d.at_peak, top);
+        // Where the peak is the end, this would be the same list again.
+        if d.now.bytes != d.allocated.bytes {
+            self.sites("held at the end", &d.at_end, top);
+        }
+    }
+
+    /// Does it fit? Only a virtual GPU says what the card has.
+    fn capacity(&mut self, d: &Device) {
+        let Some(capacity) = d.capacity.filter(|c| c.total > 0) else { return };
+        let driver = d.driver.as_ref().map_or(0, |driver| driver.peak.bytes);
+        let all = d.reserved.bytes.saturating_add(driver).saturating_add(capacity.context);
+        self.line(
+            "of the device",
+            format!(
+                "{} of {} ({}), {} of it for the context",
+                size(all),
+                size(capacity.total),
+                percent(all as f64 / capacity.total as f64),
+                size(capacity.context)
+            ),
+        );
+    }
+
+    fn fragmentation(&mut self, f: &Fragmentation) {
+        self.line(
+            "unused at the end",
+            format!(
+                "{} in empty segments; {} ({} of reserved) between live blocks",
+                size(f.in_free_segments),
+                size(f.in_used_segments),
+                percent(f.share)
+            ),
+        );
+        let what = format!(
+            "largest free block {}; {} lost to rounding",
+            size(f.largest_free),
+            size(f.rounding)
+        );
+        self.line("", what);
+    }
+
+    fn driver(&mut self, driver: &Driver) {
+        let what =
+            format!("{}; {} at the end", moment(&driver.peak), amount(driver.now, "allocation"));
+        self.line("other, peak", what);
+        for (call, made) in &driver.calls {
+            self.line("", format!("{call}: {} in all", amount(*made, "call")));
+        }
+    }
+
+    fn oom(&mut self, oom: &Oom) {
+        let after = oom.after_us.map_or_else(String::new, |us| format!(" after {}", span(us)));
+        let entry = count(oom.entry as u64);
+        let what = format!(
+            "at entry {entry}{after}: {} asked, {} free on the device, {} allocated, {} reserved",
+            size(oom.asked),
+            size(oom.device_free),
+            size(oom.allocated),
+            size(oom.reserved)
+        );
+        self.line("OUT OF MEMORY", what);
+        self.line("", &oom.site);
+    }
+
+    fn sites(&mut self, title: &str, sites: &[SiteUse], top: usize) {
+        if sites.is_empty() || top == 0 {
+            return;
+        }
+        let _ =
+            writeln!(self.0, "\n  {:>10} {:>8} {:>8}  {title}, by line", "size", "share", "blocks");
+        for s in sites.iter().take(top) {
+            let _ = writeln!(
+                self.0,
+                "  {:>10} {:>8} {:>8}  {}",
+                size(s.bytes),
+                percent(s.share),
+                count(s.count),
+                s.site
+            );
+        }
+        let rest = sites.iter().skip(top);
+        let (bytes, blocks) = rest.fold((0_u64, 0_u64), |(b, n), s| (b + s.bytes, n + s.count));
+        if blocks > 0 {
+            let share: f64 = sites.iter().skip(top).map(|s| s.share).sum();
+            let _ = writeln!(
+                self.0,
+                "  {:>10} {:>8} {:>8}  ({} more lines, --top {} shows them)",
+                size(bytes),
+                percent(share),
+                count(blocks),
+                sites.len() - top,
+                sites.len()
+            );
+        }
+    }
+}
+
+fn amount(amount: Amount, thing: &str) -> String {
+    format!("{} in {}", size(amount.bytes), many(amount.count, thing))
+}
+
+fn moment(peak: &Peak) -> String {
+    let mut text = size(peak.bytes);
+    match (peak.entry, peak.after_us) {
+        (None, _) if peak.bytes > 0 => text.push_str(" from the first entry on"),
+        (None, _) => {}
+        (Some(entry), Some(us)) => {
+            let _ = write!(text, " at entry {}, after {}", count(entry as u64), span(us));
+        }
+        (Some(entry), None) => {
+            let _ = write!(text, " at entry {}", count(entry as u64));
+        }
+    }
+    text
+}

@@ -1,0 +1,160 @@
+//! `memtrace run`: sets the stage and becomes the program.
+//!
+//! There is no parent that waits. The environment is prepared, then this process is replaced, so the
+//! program's id, its signals, its terminal and its exit code are what they would be without memtrace.
+//! Everything that could go wrong is looked at before, because afterwards there is nobody left to explain.
+
+use std::convert::Infallible;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memtrace_devices::Spec;
+
+use crate::args::{Run, Switch};
+use crate::failure::Failure;
+use crate::inspect::{find, inspect};
+use crate::standin::Folder;
+
+const RECORDER: &str = "libmemtrace.so";
+const VIRTUAL_GPU: &str = "libmemtrace_virtual.so";
+
+/// Becomes the program; returns only to say why not.
+pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
+    let (name, rest) =
+        args.command.split_first().ok_or_else(|| Failure::new("no program is named"))?;
+    let spec = match &args.virtual_gpu {
+        Some(text) => Some(Spec::parse(text).map_err(|e| Failure::new(format!("--virtual: {e}")))?),
+        None => None,
+    };
+    let record = args.record == Switch::On;
+    let path = find(name).map_err(|r| Failure::new(r.to_string()))?;
+    if record || spec.is_some() {
+        inspect(&path).map_err(|r| Failure::new(r.to_string()))?;
+    }
+    let mut command = Command::new(&path);
+    command.arg0(name).args(rest);
+    let mut preload = Vec::new();
+    if record {
+        preload.push(find_library(RECORDER, "--record off runs without it")?);
+        command.env("MEMTRACE_OUT", out_folder(args.out.as_deref())?);
+        // The recorder tells this process, which the user started, from those that it starts.
+        command.env("MEMTRACE_RUN_PID", std::process::id().to_string());
+        if let Some(stacks) = args.stacks {
+            command.env("MEMTRACE_STACKS", stacks.name());
+        }
+        if let Some(format) = args.format {
+            command.env("MEMTRACE_FORMAT", format.name());
+        }
+    }
+    if let Some(spec) = spec {
+        let library = find_library(VIRTUAL_GPU, "without --virtual a real GPU is used")?;
+        let folder = Folder::ready(&library).map_err(Failure::new)?;
+        preload.extend(folder.libraries());
+        command.env("MEMTRACE_VIRTUAL", spec.to_string());
+        let search = list([folder.path().to_owned()], env::var_os("LD_LIBRARY_PATH"), b":");
+        command.env("LD_LIBRARY_PATH", search);
+    }
+    if !preload.is_empty() {
+        for library in &preload {
+            loadable(library)?;
+        }
+        // The loader takes blanks for separators too.
+        command.env("LD_PRELOAD", list(preload, env::var_os("LD_PRELOAD"), b": "));
+    }
+    let error = command.exec();
+    Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
+}
+
+/// New paths before those that were there, each once.
+fn list(
+    new: impl IntoIterator<Item = PathBuf>,
+    old: Option<OsString>,
+    separators: &[u8],
+) -> OsString {
+    let mut all: Vec<OsString> = new.into_iter().map(PathBuf::into_os_string).collect();
+    let old = old.unwrap_or_default();
+    for part in old.as_bytes().split(|b| separators.contains(b)) {
+        let part = OsStr::from_bytes(part);
+        if !part.is_empty() && !all.iter().any(|a| a == part) {
+            all.push(part.to_owned());
+        }
+    }
+    all.join(OsStr::new(":"))
+}
+
+/// `LD_PRELOAD` has no way to write a path with its separators in it.
+fn loadable(library: &Path) -> Result<(), Failure> {
+    if library.as_os_str().as_bytes().iter().any(|b| b": \t".contains(b)) {
+        return Err(Failure::new(format!(
+            "'{}' cannot be preloaded, its path has a blank or a colon: move it (or set TMPDIR) to a path without",
+            library.display()
+        )));
+    }
+    Ok(())
+}
+
+/// A library of ours lies beside this program, or where an installation puts libraries.
+fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failure> {
+    let me = env::current_exe()
+        .and_then(fs::canonicalize)
+        .map_err(|e| Failure::new(format!("cannot tell where memtrace is installed: {e}")))?;
+    let here = me.parent().unwrap_or(Path::new("/"));
+    let places = [here.to_owned(), here.join("../lib"), here.join("../lib/memtrace")];
+    let found = places.iter().filter_map(|place| fs::canonicalize(place.join(name)).ok());
+    found.into_iter().find(|p| p.is_file()).ok_or_else(|| {
+        Failure::new(format!(
+            "{name} is neither in {} nor in ../lib or ../lib/memtrace from there: install memtrace with its \
+             libraries, or build them (cargo build --release --workspace); {otherwise}",
+            here.display()
+        ))
+    })
+}
+
+/// The folder for snapshots: absolute, there, and writable.
+fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
+    let from_env = || env::var_os("MEMTRACE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let out = asked.map(Path::to_owned).or_else(from_env).unwrap_or_else(|| PathBuf::from("."));
+    let fail = |e: std::io::Error| {
+        Failure::new(format!(
+            "cannot write snapshots into {}: {e}; name another folder with --out DIR",
+            out.display()
+        ))
+    };
+    fs::create_dir_all(&out).map_err(fail)?;
+    let out = fs::canonicalize(&out).map_err(fail)?;
+    // Permissions, a full disk and a read-only file system all show only when somebody writes.
+    let probe = out.join(format!(".memtrace-{}", std::process::id()));
+    fs::write(&probe, b"memtrace").and_then(|()| fs::remove_file(&probe)).map_err(fail)?;
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_preloaded_stays_and_nothing_comes_twice() {
+        let new = || ["/m/a.so", "/m/b.so"].map(PathBuf::from);
+        assert_eq!(list(new(), None, b": "), "/m/a.so:/m/b.so");
+        assert_eq!(list(new(), Some("".into()), b": "), "/m/a.so:/m/b.so");
+        let old = "/x.so /m/a.so:/y.so:".into();
+        assert_eq!(list(new(), Some(old), b": "), "/m/a.so:/m/b.so:/x.so:/y.so");
+        assert_eq!(
+            list(new(), Some("/with blank:/c".into()), b":"),
+            "/m/a.so:/m/b.so:/with blank:/c"
+        );
+    }
+
+    #[test]
+    fn paths_that_the_loader_would_split_are_refused() {
+        assert_eq!(loadable(Path::new("/usr/lib/libmemtrace.so")), Ok(()));
+        for bad in ["/my files/libmemtrace.so", "/a:b/libmemtrace.so"] {
+            assert!(loadable(Path::new(bad)).expect_err("refused").to_string().contains("move it"));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The stand-ins for NVIDIA's libraries: the loader takes them, and a look-up in one of them ends in the
+//! virtual GPU. The virtual GPU here is a library with one function.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use common::{Installation, var};
+use memtrace_cli::standin::LIBRARIES;
+
+fn folder(here: &Installation) -> PathBuf {
+    let env = here.prints(&["run", "--virtual", "h100*2,lazy", "--", "env"]);
+    assert_eq!(var(&env, "MEMTRACE_VIRTUAL"), Some("h100*2,lazy"));
+    PathBuf::from(var(&env, "LD_LIBRARY_PATH").expect("set"))
+}
+
+#[test]
+fn every_library_is_preloaded_and_searched() {
+    let here = Installation::new("bin");
+    let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "env"]);
+    let env = common::ok(&command.env("LD_LIBRARY_PATH", "/opt/x").output().expect("started"));
+    let (folder, rest) =
+        var(&env, "LD_LIBRARY_PATH").and_then(|v| v.split_once(':')).expect("two folders");
+    assert_eq!(rest, "/opt/x");
+    let mut expected =
+        vec![here.path("bin/libmemtrace.so"), PathBuf::from(folder).join("libcuda.so.1")];
+    expected.extend(LIBRARIES.iter().map(|name| PathBuf::from(folder).join(name)));
+    let preload = var(&env, "LD_PRELOAD").expect("set").split(':').map(PathBuf::from);
+    assert_eq!(preload.collect::<Vec<_>>(), expected);
+    let target = fs::canonicalize(PathBuf::from(folder).join("libcuda.so")).expect("a link");
+    assert_eq!(target, here.path("bin/libmemtrace_virtual.so"));
+    let mode = fs::metadata(folder).expect("there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+}
+
+#[test]
+fn a_look_up_in_a_stand_in_finds_the_virtual_gpu() {
+    let here = Installation::new("bin");
+    let program = format!(
+        "import ctypes\n\
+         for name in {LIBRARIES:?} + ['libcuda.so', 'libcuda.so.1']:\n\
+         \x20   assert ctypes.CDLL(name).cudaMalloc() == 42, name\n\
+         assert ctypes.CDLL(None).cudaMalloc() == 42\n\
+         copies = {{line.split()[-1] for line in open('/proc/self/maps') if 'libmemtrace_virtual' in line}}\n\
+         print(len(copies))\n"
+    );
+    assert_eq!(here.prints(&["run", "--virtual", "h100", "--", "python3", "-c", &program]), "1\n");
+}
+
+#[test]
+fn a_folder_is_used_again_and_repaired() {
+    let here = Installation::new("bin");
+    let first = folder(&here);
+    let stamp =
+        |name: &str| fs::metadata(first.join(name)).expect("there").modified().expect("a time");
+    let before = stamp("libnccl.so.2");
+    fs::remove_file(first.join("libcudart.so.13")).expect("removed");
+    fs::remove_file(first.join("libcuda.so.1")).expect("removed");
+    assert_eq!(folder(&here), first);
+    assert_eq!(stamp("libnccl.so.2"), before);
+    assert!(first.join("libcudart.so.13").is_file());
+    assert!(first.join("libcuda.so.1").is_file());
+
+    // Another build of the virtual GPU is another folder.
+    let library = here.path("bin/libmemtrace_virtual.so");
+    let bytes = fs::read(&library).expect("read");
+    fs::remove_file(&library).expect("removed");
+    fs::write(&library, [bytes, vec![0]].concat()).expect("written");
+    assert_ne!(folder(&here), first);
+}
+
+#[test]
+fn many_runs_at_once() {
+    let here = Installation::new("bin");
+    let runs: Vec<Child> = (0..8)
+        .map(|_| {
+            here.memtrace(&["run", "--virtual", "t4", "--", "true"])
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("started")
+        })
+        .collect();
+    for run in runs {
+        let output = run.wait_with_output().expect("ended");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    }
+    let folder = folder(&here);
+    let left = fs::read_dir(&folder).expect("there").count();
+    assert_eq!(left, LIBRARIES.len() + 2, "nothing unfinished is left");
+    assert_eq!(fs::read_dir(here.path("tmp")).expect("there").count(), 1);
+}
+
+#[test]
+fn a_folder_that_others_can_change_is_not_trusted() {
+    let here = Installation::new("bin");
+    let folder = folder(&here);
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("set");
+    let line = here.refuses(&["run", "--virtual", "h100", "--", "true"]);
+    assert!(line.contains("is not a folder that only you can change: remove it"), "{line}");
+
+    fs::remove_dir_all(&folder).expect("removed");
+    let elsewhere = here.path("work/elsewhere");
+    fs::create_dir(&elsewhere).expect("made");
+    std::os::unix::fs::symlink(&elsewhere, &folder).expect("linked");
+    let line = here.refuses(&["run", "--virtual", "h100", "--", "true"]);
+    assert!(line.contains("is not a folder that only you can change"), "{line}");
+    assert_eq!(fs::read_dir(&elsewhere).expect("there").count(), 0);
+}
+
+#[test]
+fn a_place_that_can_not_be_written_or_preloaded_from() {
+    let here = Installation::new("bin");
+    let run = |tmp: &str| {
+        let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "true"]);
+        common::refused(&command.env("TMPDIR", tmp).output().expect("started"))
+    };
+    assert!(run("/proc/nowhere").contains("set TMPDIR"), "{}", run("/proc/nowhere"));
+    let blank = here.path("my files");
+    fs::create_dir(&blank).expect("made");
+    let line = run(blank.to_str().expect("UTF-8"));
+    assert!(line.contains("its path has a blank or a colon"), "{line}");
+}
+
+#[test]
+fn the_sessions_own_folder_is_preferred() {
+    let here = Installation::new("bin");
+    let session = here.path("session");
+    fs::create_dir(&session).expect("made");
+    let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "env"]);
+    let env = common::ok(&command.env("XDG_RUNTIME_DIR", &session).output().expect("started"));
+    assert!(
+        var(&env, "LD_LIBRARY_PATH").expect("set").starts_with(session.to_str().expect("UTF-8"))
+    );
+}
