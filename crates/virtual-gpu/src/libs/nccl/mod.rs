@@ -5,13 +5,15 @@
 //! rank 3 of 8, and two processes that torchrun starts do the same without noticing each other: the
 //! memory that a rank needs doesn't depend on its peers' data, as far as shapes don't.
 //!
-//! *Splitting*: how many ranks share a colour is only known to all of them together. The new
-//! communicator is taken to be as large as the old one, unless somebody who knows has said otherwise
-//! just before (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and
-//! allocates by that. What NCCL itself takes from the device for its channels is not modelled.
+//! *Splitting*: how many ranks share a colour is only known to all of them together. Ranks that exist
+//! tell each other (see `meeting`). Where some are pretended, the new communicator is taken to be as large as
+//! the old one, unless somebody who knows has said otherwise just before
+//! (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and allocates by that.
+//! What NCCL itself takes from the device for its channels is not modelled.
 
 pub(super) mod collective;
 pub(super) mod group;
+mod meeting;
 
 use super::{Library, Status, versions};
 use crate::constants as c;
@@ -20,6 +22,7 @@ use crate::gpu::handle::Registry;
 use crate::gpu::{self, log, memory};
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use meeting::Meeting;
 
 const NCCL: Library = Library::Nccl;
 
@@ -31,7 +34,7 @@ struct Comm {
     device: usize,
 }
 
-static COMMS: Registry<Comm> = Registry::new(42);
+static COMMS: Registry<(Comm, Meeting)> = Registry::new(42);
 /// Registered buffers and windows; what they hold is of no consequence.
 static REGISTRATIONS: Registry<()> = Registry::new(43);
 
@@ -43,17 +46,21 @@ pub(super) struct UniqueId([u8; 128]);
 const _: () = assert!(size_of::<UniqueId>() == crate::layout::cuda13::ncclUniqueId::SIZE);
 
 fn comm(handle: *mut c_void) -> Status<Comm> {
-    COMMS.with(handle, |comm| *comm).ok_or(NCCL.bad_value())
+    COMMS.with(handle, |(comm, _)| *comm).ok_or(NCCL.bad_value())
 }
 
-fn new_comm(out: Out<*mut c_void>, ranks: i32, rank: i32) -> i32 {
+fn new_comm(out: Out<*mut c_void>, ranks: i32, rank: i32, id: Option<UniqueId>) -> i32 {
     NCCL.answer(|| {
         if out.is_null() || ranks < 1 || !(0..ranks).contains(&rank) {
             return Err(NCCL.bad_value());
         }
         let device = gpu::current_device();
         gpu::touch(device).map_err(|_| c::ncclUnhandledCudaError)?;
-        NCCL.give(out, COMMS.insert(Comm { ranks, rank, device }))
+        let meeting = match id.and_then(UniqueId::name) {
+            Some(name) => Meeting::join(&name, rank, ranks),
+            None => Meeting::alone(),
+        };
+        NCCL.give(out, COMMS.insert((Comm { ranks, rank, device }, meeting)))
     })
 }
 
@@ -63,12 +70,31 @@ extern "C" fn ncclGetVersion(out: Out<i32>) -> i32 {
     NCCL.answer(|| NCCL.give(out, (major * 10_000 + minor * 100 + patch) as i32))
 }
 
+impl UniqueId {
+    /// Good for a file name, if it is one of ours. PyTorch's test stores answer with zeros.
+    fn name(self) -> Option<String> {
+        let text = self.0.strip_prefix(ID_MARK)?;
+        let end = text.iter().position(|byte| *byte == 0)?;
+        let name = core::str::from_utf8(&text[..end]).ok()?;
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        name.bytes().all(plain).then(|| name.to_owned())
+    }
+}
+
+const ID_MARK: &[u8] = b"memtrace virtual NCCL ";
+
+/// Another one in each process and at each time, so that a file left by a crash is nobody's.
 pub(super) fn unique_id() -> UniqueId {
     static ISSUED: AtomicU64 = AtomicU64::new(0);
-    let mut id = UniqueId([0; 128]);
     let number = ISSUED.fetch_add(1, Relaxed);
-    let text = format!("memtrace virtual NCCL {} {number}", std::process::id());
-    id.0[..text.len()].copy_from_slice(text.as_bytes());
+    let time = std::time::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos());
+    let name = format!("{}-{time:x}-{number}", std::process::id());
+    let mut id = UniqueId([0; 128]);
+    let mut place = &mut id.0[..];
+    for part in [ID_MARK, name.as_bytes()] {
+        place[..part.len()].copy_from_slice(part);
+        place = &mut place[part.len()..];
+    }
     id
 }
 
@@ -89,21 +115,21 @@ extern "C" fn ncclCommGetUniqueId(handle: *mut c_void, out: Out<UniqueId>) -> i3
 pub(super) extern "C" fn ncclCommInitRank(
     out: Out<*mut c_void>,
     ranks: i32,
-    _id: UniqueId,
+    id: UniqueId,
     rank: i32,
 ) -> i32 {
-    new_comm(out, ranks, rank)
+    new_comm(out, ranks, rank, Some(id))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommInitRankConfig(
     out: Out<*mut c_void>,
     ranks: i32,
-    _id: UniqueId,
+    id: UniqueId,
     rank: i32,
     _config: *mut c_void,
 ) -> i32 {
-    new_comm(out, ranks, rank)
+    new_comm(out, ranks, rank, Some(id))
 }
 
 #[unsafe(no_mangle)]
@@ -112,10 +138,10 @@ extern "C" fn ncclCommInitRankScalable(
     ranks: i32,
     rank: i32,
     _id_count: i32,
-    _ids: *const c_void,
+    ids: In<UniqueId>,
     _config: *mut c_void,
 ) -> i32 {
-    new_comm(out, ranks, rank)
+    new_comm(out, ranks, rank, ids.get().ok())
 }
 
 #[unsafe(no_mangle)]
@@ -130,7 +156,8 @@ extern "C" fn ncclCommInitAll(out: Out<*mut c_void>, count: i32, devices: In<i32
             let device = usize::try_from(device).map_err(|_| NCCL.bad_value())?;
             gpu::device(device).map_err(|_| NCCL.bad_value())?;
             gpu::touch(device).map_err(|_| c::ncclUnhandledCudaError)?;
-            let handle = COMMS.insert(Comm { ranks: count, rank, device });
+            let comm = Comm { ranks: count, rank, device };
+            let handle = COMMS.insert((comm, Meeting::alone()));
             out.at(rank as usize * size_of::<*mut c_void>()).give(handle);
         }
         Ok(())
@@ -155,18 +182,23 @@ extern "C" fn ncclCommSplit(
 ) -> i32 {
     NCCL.answer(|| {
         let parent = comm(handle)?;
+        // Not under the registry's lock: it waits for other processes.
+        let mut meeting = COMMS.with(handle, |(_, m)| m.clone()).ok_or(NCCL.bad_value())?;
+        let choices = meeting.split(colour, key);
+        let child = meeting.child(colour);
+        COMMS.with(handle, |(_, m)| *m = meeting);
+        let told = SPLIT_RANKS.swap(0, Relaxed);
         if colour < 0 {
             return NCCL.give(out, core::ptr::null_mut());
         }
-        let ranks = match SPLIT_RANKS.swap(0, Relaxed) {
-            0 => {
-                log::debug(1, || format!("ncclCommSplit: taken to keep {} ranks", parent.ranks));
-                parent.ranks
-            }
-            told => told.min(parent.ranks),
-        };
-        let rank = if (0..ranks).contains(&key) { key } else { parent.rank % ranks };
-        NCCL.give(out, COMMS.insert(Comm { ranks, rank, ..parent }))
+        let place = choices.and_then(|all| meeting::place(&all, parent.rank));
+        let (ranks, rank) = place.unwrap_or_else(|| {
+            let ranks = if told > 0 { told.min(parent.ranks) } else { parent.ranks };
+            log::debug(1, || format!("ncclCommSplit: taken to make {ranks} ranks"));
+            (ranks, if (0..ranks).contains(&key) { key } else { parent.rank % ranks })
+        });
+        let meeting = Meeting::join(&child, rank, ranks);
+        NCCL.give(out, COMMS.insert((Comm { ranks, rank, ..parent }, meeting)))
     })
 }
 
@@ -187,7 +219,8 @@ extern "C" fn ncclCommShrink(
         }
         let before = excluded.iter().filter(|r| **r < parent.rank).count() as i32;
         let ranks = parent.ranks - excluded.len() as i32;
-        NCCL.give(out, COMMS.insert(Comm { ranks, rank: parent.rank - before, ..parent }))
+        let comm = Comm { ranks, rank: parent.rank - before, ..parent };
+        NCCL.give(out, COMMS.insert((comm, Meeting::alone())))
     })
 }
 
@@ -195,18 +228,22 @@ extern "C" fn ncclCommShrink(
 extern "C" fn ncclCommGrow(
     handle: *mut c_void,
     ranks: i32,
-    _id: In<UniqueId>,
+    id: In<UniqueId>,
     rank: i32,
     out: Out<*mut c_void>,
     _config: *mut c_void,
 ) -> i32 {
     // A rank that was there before keeps its number and passes -1.
     let rank = comm(handle).map_or(rank, |parent| if rank < 0 { parent.rank } else { rank });
-    new_comm(out, ranks, rank)
+    new_comm(out, ranks, rank, id.get().ok())
 }
 
 fn end(handle: *mut c_void) -> i32 {
-    NCCL.answer(|| COMMS.remove(handle).map(drop).ok_or(NCCL.bad_value()))
+    NCCL.answer(|| {
+        let (_, meeting) = COMMS.remove(handle).ok_or(NCCL.bad_value())?;
+        meeting.leave();
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
