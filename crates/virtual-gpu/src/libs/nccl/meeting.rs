@@ -48,9 +48,10 @@ impl Meeting {
         let mut meeting = Self { id: id.to_owned(), rank, ranks, splits: 0, alone: true };
         if ranks > 1 && meeting.say("here").is_some() {
             meeting.alone = false;
-            static FAREWELL: Once = Once::new();
-            // SAFETY: a function without arguments that may run at any time.
-            FAREWELL.call_once(|| drop(unsafe { libc::atexit(leave_all) }));
+            FAREWELL.call_once(|| {
+                // SAFETY: a function without arguments that may run at any time.
+                unsafe { libc::atexit(leave_all) };
+            });
             open().push((std::process::id(), meeting.clone()));
         }
         meeting
@@ -131,6 +132,8 @@ impl Meeting {
         }
     }
 }
+
+static FAREWELL: Once = Once::new();
 
 /// Meetings that this process sits in, with its id: a child that it forks sits in none.
 fn open() -> MutexGuard<'static, Vec<(u32, Meeting)>> {
