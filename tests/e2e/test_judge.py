@@ -42,6 +42,8 @@ def test_python_frames_among_native_ones(tmp_path):
     support.must(support.record(command, tmp_path / "out", stacks="all"))
     ours = support.load(next(keep.glob("judged-*.pickle")))
     trace = support.history(ours)
-    named = [e for e in trace if any("at::" in f["name"] for f in e["frames"])]
-    assert len(named) > len(trace) * 0.9, "an allocation of PyTorch's comes through functions of namespace at"
-    assert all(e["frames"] for e in trace), "backward threads have no Python frames, but they have native ones"
+    assert len(trace) > 1000
+    for entry in trace:
+        names = [f["name"] for f in entry["frames"]]
+        assert any("c10::cuda" in name for name in names), "all of these come through PyTorch's allocator"
+        assert entry["action"] != "alloc" or any("at::" in name for name in names), names

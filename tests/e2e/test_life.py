@@ -143,8 +143,9 @@ def test_nothing_is_lost_unsaid(tmp_path):
     support.must(support.record([support.PYTHON, script], tmp_path, stacks="all"))
     about = support.load(support.only_file(tmp_path))["memtrace"]
     counters = about["counters"]
-    assert counters["events"] == counters["events_kept"] > 10_000
-    assert counters["unpublished"] == 0 and not counters["anomalies"]
+    assert counters.pop("events") > 10_000
+    assert counters and not any(counters.values()), counters
+    assert about["stacks"]["refused"] == 0
 
 
 def test_a_bounded_history_keeps_the_live_blocks_exact(tmp_path):
