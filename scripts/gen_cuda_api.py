@@ -11,7 +11,7 @@ or -cuda-crt for the `crt/` headers). Give the oldest toolkit first or last: the
 
 It writes, sorted, one record a line, fields parted by tabs:
   prototypes.tsv       symbol, library, toolkits, return type, parameters
-  imports.tsv          symbol, library, versions of torch whose libraries need it
+  imports.tsv          symbol, library, versions of torch whose libraries need it or look it up
   layouts.tsv          toolkit, record, field ("" for the whole), offset, size
   constants.tsv        name, value: the enumerators that the library answers with or is asked for
   driver_versions.tsv  name, CUDA version, symbol, symbol for per-thread default streams
@@ -353,6 +353,10 @@ def read_imports(version, folder, out):
                 continue
         if library and library != "cuda" or library and origin.startswith("libcuda"):
             out["imports"][(symbol, library)].add(version)
+    # The driver and NVML are not linked but looked up, by names that stand in the library as they are.
+    with open(os.path.join(folder, "libc10_cuda.so"), "rb") as f:
+        for name in re.findall(rb"\0((?:cu|nvml)[A-Z]\w+)(?=\0)", f.read()):
+            out["imports"][(name.decode(), "nvml" if name.startswith(b"nvml") else "cuda")].add(version)
 
 
 def version_key(version):
