@@ -6,7 +6,8 @@
 
 use super::error::{Error, Result};
 use super::handle::Table;
-use super::thread::{self, Current};
+use super::thread;
+pub use super::thread::Current;
 use super::{config::machine, kinds, memory};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -20,6 +20,7 @@ pub mod context;
 mod dlopen;
 mod elf;
 pub mod error;
+pub mod file;
 pub mod handle;
 pub mod kernels;
 mod life;
@@ -64,6 +65,8 @@ pub mod kinds {
     pub const KERNEL: u8 = 12;
     /// Arrays.
     pub const ARRAY: u8 = 13;
+    /// Linkers of the driver API.
+    pub const LINK: u8 = 14;
 }
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);

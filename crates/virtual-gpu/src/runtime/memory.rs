@@ -255,7 +255,7 @@ pub extern "C" fn cudaPointerGetAttributes(record: Out<u8>, addr: u64) -> Code {
     })
 }
 
-fn managed(addr: u64, size: u64) -> Result {
+pub(crate) fn managed(addr: u64, size: u64) -> Result {
     let book = book();
     let found = book.find(addr).filter(|found| found.kind == Kind::Managed);
     let found = found.ok_or(Error::INVALID_VALUE)?;

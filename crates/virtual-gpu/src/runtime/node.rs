@@ -20,7 +20,7 @@ use crate::libs::versions::runtime_major;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Kernel {
-    function: u64,
+    pub(crate) function: u64,
     grid: Dim3,
     block: Dim3,
     shared: u32,
@@ -75,6 +75,9 @@ const _: () = {
     assert!(size_of::<Fill>() == layout::cuda13::cudaMemsetParams::SIZE);
     assert!(size_of::<Allocation>() == layout::cuda13::cudaGraphNodeParams::alloc.size);
     assert!(layout::cuda12::cudaGraphNodeParams::alloc.offset == UNION);
+    // A node of any kind has the fields of a kernel in the order of `Kernel`.
+    let shared = layout::cuda13::cudaGraphNodeParams::kernel_sharedMemBytes.offset;
+    assert!(shared == UNION + core::mem::offset_of!(Kernel, shared));
 };
 
 /// Where the parameters of one kind begin in `cudaGraphNodeParams`.
@@ -88,7 +91,7 @@ impl Kernel {
         Ok(launch.action())
     }
 
-    fn of(action: &Action) -> Result<Self> {
+    pub(crate) fn of(action: &Action) -> Result<Self> {
         let Action::Kernel { function, grid, block, shared } = *action else {
             return Err(Error::INVALID_VALUE);
         };
@@ -211,15 +214,20 @@ pub extern "C" fn cudaGraphAddChildGraphNode(
     runtime(|| add_child(out, graph, before.list(count), child))
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaGraphChildGraphNodeGetGraph(node: u64, out: Out<u64>) -> Code {
-    runtime(|| match work::work().action(node)? {
-        Action::Child(graph) => out.set(*graph),
+/// The child graph of a node.
+pub(crate) fn child(node: u64) -> Result<u64> {
+    match work::work().action(node)? {
+        Action::Child(graph) => Ok(*graph),
         _ => Err(Error::INVALID_VALUE),
-    })
+    }
 }
 
-fn add_event(
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGraphChildGraphNodeGetGraph(node: u64, out: Out<u64>) -> Code {
+    runtime(|| out.set(child(node)?))
+}
+
+pub(crate) fn add_event(
     out: Out<u64>,
     graph: u64,
     before: Vec<u64>,
@@ -303,20 +311,20 @@ fn add_conditional(out: Out<u64>, graph: u64, before: Vec<u64>, params: Out<u8>)
     out.set(node)
 }
 
-/// Adds a node of any kind. The record begins with the kind.
-pub(crate) fn add_any(out: Out<u64>, graph: u64, before: Vec<u64>, params: Out<u8>) -> Result {
+/// Adds a node of any kind. The record begins with the kind; how it describes copies and kernels differs
+/// between the two APIs.
+pub(crate) fn add_any(
+    out: Out<u64>,
+    graph: u64,
+    before: Vec<u64>,
+    params: Out<u8>,
+    copy: fn(Out<u8>) -> Result<Action>,
+    kernel: fn(Out<u8>) -> Result<Action>,
+) -> Result {
     let address = |params: Out<u8>| params.at::<u64>(UNION).get();
     match params.cast::<i32>().get()? {
-        c::cudaGraphNodeTypeKernel => {
-            let kernel = layout::cuda13::cudaGraphNodeParams::kernel_sharedMemBytes;
-            // The record of this function has its fields in the order of `Kernel`.
-            debug_assert_eq!(kernel.offset, UNION + core::mem::offset_of!(Kernel, shared));
-            add(out, graph, before, params.at::<Kernel>(UNION).get()?.action()?)
-        }
-        c::cudaGraphNodeTypeMemcpy => {
-            let copy = layout::cuda13::cudaGraphNodeParams::memcpy_copyParams.offset;
-            add(out, graph, before, volume(&params.at::<Copy3D>(copy).get()?)?)
-        }
+        c::cudaGraphNodeTypeKernel => add(out, graph, before, kernel(params)?),
+        c::cudaGraphNodeTypeMemcpy => add(out, graph, before, copy(params)?),
         c::cudaGraphNodeTypeMemset => {
             add(out, graph, before, params.at::<Fill>(UNION).get()?.action()?)
         }
@@ -338,6 +346,15 @@ pub(crate) fn add_any(out: Out<u64>, graph: u64, before: Vec<u64>, params: Out<u
     }
 }
 
+/// The runtime's node of any kind.
+fn add_any_of_runtime(out: Out<u64>, graph: u64, before: Vec<u64>, params: Out<u8>) -> Result {
+    use layout::cuda13::cudaGraphNodeParams as fields;
+    let copy =
+        |params: Out<u8>| volume(&params.at::<Copy3D>(fields::memcpy_copyParams.offset).get()?);
+    let kernel = |params: Out<u8>| params.at::<Kernel>(UNION).get()?.action();
+    add_any(out, graph, before, params, copy, kernel)
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGraphAddNode(
     out: Out<u64>,
@@ -350,9 +367,9 @@ pub extern "C" fn cudaGraphAddNode(
     runtime(|| {
         if runtime_major() == 12 {
             let before = before.list(edges_or_count as usize);
-            add_any(out, graph, before, Out::from_address(count_or_params))
+            add_any_of_runtime(out, graph, before, Out::from_address(count_or_params))
         } else {
-            add_any(out, graph, before.list(count_or_params as usize), params)
+            add_any_of_runtime(out, graph, before.list(count_or_params as usize), params)
         }
     })
 }
@@ -366,7 +383,7 @@ pub extern "C" fn cudaGraphAddNode_v2(
     count: usize,
     params: Out<u8>,
 ) -> Code {
-    runtime(|| add_any(out, graph, before.list(count), params))
+    runtime(|| add_any_of_runtime(out, graph, before.list(count), params))
 }
 
 #[unsafe(no_mangle)]

@@ -120,7 +120,7 @@ pub extern "C" fn cudaDeviceSetMemPool(device: i32, pool: u64) -> Code {
 }
 
 /// The pool of a location: CUDA 13's way to ask for the default and the current one.
-fn located(location: In<Location>, kind: i32) -> Result<usize> {
+pub(crate) fn located(location: In<Location>, kind: i32) -> Result<usize> {
     if kind == PINNED { location.get()?.device() } else { Err(Error::NOT_SUPPORTED) }
 }
 

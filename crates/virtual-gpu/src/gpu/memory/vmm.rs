@@ -48,7 +48,6 @@ impl Physical {
 #[derive(Clone, Copy)]
 pub(super) struct Mapping {
     size: u64,
-    offset: u64,
     physical: u64,
     /// Devices that may read and write it, one bit each.
     access: u64,
@@ -146,7 +145,7 @@ impl Book {
             return Err(Error::INVALID_VALUE);
         }
         physical.mappings += 1;
-        self.mappings.insert(addr, Mapping { size, offset, physical: handle, access: 0 });
+        self.mappings.insert(addr, Mapping { size, physical: handle, access: 0 });
         Ok(())
     }
 

@@ -78,7 +78,7 @@ impl Place {
 }
 
 /// One piece of work.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub enum Action {
     /// A kernel: computes nothing, but may have written anywhere.
     Kernel {

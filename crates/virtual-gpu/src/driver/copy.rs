@@ -1,0 +1,264 @@
+//! Copies.
+
+use super::{Code, current};
+use crate::gpu::array;
+use crate::gpu::border::{In, driver};
+use crate::gpu::context;
+use crate::gpu::work::{self, Action, Place, Shape};
+use crate::gpu::{Error, Result};
+use crate::layout::cuda13;
+use crate::runtime::copy::at_once;
+
+/// `CU_MEMORYTYPE_HOST`, `…_DEVICE`, `…_ARRAY`, `…_UNIFIED`.
+const HOST: u32 = 1;
+const DEVICE: u32 = 2;
+const ARRAY: u32 = 3;
+const UNIFIED: u32 = 4;
+
+/// One side of `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Side2D {
+    x: u64,
+    y: u64,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: u64,
+    pitch: u64,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Copy2D {
+    src: Side2D,
+    dst: Side2D,
+    width: u64,
+    height: u64,
+}
+
+/// One side of `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`, which has a context where the former has
+/// nothing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Side3D {
+    x: u64,
+    y: u64,
+    z: u64,
+    level: u64,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: u64,
+    context: u64,
+    pitch: u64,
+    height: u64,
+}
+
+/// `CUDA_MEMCPY3D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Copy3D {
+    src: Side3D,
+    dst: Side3D,
+    width: u64,
+    height: u64,
+    depth: u64,
+}
+
+const _: () = {
+    assert!(size_of::<Copy2D>() == cuda13::CUDA_MEMCPY2D_st::SIZE);
+    assert!(size_of::<Copy3D>() == cuda13::CUDA_MEMCPY3D_st::SIZE);
+    assert!(core::mem::offset_of!(Side3D, pitch) == cuda13::CUDA_MEMCPY3D_st::srcPitch.offset);
+};
+
+impl Side3D {
+    fn place(&self, shape: Shape) -> Result<Place> {
+        let base = match self.kind {
+            HOST => self.host,
+            DEVICE | UNIFIED => self.device,
+            ARRAY => {
+                let array = array::find(self.array)?;
+                let offset = [self.x, self.y, self.z];
+                array.check(offset, shape)?;
+                return array.place(offset);
+            }
+            _ => return Err(Error::INVALID_VALUE),
+        };
+        // A pitch of 0 means that rows follow each other.
+        let pitch = if self.pitch == 0 { shape.width } else { self.pitch };
+        let slice = pitch * if self.height == 0 { shape.height } else { self.height };
+        let addr = base + self.x + self.y * pitch + self.z * slice;
+        Ok(Place { addr, pitch, slice })
+    }
+}
+
+impl Side2D {
+    fn with_depth(&self) -> Side3D {
+        let Side2D { x, y, kind, host, device, array, pitch } = *self;
+        Side3D { x, y, z: 0, level: 0, kind, host, device, array, context: 0, pitch, height: 0 }
+    }
+}
+
+impl Copy2D {
+    fn action(&self) -> Result<Action> {
+        let shape = Shape::plane(self.width, self.height);
+        let dst = self.dst.with_depth().place(shape)?;
+        Ok(Action::Copy { dst, src: self.src.with_depth().place(shape)?, shape })
+    }
+}
+
+impl Copy3D {
+    pub(crate) fn action(&self) -> Result<Action> {
+        let shape = Shape { width: self.width, height: self.height, depth: self.depth };
+        Ok(Action::Copy { dst: self.dst.place(shape)?, src: self.src.place(shape)?, shape })
+    }
+}
+
+/// A copy that the host waits for.
+fn now(action: impl FnOnce() -> Result<Action>) -> Code {
+    driver(|| {
+        current()?;
+        at_once(action()?)
+    })
+}
+
+/// A copy in stream order.
+pub(super) fn later(stream: u64, action: impl FnOnce() -> Result<Action>) -> Code {
+    driver(|| {
+        current()?;
+        let action = action()?;
+        action.check()?;
+        work::submit(stream, action)
+    })
+}
+
+/// A copy in a single row.
+fn line(dst: u64, src: u64, size: u64) -> impl FnOnce() -> Result<Action> {
+    move || Ok(Action::copy(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy(dst: u64, src: u64, size: u64) -> Code {
+    now(line(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyAsync(dst: u64, src: u64, size: u64, stream: u64) -> Code {
+    later(stream, line(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoD_v2(dst: u64, src: u64, size: u64) -> Code {
+    now(line(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoDAsync_v2(dst: u64, src: u64, size: u64, stream: u64) -> Code {
+    later(stream, line(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoH_v2(dst: u64, src: u64, size: u64) -> Code {
+    now(line(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoHAsync_v2(dst: u64, src: u64, size: u64, stream: u64) -> Code {
+    later(stream, line(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoD_v2(dst: u64, src: u64, size: u64) -> Code {
+    now(line(dst, src, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, size: u64, stream: u64) -> Code {
+    later(stream, line(dst, src, size))
+}
+
+/// A copy between two contexts, which must exist.
+fn between(dst: (u64, u64), src: (u64, u64), size: u64) -> impl FnOnce() -> Result<Action> {
+    move || {
+        for context in [dst.1, src.1] {
+            context::find(context)?.ok_or(Error::INVALID_CONTEXT)?;
+        }
+        Ok(Action::copy(dst.0, src.0, size))
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyPeer(dst: u64, to: u64, src: u64, from: u64, size: u64) -> Code {
+    now(between((dst, to), (src, from), size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyPeerAsync(
+    dst: u64,
+    to: u64,
+    src: u64,
+    from: u64,
+    size: u64,
+    stream: u64,
+) -> Code {
+    later(stream, between((dst, to), (src, from), size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy2D_v2(copy: In<Copy2D>) -> Code {
+    now(|| copy.get()?.action())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy2DUnaligned_v2(copy: In<Copy2D>) -> Code {
+    now(|| copy.get()?.action())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy2DAsync_v2(copy: In<Copy2D>, stream: u64) -> Code {
+    later(stream, || copy.get()?.action())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy3D_v2(copy: In<Copy3D>) -> Code {
+    now(|| copy.get()?.action())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy3DAsync_v2(copy: In<Copy3D>, stream: u64) -> Code {
+    later(stream, || copy.get()?.action())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy3DPeer(copy: In<Copy3D>) -> Code {
+    now(|| copy.get()?.action())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpy3DPeerAsync(copy: In<Copy3D>, stream: u64) -> Code {
+    later(stream, || copy.get()?.action())
+}
+
+/// Copies in stream order, one after the other.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyBatchAsync_v2(
+    dsts: In<u64>,
+    srcs: In<u64>,
+    sizes: In<u64>,
+    count: usize,
+    _attributes: u64,
+    _attribute_starts: u64,
+    _attribute_count: usize,
+    stream: u64,
+) -> Code {
+    let ends = dsts.list(count).into_iter().zip(srcs.list(count));
+    for ((dst, src), size) in ends.zip(sizes.list(count)) {
+        match later(stream, line(dst, src, size)) {
+            0 => {}
+            code => return code,
+        }
+    }
+    0
+}

@@ -1,0 +1,199 @@
+//! Modules, libraries, and the kernels and variables in them.
+
+use super::{Code, current, ordinal};
+use crate::gpu::border::{In, Out, Text, driver};
+use crate::gpu::{Error, Result, kernels};
+use crate::runtime::library::{load, load_file};
+use core::ffi::c_char;
+
+/// A module belongs to a context, so there must be one.
+fn load_module(out: Out<u64>, image: In<u8>) -> Result {
+    current()?;
+    out.check()?;
+    out.set(load(image)?)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleLoad(out: Out<u64>, path: Text) -> Code {
+    driver(|| {
+        current()?;
+        out.check()?;
+        out.set(load_file(path)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleLoadData(out: Out<u64>, image: In<u8>) -> Code {
+    driver(|| load_module(out, image))
+}
+
+/// Options concern the compiler in the driver, which there is none of. Logs stay empty.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleLoadDataEx(out: Out<u64>, image: In<u8>) -> Code {
+    driver(|| load_module(out, image))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleLoadFatBinary(out: Out<u64>, image: In<u8>) -> Code {
+    driver(|| load_module(out, image))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(module: u64) -> Code {
+    driver(|| kernels::unload(module))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleGetLoadingMode(mode: Out<i32>) -> Code {
+    /// `CU_MODULE_LAZY_LOADING`.
+    const LAZY: i32 = 2;
+    driver(|| mode.set(LAZY))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleGetFunction(out: Out<u64>, module: u64, name: Text) -> Code {
+    driver(|| {
+        out.check()?;
+        out.set(kernels::function(module, &name.string()?)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleGetFunctionCount(count: Out<u32>, module: u64) -> Code {
+    driver(|| count.set(kernels::functions(module)?.len() as u32))
+}
+
+fn enumerate(out: Out<u64>, room: u32, module: u64) -> Result {
+    let names = kernels::functions(module)?;
+    let handles: Result<Vec<u64>> =
+        names.iter().map(|name| kernels::function(module, name)).collect();
+    out.fill(&handles?, room as usize);
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleEnumerateFunctions(out: Out<u64>, room: u32, module: u64) -> Code {
+    driver(|| enumerate(out, room, module))
+}
+
+fn global(addr: Out<u64>, size: Out<u64>, module: u64, name: Text) -> Result {
+    let found = kernels::variable(module, &name.string()?, current()?)?;
+    addr.give(found.0);
+    size.give(found.1);
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleGetGlobal_v2(
+    addr: Out<u64>,
+    size: Out<u64>,
+    module: u64,
+    name: Text,
+) -> Code {
+    driver(|| global(addr, size, module, name))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryLoadData(out: Out<u64>, image: In<u8>) -> Code {
+    driver(|| {
+        out.check()?;
+        out.set(load(image)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryLoadFromFile(out: Out<u64>, path: Text) -> Code {
+    driver(|| {
+        out.check()?;
+        out.set(load_file(path)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryUnload(library: u64) -> Code {
+    driver(|| kernels::unload(library))
+}
+
+/// A library is its own module in every context.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryGetModule(out: Out<u64>, library: u64) -> Code {
+    driver(|| {
+        current()?;
+        kernels::functions(library)?;
+        out.set(library)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryGetKernel(out: Out<u64>, library: u64, name: Text) -> Code {
+    driver(|| {
+        out.check()?;
+        out.set(kernels::function(library, &name.string()?)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryGetKernelCount(count: Out<u32>, library: u64) -> Code {
+    driver(|| count.set(kernels::functions(library)?.len() as u32))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, library: u64) -> Code {
+    driver(|| enumerate(out, room, library))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLibraryGetGlobal(
+    addr: Out<u64>,
+    size: Out<u64>,
+    library: u64,
+    name: Text,
+) -> Code {
+    driver(|| global(addr, size, library, name))
+}
+
+/// A kernel is its own function in every context.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuKernelGetFunction(out: Out<u64>, kernel: u64) -> Code {
+    driver(|| {
+        current()?;
+        kernels::check(kernel)?;
+        out.set(kernel)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuKernelGetLibrary(out: Out<u64>, kernel: u64) -> Code {
+    driver(|| out.set(kernels::module_of(kernel)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuKernelGetName(out: Out<*const c_char>, kernel: u64) -> Code {
+    driver(|| out.set(kernels::name(kernel)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuKernelGetAttribute(
+    value: Out<i32>,
+    number: i32,
+    kernel: u64,
+    device: i32,
+) -> Code {
+    driver(|| value.set(super::function::attribute(kernel, number, ordinal(device)?)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuKernelSetAttribute(number: i32, value: i32, kernel: u64, device: i32) -> Code {
+    driver(|| crate::runtime::function::set_attribute(kernel, number, value, ordinal(device)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuKernelSetCacheConfig(kernel: u64, config: i32, device: i32) -> Code {
+    driver(|| {
+        ordinal(device)?;
+        if !(0..4).contains(&config) {
+            return Err(Error::INVALID_VALUE);
+        }
+        kernels::check(kernel)
+    })
+}
