@@ -112,7 +112,7 @@ fn damage_to_segments_is_named() {
     );
     damaged(
         |s| s.segments[0].requested_size = 7,
-        "segments[0].requested_size: 7, but its requests of active blocks",
+        "segments[0].requested_size: 7, but the requests of its active blocks",
     );
     damaged(
         |s| s.segments.swap(0, 1),
@@ -151,6 +151,15 @@ fn damage_to_segments_is_named() {
         |s| s.frames[0].line = u64::MAX,
         "line of the frame main in \"/home/user/a.py\": 18446744073709551615 is 2^63",
     );
+}
+
+/// PyTorch leaves the last request in the segment of a pinned block that is free.
+#[test]
+fn free_pinned_memory_is_no_damage() {
+    let mut snapshot = small();
+    let free = segment(4096, vec![block(4096, 4096, BlockState::Inactive)]);
+    snapshot.host_segments = vec![Segment { device: -1, requested_size: 4096, ..free }];
+    assert_eq!(errors(&snapshot), Vec::<String>::new());
 }
 
 #[test]

@@ -79,6 +79,25 @@ fn peaks_are_those_of_the_card() {
     }
 }
 
+/// What PyTorch's own counters said in the process that wrote the file: `max_memory_allocated`,
+/// `max_memory_reserved` and the peak of requested bytes, which PyTorch counts until a free is complete.
+#[test]
+fn peaks_are_those_of_pytorchs_counters() {
+    for (part, rounded, reserved, requested) in [
+        ("golden/cuda_graph", 41_554_944, 75_497_472, 41_554_432),
+        ("golden/streams_lazy", 84_584_448, 180_355_072, 96_077_561),
+        ("golden/streams_expandable", 84_139_520, 180_355_072, 96_077_561),
+        ("golden/anomaly_mode", 33_717_248, 35_651_584, 33_714_440),
+        ("golden/mem_pool", 62_331_904, 73_400_320, 60_000_000),
+    ] {
+        let device = &summary(&read(part)).devices[0];
+        assert_eq!(device.active.bytes, requested, "{part}");
+        assert_eq!(device.reserved.bytes, reserved, "{part}");
+        assert!(device.allocated_rounded <= rounded, "{part}: at least, not more");
+        assert!(device.allocated.bytes <= device.allocated_rounded, "{part}");
+    }
+}
+
 #[test]
 fn what_is_live_adds_up() {
     for (name, bytes) in files() {
