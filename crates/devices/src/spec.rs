@@ -14,6 +14,7 @@
 use crate::Limits;
 use crate::profiles::{CONTEXT_ESTIMATE, Profile, find, profiles};
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
 
@@ -142,7 +143,7 @@ fn parse_custom(text: &str) -> Result<Profile, SpecError> {
     let like = profiles()
         .iter()
         .filter(|p| p.sm <= sm)
-        .max_by_key(|p| (p.sm, std::cmp::Reverse(p.sms.abs_diff(sms))))
+        .max_by_key(|p| (p.sm, Reverse((p.sms.abs_diff(sms), p.memory_mib.abs_diff(memory_mib)))))
         .unwrap_or(&profiles()[0]);
     Ok(Profile {
         key: Cow::Owned(format!("sm_{sm},{size},{sms}SM")),
@@ -259,6 +260,8 @@ mod tests {
         assert_eq!((spec.count, spec.lazy), (3, false));
         assert_eq!(spec.profile.limits().max_threads_per_sm, 2048);
         assert_eq!(spec.profile.memory_source, "given by the user");
+        let like_h100: Spec = "sm_90,79GiB,132SM".parse().unwrap();
+        assert_eq!(like_h100.profile.l2_kib, 51_200, "the rest is the nearest card's");
         let small: Spec = "sm_75,256MiB,1SM".parse().unwrap();
         assert!(small.profile.context_mib < 256 / 2, "a context must leave room");
     }
