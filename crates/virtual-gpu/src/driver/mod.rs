@@ -19,6 +19,7 @@ pub mod fill;
 pub mod function;
 pub mod graph;
 pub mod link;
+pub mod logs;
 pub mod memory;
 pub mod module;
 pub mod node;

@@ -11,6 +11,7 @@
 use super::error::{Error, Result};
 use super::{life, log, thread};
 use core::ffi::{CStr, c_char};
+use core::panic::Location;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A pointer to which the callee writes.
@@ -186,24 +187,33 @@ fn guarded(work: impl FnOnce() -> Result) -> Result {
     })
 }
 
+/// Tells who debugs which function refused what.
+fn note(place: &Location, error: Error) {
+    log::debug(1, || format!("{place} answers {:?}", super::error::runtime_name(error.code())));
+}
+
+#[track_caller]
 fn runtime_code(outcome: Result) -> i32 {
     let Err(error) = outcome else { return 0 };
-    log::debug(1, || format!("answers {:?}", super::error::runtime_name(error.code())));
+    note(Location::caller(), error);
     thread::with(|thread| thread.last_error.set(error.code()));
     error.code()
 }
 
 /// A runtime function. The first one wakes CUDA.
+#[track_caller]
 pub fn runtime(work: impl FnOnce() -> Result) -> i32 {
     runtime_code(guarded(|| life::wake().and_then(|()| work())))
 }
 
 /// A runtime function that only looks things up, and does not wake CUDA.
+#[track_caller]
 pub fn runtime_query(work: impl FnOnce() -> Result) -> i32 {
     runtime_code(guarded(work))
 }
 
 /// A driver function. `cuInit` or a runtime function must have woken CUDA.
+#[track_caller]
 pub fn driver(work: impl FnOnce() -> Result) -> i32 {
     driver_query(|| life::awake().and_then(|()| work()))
 }
@@ -214,8 +224,9 @@ pub fn driver_init() -> i32 {
 }
 
 /// A driver function that may be called before `cuInit`.
+#[track_caller]
 pub fn driver_query(work: impl FnOnce() -> Result) -> i32 {
     let Err(error) = guarded(work) else { return 0 };
-    log::debug(1, || format!("answers {:?}", super::error::runtime_name(error.code())));
+    note(Location::caller(), error);
     error.driver()
 }

@@ -99,8 +99,14 @@ impl Kernels {
         self.modules.get_mut(module).ok_or(Error::INVALID_HANDLE)
     }
 
-    fn exists(&mut self, function: u64) -> bool {
-        self.kernels.get(function).is_some() || self.lazy().hosts.contains_key(&function)
+    /// The one name of a kernel that may be called by its host function or by its handle: the handle, once
+    /// there is one.
+    fn identity(&mut self, function: u64) -> Result<u64> {
+        if self.kernels.get(function).is_some() {
+            return Ok(function);
+        }
+        let host = self.lazy().hosts.get(&function).ok_or(Error::INVALID_DEVICE_FUNCTION)?;
+        Ok(if host.kernel == 0 { function } else { host.kernel })
     }
 }
 
@@ -229,8 +235,12 @@ pub fn handle(function: u64) -> Result<u64> {
     // SAFETY: the name that was registered, which stays as long as its module is registered.
     let name = unsafe { core::ffi::CStr::from_ptr(name) }.to_owned();
     let kernel = kernels.kernels.insert(Kernel { name, module });
-    if let Some(host) = kernels.lazy().hosts.get_mut(&function) {
+    let lazy = kernels.lazy();
+    if let Some(host) = lazy.hosts.get_mut(&function) {
         host.kernel = kernel;
+    }
+    if let Some(settings) = lazy.settings.remove(&function) {
+        lazy.settings.insert(kernel, settings);
     }
     Ok(kernel)
 }
@@ -250,19 +260,21 @@ pub fn module_of(function: u64) -> Result<u64> {
 
 /// The function is one: a registered host function or a kernel's handle.
 pub fn check(function: u64) -> Result {
-    if kernels().exists(function) { Ok(()) } else { Err(Error::INVALID_DEVICE_FUNCTION) }
+    kernels().identity(function).map(|_| ())
 }
 
 /// What was set on a kernel.
 pub fn settings(function: u64) -> Result<Settings> {
-    check(function)?;
-    Ok(kernels().lazy().settings.get(&function).copied().unwrap_or_default())
+    let mut kernels = kernels();
+    let kernel = kernels.identity(function)?;
+    Ok(kernels.lazy().settings.get(&kernel).copied().unwrap_or_default())
 }
 
 /// Sets something on a kernel.
 pub fn set(function: u64, change: impl FnOnce(&mut Settings)) -> Result {
-    check(function)?;
-    change(kernels().lazy().settings.entry(function).or_default());
+    let mut kernels = kernels();
+    let kernel = kernels.identity(function)?;
+    change(kernels.lazy().settings.entry(kernel).or_default());
     Ok(())
 }
 
@@ -430,7 +442,11 @@ mod tests {
         let found = unsafe { core::ffi::CStr::from_ptr(name(kernel).unwrap()) };
         assert_eq!(found, c"a_kernel");
         register(module, 0x1234, c"host".as_ptr().expose_provenance());
+        set(0x1234, |settings| settings.carveout = 50).unwrap();
         let by_host = handle(0x1234).unwrap();
+        assert_eq!(settings(by_host).unwrap().carveout, 50, "set under the other name");
+        set(by_host, |settings| settings.carveout = 60).unwrap();
+        assert_eq!(settings(0x1234).unwrap().carveout, 60);
         assert_eq!(handle(0x1234), Ok(by_host));
         unload(module).unwrap();
         assert_eq!(check(kernel), Err(Error::INVALID_DEVICE_FUNCTION));

@@ -67,6 +67,8 @@ pub mod kinds {
     pub const ARRAY: u8 = 13;
     /// Linkers of the driver API.
     pub const LINK: u8 = 14;
+    /// Who wants to hear of errors.
+    pub const LISTENER: u8 = 15;
 }
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);

@@ -22,6 +22,7 @@ pub mod graph;
 pub mod ipc;
 pub mod launch;
 pub mod library;
+pub mod logs;
 pub mod memory;
 pub mod node;
 pub mod pool;
