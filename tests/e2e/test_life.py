@@ -93,8 +93,7 @@ def test_a_fork_has_its_own_history(tmp_path):
     out = tmp_path / "out"
     support.must(support.record([support.PYTHON, program], out))
     sizes = {p: [e["size"] for e in support.history(support.load(p)) if e["action"] == "alloc"] for p in support.files(out)}
-    # A forked child of multiprocessing ends by _exit, which runs no handlers: it may leave no file, but never a wrong one.
-    assert [20_000] in sizes.values() and all(own in ([20_000], [4000], [8000]) for own in sizes.values()), sizes
+    assert sorted(sizes.values()) == [[4000], [8000], [20_000]]
 
 
 def test_spawned_children_are_followed(tmp_path):
@@ -154,7 +153,8 @@ def test_a_bounded_history_keeps_the_live_blocks_exact(tmp_path):
     path, _, done = support.record_alive("random_program.py", tmp_path, "4", env=env)
     snapshot = support.load(path)
     counters = snapshot["memtrace"]["counters"]
-    assert counters["events_retired"] > 90_000 and len(support.history(snapshot)) <= 1024
+    # One event stands for up to two entries: a free that completes at once.
+    assert counters["events_retired"] > 60_000 and 500 < len(support.history(snapshot)) <= 2 * 1024
     live = support.live_blocks(snapshot)
     count, size = map(int, re.search(r"live (\d+) blocks of (\d+) bytes", done.stdout).groups())
     assert (len(live), sum(b["requested_size"] for b in live)) == (count, size)
@@ -162,14 +162,17 @@ def test_a_bounded_history_keeps_the_live_blocks_exact(tmp_path):
 
 
 def test_an_end_without_exit_handlers(tmp_path):
-    """os._exit: the exit code is the program's; a snapshot it asked for before is whole."""
+    """os._exit: the exit code is the program's, and the snapshot is written all the same."""
     code = (
         f"import ctypes, os; {ALLOCATE}\n"
         "assert ctypes.CDLL(None).memtrace_dump(None) == 0\n"
         "os._exit(5)"
     )
     support.must(support.record([support.PYTHON, "-c", code], tmp_path), code=5)
-    support.must(support.memtrace("check", support.only_file(tmp_path)))
+    asked, at_exit = support.files(tmp_path)
+    for path, reason in ((asked, "request"), (at_exit, "exit")):
+        assert support.load(path)["memtrace"]["reason"] == reason
+        support.must(support.memtrace("check", path))
 
 
 def test_a_program_that_closes_everything(tmp_path):
