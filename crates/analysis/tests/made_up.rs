@@ -1,6 +1,9 @@
 //! Snapshots made up here: damage is named with its place and its value, an honest history of any length
 //! passes, and nonsense makes nobody panic.
 
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
 use memtrace_analysis::check::{self, Level, check};
 use memtrace_analysis::{history, summary};
 use memtrace_format::pickle;

@@ -1,5 +1,8 @@
 //! What is printed, as text: the help is the reference of the command line, the reports are what users read.
 
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
 mod common;
 
 use std::io::Write;

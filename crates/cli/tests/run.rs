@@ -1,5 +1,8 @@
 //! `memtrace run`: what the program finds, that it is the program that runs, and each thing that can't be.
 
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
 mod common;
 
 use std::fs;

@@ -1,6 +1,9 @@
 //! Files that mean harm, and files that are only broken: each is refused with a reason, quickly, in little
 //! memory, and nothing panics.
 
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
 mod common;
 
 use memtrace_format::snapshot::Snapshot;

@@ -1,5 +1,8 @@
 //! Snapshots made up here: what is refused, how long a file gets, and that nothing is lost on the way.
 
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
 use std::io;
 
 use memtrace_format::snapshot::{

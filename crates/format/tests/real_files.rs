@@ -1,6 +1,9 @@
 //! Real snapshots, from PyTorch 2.1 to 2.15 and from its C++ pickler: what is read is written again, and
 //! Python finds the same object.
 
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
 mod common;
 
 use common::{files, python};
