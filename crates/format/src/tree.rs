@@ -126,12 +126,6 @@ impl<'a> Tree<'a> {
         &self.dicts[id.0 as usize]
     }
 
-    /// The value under a key of a dictionary.
-    pub fn get(&self, id: DictId, key: &str) -> Option<Item> {
-        let key = Item::Text(*self.numbers.get(key)?);
-        self.dict(id).iter().rev().find(|(k, _)| *k == key).map(|(_, v)| *v)
-    }
-
     /// All strings, by number.
     pub(crate) fn texts(&self) -> &[Cow<'a, str>] {
         &self.texts

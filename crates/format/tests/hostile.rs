@@ -133,6 +133,14 @@ fn lengths_are_not_believed() {
         refused(b"\x80\x04Nr\xff\xff\xff\xff.")
             .contains("memo number 4294967295 in a file this short")
     );
+    let pushes = [b"\x80\x04", &vec![b'N'; 1_000_000][..], b"."].concat();
+    assert!(
+        refused(&pushes).contains("far more than a file of its length"),
+        "{}",
+        refused(&pushes)
+    );
+    let numbers = [b"\x80\x04N", &vec![0x94; 1_000_000][..], b"."].concat();
+    assert!(refused(&numbers).contains("in a file this short"), "{}", refused(&numbers));
     let many_empty = [b"\x80\x04", &vec![b']'; 1_000_000][..], b"."].concat();
     assert!(refused(&many_empty).contains("far more than a file of its length"));
 }

@@ -110,16 +110,16 @@ impl<'a> Machine<'a> {
                 }
                 op::MARK => self.marks.push(self.stack.len() as u32),
                 op::POP | op::POP_MARK | op::DUP => self.juggle(opcode)?,
-                op::NONE => self.push(Item::None),
-                op::NEWTRUE => self.push(Item::Bool(true)),
-                op::NEWFALSE => self.push(Item::Bool(false)),
+                op::NONE => self.push(Item::None)?,
+                op::NEWTRUE => self.push(Item::Bool(true))?,
+                op::NEWFALSE => self.push(Item::Bool(false))?,
                 op::BININT1 | op::BININT2 | op::BININT | op::LONG1 | op::LONG4 => {
                     let n = self.integer(opcode)?;
-                    self.push(n);
+                    self.push(n)?;
                 }
                 op::BINFLOAT => {
                     let x = f64::from_be_bytes(self.take()?);
-                    self.push(Item::Float(x));
+                    self.push(Item::Float(x))?;
                 }
                 op::SHORT_BINUNICODE => self.text::<1>()?,
                 op::BINUNICODE => self.text::<4>()?,
@@ -137,7 +137,7 @@ impl<'a> Machine<'a> {
                 op::BINGET | op::LONG_BINGET => {
                     let number = self.memo_number(opcode == op::BINGET)?;
                     match self.memo.get(number).copied().flatten() {
-                        Some(item) => self.push(item),
+                        Some(item) => self.push(item)?,
                         None => return Err(Wrong(format!("memo number {number} was never set"))),
                     }
                 }
@@ -162,7 +162,7 @@ impl<'a> Machine<'a> {
             op::POP_MARK => drop(self.above_mark()?),
             op::DUP => {
                 let top = self.top()?;
-                self.push(top);
+                self.push(top)?;
             }
             _ => drop(self.pop()?),
         }
@@ -207,8 +207,7 @@ impl<'a> Machine<'a> {
         let length = self.length::<WIDTH>()?;
         let text = String::from_utf8_lossy(self.slice(length)?);
         let id = self.tree.intern(text)?;
-        self.push(Item::Text(id));
-        Ok(())
+        self.push(Item::Text(id))
     }
 
     fn container(&mut self, opcode: u8) -> Result<(), Wrong> {
@@ -224,8 +223,7 @@ impl<'a> Machine<'a> {
                 Item::Dict(self.tree.add_dict(pairs)?)
             }
         };
-        self.push(item);
-        Ok(())
+        self.push(item)
     }
 
     fn tuple(&mut self, opcode: u8) -> Result<(), Wrong> {
@@ -239,8 +237,7 @@ impl<'a> Machine<'a> {
             }
         };
         let id = self.tree.add_list(items)?;
-        self.push(Item::Tuple(id));
-        Ok(())
+        self.push(Item::Tuple(id))
     }
 
     fn append(&mut self, opcode: u8) -> Result<(), Wrong> {
@@ -280,8 +277,7 @@ impl<'a> Machine<'a> {
             self.memo_number(opcode == op::BINPUT)?
         };
         let item = self.top()?;
-        // Whoever numbers in order has no more numbers than bytes.
-        if number >= self.bytes.len() {
+        if number >= self.room() {
             return Err(Wrong(format!("memo number {number} in a file this short")));
         }
         if number >= self.memo.len() {
@@ -346,9 +342,18 @@ impl<'a> Machine<'a> {
         Ok(slice)
     }
 
-    /// The stack needs no budget: each push has cost a byte of the file.
-    fn push(&mut self, item: Item) {
+    fn push(&mut self, item: Item) -> Result<(), Wrong> {
+        if self.stack.len() >= self.room() {
+            return Err(Greedy.into());
+        }
         self.stack.push(item);
+        Ok(())
+    }
+
+    /// How high the stack may be and how many numbers the memo may have: what is pushed or numbered by an
+    /// honest file takes two bytes of it at least.
+    fn room(&self) -> usize {
+        4096 + self.bytes.len() / 2
     }
 
     /// Where the topmost `length` items begin, none of them below the last mark.
