@@ -83,7 +83,7 @@ impl Depot {
                     Err(other) => seen = other,
                 }
             }
-            if seen ^ tag <= u64::from(u32::MAX) && self.is(seen as u32, parent, frame) {
+            if u32::try_from(seen ^ tag).is_ok() && self.is(seen as u32, parent, frame) {
                 return seen as u32;
             }
             slot = (slot + 1) & mask;
@@ -225,7 +225,9 @@ mod tests {
         let used: &'static [AtomicU64] = depot(500).words();
         assert!(Depot::new(used).is_none());
         assert!(Depot::new(&[]).is_none());
-        assert!(Depot::new(Vec::from_iter((0..20).map(|_| AtomicU64::new(0))).leak()).is_none());
+        assert!(
+            Depot::new((0..20).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()).is_none()
+        );
     }
 
     #[test]

@@ -23,6 +23,11 @@
 //!
 //! The caller sees to it that a capture is never begun inside another one on the same thread.
 
+#![allow(
+    clippy::inline_always,
+    reason = "a walk is compiled for each version, and its parts must be part of it"
+)]
+
 pub mod arena;
 pub mod debug;
 pub mod deep;
@@ -36,6 +41,8 @@ mod scratch;
 mod symbols;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -227,6 +234,10 @@ pub struct Status {
 /// Runs `close`, which may unload libraries, so that nothing that was learnt from them is used afterwards. This
 /// is what an interposed `dlclose` calls.
 pub fn closing<T>(stacks: Option<&Stacks>, close: impl FnOnce() -> T) -> T {
+    // What it loaded may be on recorded stacks, and not be listed yet.
+    if let Some(stacks) = stacks {
+        stacks.refresh();
+    }
     rules::while_unloading(|| {
         let result = close();
         match stacks {

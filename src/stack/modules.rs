@@ -191,6 +191,8 @@ fn loaded() -> (Vec<Library>, Counts) {
     found
 }
 
+const PAGE: u64 = 4096;
+
 /// # Safety
 /// `info` is the record of a loaded library.
 unsafe fn library(info: &libc::dl_phdr_info, path: &[u8]) -> Option<Library> {
@@ -209,7 +211,6 @@ unsafe fn library(info: &libc::dl_phdr_info, path: &[u8]) -> Option<Library> {
             build_id = gnu_build_id(notes).unwrap_or_default().to_vec();
         }
     }
-    const PAGE: u64 = 4096;
     (start < end).then(|| Library {
         base: info.dlpi_addr,
         start: start / PAGE * PAGE,
@@ -284,6 +285,7 @@ mod tests {
 
     #[test]
     fn an_address_that_is_used_again_begins_an_epoch() {
+        let _alone = crate::stack::testing::alone();
         let before = epoch();
         leave(0x7000_0000, 0x7000_2000);
         met(0x7000_2000, 0x7000_3000);

@@ -36,12 +36,13 @@ impl Bounds {
         // SAFETY: an all-zero attribute object is only written to; it is destroyed if it was filled in.
         unsafe {
             let mut attr: libc::pthread_attr_t = std::mem::zeroed();
-            if libc::pthread_getattr_np(libc::pthread_self(), &mut attr) != 0 {
+            if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attr) != 0 {
                 return Bounds::default();
             }
             let (mut at, mut size) = (std::ptr::null_mut::<c_void>(), 0);
-            let known = libc::pthread_attr_getstack(&attr, &mut at, &mut size) == 0;
-            libc::pthread_attr_destroy(&mut attr);
+            let known =
+                libc::pthread_attr_getstack(&raw const attr, &raw mut at, &raw mut size) == 0;
+            libc::pthread_attr_destroy(&raw mut attr);
             if known {
                 Bounds { low: at as u64, high: at as u64 + size as u64 }
             } else {
@@ -100,15 +101,18 @@ pub fn fast<const HALF: usize>(bounds: Bounds, out: &mut Deep<Native, HALF>) -> 
 
 /// The registers as they are when this function has returned to its caller.
 #[inline(always)]
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::unnecessary_wraps, reason = "other architectures have none")]
 fn registers() -> Option<Registers> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let mut r = Registers { pc: 0, sp: 0, fp: 0 };
-        // SAFETY: writes three words.
-        unsafe { caller_registers(&mut r.pc, &mut r.sp, &mut r.fp) };
-        Some(r)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
+    let mut r = Registers { pc: 0, sp: 0, fp: 0 };
+    // SAFETY: writes three words.
+    unsafe { caller_registers(&raw mut r.pc, &raw mut r.sp, &raw mut r.fp) };
+    Some(r)
+}
+
+/// On other architectures the system's unwinder takes every stack.
+#[cfg(not(target_arch = "x86_64"))]
+fn registers() -> Option<Registers> {
     None
 }
 
@@ -176,7 +180,7 @@ pub fn by_system<const HALF: usize>(out: &mut Deep<Native, HALF>) -> Option<Reas
         let (walk, pc, sp) = unsafe {
             (
                 &mut *walk.cast::<Walk<'_, HALF>>(),
-                _Unwind_GetIPInfo(context, &mut exact) as u64,
+                _Unwind_GetIPInfo(context, &raw mut exact) as u64,
                 _Unwind_GetCFA(context) as u64,
             )
         };

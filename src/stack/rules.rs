@@ -77,6 +77,10 @@ pub enum Outcome {
     Unknown,
 }
 
+const SP: u64 = Base::Sp as u64;
+const FP: u64 = Base::Fp as u64;
+const AT_FP: u64 = Base::AtFp as u64;
+
 impl Rule {
     /// Nothing is known here.
     pub const UNKNOWN: Rule = Rule(Base::Unknown as u64);
@@ -109,9 +113,6 @@ impl Rule {
     fn caller(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Option<Registers> {
         let base_offset = ((self.0 << 28) as i64 >> 36) as u64;
         let saved_offset = (self.0 as i64 >> 36) as u64;
-        const SP: u64 = Base::Sp as u64;
-        const FP: u64 = Base::Fp as u64;
-        const AT_FP: u64 = Base::AtFp as u64;
         let cfa = match self.0 & 7 {
             SP => r.sp.wrapping_add(base_offset),
             FP => r.fp.wrapping_add(base_offset),
@@ -326,7 +327,7 @@ pub fn object_at(address: u64) -> Option<Object> {
                 reserved: [0; 7],
             };
             // SAFETY: `found` is as large as the structure that glibc documents for x86-64.
-            let missing = unsafe { find(address as *const c_void, &mut found) };
+            let missing = unsafe { find(address as *const c_void, &raw mut found) };
             if missing != 0 || found.eh_frame == 0 {
                 return None;
             }

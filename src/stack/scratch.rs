@@ -58,13 +58,12 @@ thread_local! {
 #[inline]
 pub fn with<T>(f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
     MINE.with(|mine| {
-        let block = match mine.get() {
-            Some(block) => block,
-            None => {
-                let block = take(std::ptr::from_ref(mine) as usize)?;
-                mine.set(Some(block));
-                block
-            }
+        let block = if let Some(block) = mine.get() {
+            block
+        } else {
+            let block = take(std::ptr::from_ref(mine) as usize)?;
+            mine.set(Some(block));
+            block
         };
         // SAFETY: the block is this thread's alone: its owner word has the address of this thread's variable,
         // and the caller promises not to nest.

@@ -1,6 +1,20 @@
 //! Helpers of the tests.
 
 use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Epochs are the process's, and tests run side by side.
+static EPOCHS: RwLock<()> = RwLock::new(());
+
+/// While this is held, no test begins an epoch.
+pub fn steady() -> RwLockReadGuard<'static, ()> {
+    EPOCHS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For tests that begin epochs.
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    EPOCHS.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// CPython 3.`minor`: from `MEMTRACE_PYTHON3_<minor>`, the search path, or pyenv.
 pub fn python(minor: u8) -> Option<PathBuf> {
@@ -31,7 +45,8 @@ pub fn python(minor: u8) -> Option<PathBuf> {
     versions.chain(on_path).filter(|p| p.is_file()).find(is_it)
 }
 
-/// A large value of zeros, on the heap.
+/// A large value of zeros, which never lies on the stack.
+#[allow(clippy::unnecessary_box_returns)]
 pub fn zeroed<T>() -> Box<T>
 where
     T: 'static,

@@ -72,7 +72,7 @@ impl CodeTable {
                     Err(other) => seen = other,
                 }
             }
-            if seen ^ tag <= u64::from(u32::MAX) {
+            if u32::try_from(seen ^ tag).is_ok() {
                 let record = words.get(seen as u32 as usize..).and_then(|r| r.first_chunk::<3>());
                 if let Some([_, address, print]) = record
                     && address.load(Ordering::Relaxed) == code as u64

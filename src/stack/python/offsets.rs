@@ -267,6 +267,9 @@ static MISSED: AtomicU32 = AtomicU32::new(0);
 
 /// The interpreter, or why there is none to walk. Looks it up at the first call; where there was no Python,
 /// again at the second, fourth, eighth … call, because a program may load it later.
+///
+/// # Errors
+/// The reason why this process has no Python that can be walked.
 pub fn runtime() -> Result<&'static Runtime, Reason> {
     // SAFETY: the pointer is null or a leaked runtime.
     if let Some(found) = unsafe { FOUND.load(Ordering::Acquire).as_ref() } {
@@ -345,14 +348,15 @@ fn find() -> Result<Runtime, Reason> {
     Ok(Runtime { layout, which, code_type, eval: eval(), version, thread_state, finalizing })
 }
 
+// Where the parts of the published block begin, in words, in 3.13: cookie, version and free-threaded; 3 words of
+// the runtime; 13 of an interpreter; 9 of a thread; 6 of a frame; then a code object.
+const THREAD: usize = 3 + 3 + 13;
+const FRAME: usize = THREAD + 9;
+const CODE: usize = FRAME + 6;
+
 /// Compares our table with the offsets that the interpreter publishes (3.13 and later).
 fn published(layout: &Layout, version: u32) -> Result<(), Reason> {
     let block = symbol(c"_PyRuntime").ok_or(Reason::LayoutCheckFailed)? as usize;
-    // The order of 3.13: cookie, version, free-threaded; 3 of the runtime; 13 of an interpreter; 9 of a thread;
-    // 6 of a frame; 10 of a code object.
-    const THREAD: usize = 3 + 3 + 13;
-    const FRAME: usize = THREAD + 9;
-    const CODE: usize = FRAME + 6;
     // SAFETY: `_PyRuntime` begins with this block and is many kilobytes long.
     let word = |i: usize| unsafe { read::<u64>(block + 8 * i) };
     if word(0) != u64::from_le_bytes(*b"xdebugpy") || word(1) != u64::from(version) {
@@ -404,6 +408,9 @@ fn version() -> Option<u32> {
     Some(major << 24 | u32::min(minor, 255) << 16 | u32::min(micro, 255) << 8)
 }
 
+/// The flag by which `dladdr1` gives the symbol's entry, from glibc's `dlfcn.h`.
+const RTLD_DL_SYMENT: c_int = 1;
+
 /// The code of the interpreter's main loop.
 fn eval() -> Range<usize> {
     let Some(at) = symbol(c"_PyEval_EvalFrameDefault") else { return 0..0 };
@@ -412,8 +419,8 @@ fn eval() -> Range<usize> {
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         let mut entry: *mut c_void = std::ptr::null_mut();
-        const RTLD_DL_SYMENT: c_int = 1;
-        if libc::dladdr1(at, &mut info, &mut entry, RTLD_DL_SYMENT) == 0 || entry.is_null() {
+        if libc::dladdr1(at, &raw mut info, &raw mut entry, RTLD_DL_SYMENT) == 0 || entry.is_null()
+        {
             return 0..0;
         }
         let size = (*entry.cast::<libc::Elf64_Sym>()).st_size as usize;

@@ -90,9 +90,9 @@ unsafe fn follow<const WHICH: usize, const HALF: usize>(
                     return Some(Reason::Truncated);
                 }
                 if read::<usize>(code + OB_TYPE) == runtime.code_type
-                    && let Some(unit) = position(layout, frame, code, owner)
+                    && let Some(at) = position(layout, frame, code, owner)
                 {
-                    let code = codes.id(layout, code);
+                    let (code, unit) = (codes.id(layout, code), u32::try_from(at).ok());
                     out.push(Step { word: RawFrame::Python { code, unit }.pack(), inside: 0 });
                 }
                 if let Evaluation::Marked { mark, next } = layout.evaluation
@@ -120,20 +120,19 @@ fn end_evaluation<const HALF: usize>(out: &mut Deep<Step, HALF>, inside: usize) 
     }
 }
 
-/// Where the frame is in its code. `None` if it has not begun (its arguments are still being put in place),
-/// which Python's own tracebacks leave out, too; `Some(None)` before the first instruction.
+/// The index of the code unit at which the frame is, negative before the first. `None` if the frame has not begun
+/// (its arguments are still being put in place), which Python's own tracebacks leave out, too.
 ///
 /// # Safety
 /// `frame` is a live frame and `code` its code object, in an interpreter with this layout.
 #[inline(always)]
-unsafe fn position(layout: &Layout, frame: usize, code: usize, owner: u8) -> Option<Option<u32>> {
+unsafe fn position(layout: &Layout, frame: usize, code: usize, owner: u8) -> Option<i64> {
     // SAFETY: fields of live objects.
     unsafe {
         match layout.position {
-            Position::Bytes => {
-                Some(u32::try_from(read::<i32>(frame + layout.at)).ok().map(|at| at / 2))
-            }
-            Position::Units => Some(u32::try_from(read::<i32>(frame + layout.at)).ok()),
+            // An arithmetic shift: what is negative stays so.
+            Position::Bytes => Some(i64::from(read::<i32>(frame + layout.at)) >> 1),
+            Position::Units => Some(i64::from(read::<i32>(frame + layout.at))),
             Position::Pointer => {
                 let first = code + layout.instructions;
                 let at: usize = read(frame + layout.at);
@@ -141,8 +140,7 @@ unsafe fn position(layout: &Layout, frame: usize, code: usize, owner: u8) -> Opt
                 if owner != OWNER_GENERATOR && at < first + 2 * begun {
                     return None;
                 }
-                let unit = at.checked_sub(first).and_then(|offset| u32::try_from(offset / 2).ok());
-                Some(unit)
+                Some((at as i64).wrapping_sub(first as i64) >> 1)
             }
         }
     }
