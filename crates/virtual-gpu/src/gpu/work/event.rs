@@ -93,7 +93,7 @@ impl Work {
     }
 
     /// The event, if it may be asked whether it is over: not while it belongs to a capture.
-    fn settled_event(&self, event: u64) -> Result<&Event> {
+    pub(super) fn settled_event(&self, event: u64) -> Result<&Event> {
         let found = self.event(event)?;
         let captured = found.captured.as_ref();
         if captured.is_some_and(|(capture, _)| self.captures.get(*capture).is_some()) {

@@ -333,7 +333,7 @@ impl Work {
         Ok(())
     }
 
-    fn actions(&mut self, exec: u64) -> Result<Arc<[Action]>> {
+    pub(super) fn actions(&mut self, exec: u64) -> Result<Arc<[Action]>> {
         let found = self.exec(exec)?;
         if let Some(actions) = &found.actions {
             return Ok(Arc::clone(actions));
