@@ -15,12 +15,12 @@ use std::path::Path;
 
 use memtrace_format::snapshot::{Frame, FrameIx, StackIx};
 use memtrace_format::stacks::{
-    CodeRecord, ModuleRecord, NO_CODE, NO_STACK, RawFrame, Reason, StackId, Words, code, frames,
-    modules,
+    CodeRecord, ModuleRecord, NO_CODE, NO_STACK, RawFrame, Reason, StackId, Words, all_frames,
+    code, frames, modules,
 };
 
 use super::python::lines::line;
-use super::symbols::{Symbols, demangle};
+use super::symbols::names_at;
 
 /// How Python frames stand among native ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -45,7 +45,10 @@ pub struct Namer<W> {
     codes: W,
     libraries: Vec<ModuleRecord>,
     splice: Splice,
-    symbols: HashMap<usize, Option<Symbols>>,
+    /// Return addresses in the depot, less one, ascending.
+    calls: Vec<u64>,
+    /// Names by library and address in it, of all those when the library was read.
+    symbols: HashMap<usize, HashMap<u64, Option<String>>>,
     records: HashMap<u32, Option<CodeRecord>>,
     words: HashMap<u64, FrameIx>,
     distinct: HashMap<Frame, FrameIx>,
@@ -63,6 +66,7 @@ impl<W: Words> Namer<W> {
             codes,
             libraries: modules(&libraries),
             splice,
+            calls: Vec::new(),
             symbols: HashMap::new(),
             records: HashMap::new(),
             words: HashMap::new(),
@@ -177,17 +181,41 @@ impl<W: Words> Namer<W> {
         let Some(i) = self.library(call, epoch) else {
             return Frame { name: UNKNOWN.into(), filename: UNKNOWN.into(), line: call };
         };
-        let library = &self.libraries[i];
-        let symbols = self
-            .symbols
-            .entry(i)
-            .or_insert_with(|| Symbols::open(Path::new(&library.path), &library.build_id));
-        let name = symbols.as_ref().and_then(|s| s.name(call.wrapping_sub(library.base)));
-        Frame {
-            name: name.map_or_else(|| UNKNOWN.into(), demangle),
-            filename: library.path.clone(),
-            line: call - library.start,
+        let (base, start) = (self.libraries[i].base, self.libraries[i].start);
+        let address = call.wrapping_sub(base);
+        if !self.symbols.get(&i).is_some_and(|known| known.contains_key(&address)) {
+            let mut names = self.read_symbols(i, address);
+            names.entry(address).or_insert(None);
+            self.symbols.insert(i, names);
         }
+        let name = self.symbols[&i].get(&address).cloned().flatten();
+        Frame {
+            name: name.unwrap_or_else(|| UNKNOWN.into()),
+            filename: self.libraries[i].path.clone(),
+            line: call - start,
+        }
+    }
+
+    /// The names of this address, and of all others in the same library that are in the depot: the file is
+    /// read once for all of them.
+    fn read_symbols(&mut self, i: usize, address: u64) -> HashMap<u64, Option<String>> {
+        let library = &self.libraries[i];
+        if self.calls.binary_search(&address.wrapping_add(library.base)).is_err() {
+            let calls = all_frames(&self.depot).filter_map(|word| match RawFrame::unpack(word)? {
+                RawFrame::Native { pc, .. } => Some(pc.wrapping_sub(1)),
+                _ => None,
+            });
+            self.calls = calls.collect();
+            self.calls.sort_unstable();
+            self.calls.dedup();
+        }
+        let first = self.calls.partition_point(|call| *call < library.start);
+        let after = self.calls.partition_point(|call| *call < library.end);
+        let addresses: Vec<u64> =
+            self.calls[first..after].iter().map(|call| call.wrapping_sub(library.base)).collect();
+        let names = names_at(Path::new(&library.path), &library.build_id, &addresses);
+        let names = names.unwrap_or_else(|| vec![None; addresses.len()]);
+        addresses.into_iter().zip(names).collect()
     }
 
     /// The library that had an address in an epoch. If none is known to have had it just then, the only one

@@ -8,94 +8,67 @@ use std::fs::File;
 use std::path::Path;
 
 use memmap2::Mmap;
-use object::elf::{STT_FILE, STT_SECTION, STT_TLS};
-use object::read::elf::{ElfFile64, FileHeader, SectionHeader, Sym};
+use object::elf::{SHT_DYNSYM, SHT_SYMTAB, STT_FILE, STT_SECTION, STT_TLS};
+use object::read::elf::{ElfFile64, FileHeader, Sym};
 use object::{Endianness, Object};
 
-/// One symbol: its address, its size, and where its name is in the table of names.
-struct Symbol {
-    address: u64,
-    size: u64,
-    name: u32,
+/// The names of the functions at these addresses (in the file's own terms, ascending), as the file has them.
+/// `None` if the file can't be read or has another build id (an empty one fits any).
+///
+/// One pass over each table, with a search among the addresses for each symbol: a large library has some hundred
+/// thousand symbols, and of those a few hundred are asked for.
+pub fn names_at(path: &Path, build_id: &[u8], addresses: &[u64]) -> Option<Vec<Option<String>>> {
+    let file = File::open(path).ok()?;
+    // SAFETY: the mapping is read only. Somebody may write into the file or cut it short meanwhile; that is the
+    // file that the process is running, mapped in the same way by the loader, so nothing new can go wrong.
+    let file = unsafe { Mmap::map(&file) }.ok()?;
+    let elf = ElfFile64::<Endianness>::parse(&*file).ok()?;
+    if !build_id.is_empty() && elf.build_id().ok()?.is_some_and(|id| id != build_id) {
+        return None;
+    }
+    let endian = elf.endian();
+    let sections = elf.elf_header().sections(endian, &*file).ok()?;
+    let mut names = vec![None; addresses.len()];
+    for kind in [SHT_DYNSYM, SHT_SYMTAB] {
+        let open: Vec<usize> = (0..names.len()).filter(|i| names[*i].is_none()).collect();
+        if open.is_empty() {
+            break;
+        }
+        let Ok(table) = sections.symbols(endian, &*file, kind) else { continue };
+        let wanted: Vec<u64> = open.iter().map(|i| addresses[*i]).collect();
+        for (i, symbol) in open.into_iter().zip(best(table.iter(), endian, &wanted)) {
+            let name = symbol.and_then(|s| s.name(endian, table.strings()).ok());
+            names[i] = name.filter(|n| !n.is_empty()).map(demangle);
+        }
+    }
+    Some(names)
 }
 
-/// A table of symbols by address.
-struct Table {
-    symbols: Vec<Symbol>,
-    names: (usize, usize),
-}
-
-/// The symbols of a file.
-pub struct Symbols {
-    file: Mmap,
-    /// Exported ones, then the rest.
-    tables: Vec<Table>,
-}
-
-impl Symbols {
-    /// The symbols of the file at `path`, if it can be read and has this build id (empty: any).
-    pub fn open(path: &Path, build_id: &[u8]) -> Option<Symbols> {
-        let file = File::open(path).ok()?;
-        // SAFETY: the mapping is read only. Somebody may write into the file or cut it short meanwhile; that is
-        // the file that the process is running, mapped in the same way by the loader, so nothing new can go wrong.
-        let file = unsafe { Mmap::map(&file) }.ok()?;
-        let tables = {
-            let elf = ElfFile64::<Endianness>::parse(&*file).ok()?;
-            if !build_id.is_empty() && elf.build_id().ok()?.is_some_and(|id| id != build_id) {
-                return None;
+/// For each address the symbol that covers it; of several the one that begins last, as inside a function that
+/// others are part of, and of those the first in the table.
+fn best<'a, S: Sym<Endian = Endianness, Word = u64> + 'a>(
+    symbols: impl Iterator<Item = &'a S>,
+    endian: Endianness,
+    addresses: &[u64],
+) -> Vec<Option<&'a S>> {
+    let mut found: Vec<Option<&S>> = vec![None; addresses.len()];
+    for symbol in symbols {
+        let (start, size) = (symbol.st_value(endian), symbol.st_size(endian).max(1));
+        let first = addresses.partition_point(|a| *a < start);
+        let inside = addresses[first..].iter().take_while(|a| **a - start < size).count();
+        if inside == 0
+            || symbol.is_undefined(endian)
+            || matches!(symbol.st_type(), STT_TLS | STT_SECTION | STT_FILE)
+        {
+            continue;
+        }
+        for place in &mut found[first..first + inside] {
+            if place.is_none_or(|other| other.st_value(endian) < start) {
+                *place = Some(symbol);
             }
-            let endian = elf.endian();
-            let header = elf.elf_header();
-            let sections = header.sections(endian, &*file).ok()?;
-            [object::elf::SHT_DYNSYM, object::elf::SHT_SYMTAB]
-                .into_iter()
-                .filter_map(|kind| {
-                    let table = sections.symbols(endian, &*file, kind).ok()?;
-                    let strings = sections.section(table.string_section()).ok()?;
-                    let (at, size) = strings.file_range(endian)?;
-                    let mut symbols: Vec<Symbol> = table
-                        .iter()
-                        .filter(|s| {
-                            !s.is_undefined(endian)
-                                && !matches!(s.st_type(), STT_TLS | STT_SECTION | STT_FILE)
-                                && s.st_name(endian) != 0
-                        })
-                        .map(|s| Symbol {
-                            address: s.st_value(endian),
-                            size: s.st_size(endian),
-                            name: s.st_name(endian),
-                        })
-                        .collect();
-                    // Stable: of two names for one address the first in the table stays first.
-                    symbols.sort_by_key(|s| s.address);
-                    Some(Table { symbols, names: (at as usize, (at + size) as usize) })
-                })
-                .collect()
-        };
-        Some(Symbols { file, tables })
+        }
     }
-
-    /// The name, as it is in the file, of the function at an address in the file's own terms.
-    pub fn name(&self, address: u64) -> Option<&[u8]> {
-        self.tables.iter().find_map(|t| {
-            let symbol = t.find(address)?;
-            let names = self.file.get(t.names.0..t.names.1)?;
-            let name = names.get(symbol.name as usize..)?;
-            let end = name.iter().position(|b| *b == 0)?;
-            Some(&name[..end]).filter(|n| !n.is_empty())
-        })
-    }
-}
-
-impl Table {
-    fn find(&self, address: u64) -> Option<&Symbol> {
-        let after = self.symbols.partition_point(|s| s.address <= address);
-        // Functions don't overlap, but labels and aliases may lie inside one.
-        let covers = |s: &&Symbol| address - s.address < s.size || s.address == address;
-        let best = self.symbols[..after].iter().rev().take(64).find(covers)?;
-        let first = self.symbols.partition_point(|s| s.address < best.address);
-        self.symbols[first..after].iter().find(covers)
-    }
+    found
 }
 
 /// A name as its source has it: C++ and Rust names are decoded, others stay.
@@ -137,12 +110,22 @@ mod tests {
     #[test]
     fn this_program_knows_its_functions() {
         let path = std::env::current_exe().expect("a path");
-        let symbols = Symbols::open(&path, b"").expect("an ELF file");
-        let object = super::super::rules::object_at(demangle as *const () as u64).expect("loaded");
-        let address = demangle as *const () as u64 - object.start;
-        let name = demangle(symbols.name(address).expect("not stripped"));
-        assert!(name.ends_with("symbols::demangle"), "{name}");
-        assert!(Symbols::open(&path, b"another one").is_none());
-        assert!(Symbols::open(Path::new("/nowhere"), b"").is_none());
+        let start = |f: *const ()| {
+            let object = super::super::rules::object_at(f as u64).expect("loaded");
+            f as u64 - object.start
+        };
+        let mut wanted = [demangle as *const (), names_at as *const ()].map(start);
+        let second_is_first = wanted[0] > wanted[1];
+        wanted.sort_unstable();
+        let inside = [3, wanted[0], wanted[0] + 5, wanted[1] + 1, u64::MAX];
+        let names = names_at(&path, b"", &inside).expect("an ELF file");
+        let name = |i: usize| names[i].clone().expect("not stripped");
+        let (a, b) = if second_is_first { (3, 1) } else { (1, 3) };
+        assert!(name(a).ends_with("symbols::demangle"), "{}", name(a));
+        assert!(name(b).ends_with("symbols::names_at"), "{}", name(b));
+        assert_eq!(name(1), name(2));
+        assert_eq!((&names[0], &names[4]), (&None, &None));
+        assert_eq!(names_at(&path, b"another one", &inside), None);
+        assert_eq!(names_at(Path::new("/nowhere"), b"", &inside), None);
     }
 }

@@ -266,6 +266,15 @@ pub fn frames<W: Words + ?Sized>(depot: &W, id: StackId) -> Option<Vec<u64>> {
     Some(frames)
 }
 
+/// The frames of all nodes, in no useful order.
+pub fn all_frames<W: Words + ?Sized>(depot: &W) -> impl Iterator<Item = u64> {
+    let shape = DepotShape::of(depot.count()).filter(|_| depot.word(0) == DEPOT_MAGIC);
+    let used = depot.word(HEAD_NEXT).min(shape.map_or(0, |s| s.capacity as u64));
+    (1..used as u32)
+        .filter_map(move |id| Some(depot.word(shape?.node(id)?)))
+        .filter(|frame| *frame != 0)
+}
+
 /// What a record is about, in its first word beside its length.
 pub const RECORD_READY: u64 = 1 << 63;
 /// Flag in the first word of a code record: the line table was too long and is left out.
