@@ -28,18 +28,57 @@ enum Value {
 #[derive(Clone)]
 struct Bag {
     kind: i32,
-    finalized: bool,
     attributes: BTreeMap<i32, Value>,
 }
 
 impl Bag {
     fn new(kind: i32) -> Self {
-        Self { kind, finalized: false, attributes: BTreeMap::new() }
+        Self { kind, attributes: BTreeMap::new() }
     }
 
     /// A descriptor that the library makes itself.
-    fn made<const N: usize>(kind: i32, attributes: [(i32, Value); N]) -> Arc<Self> {
-        Arc::new(Self { kind, finalized: true, attributes: attributes.into() })
+    fn made(kind: i32, attributes: impl IntoIterator<Item = (i32, Value)>) -> Value {
+        let mut bag = Self::new(kind);
+        bag.attributes.extend(attributes);
+        bag.finalize();
+        Value::Bags(vec![Arc::new(bag)])
+    }
+
+    /// Adds what the library knows of a descriptor once it is complete.
+    fn finalize(&mut self) {
+        let known: &[(i32, Value)] = match self.kind {
+            c::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR => {
+                &[(c::CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, number(1))]
+            }
+            c::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR => {
+                let graph = self.attributes.get(&c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+                let graph =
+                    graph.map(|graph| (c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph.clone()));
+                let index = (c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number(0));
+                let engine = Self::made(
+                    c::CUDNN_BACKEND_ENGINE_DESCRIPTOR,
+                    graph.into_iter().chain([index]),
+                );
+                let configuration = Self::made(
+                    c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR,
+                    [(c::CUDNN_ATTR_ENGINECFG_ENGINE, engine)],
+                );
+                &[(c::CUDNN_ATTR_ENGINEHEUR_RESULTS, configuration)]
+            }
+            c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR => &[
+                (c::CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, number(WORKSPACE)),
+                (c::CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED, number(0)),
+            ],
+            c::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR => &[
+                (c::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, number(WORKSPACE)),
+                (
+                    c::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
+                    Value::Plain { count: 3, bytes: b"{}\0".to_vec() },
+                ),
+            ],
+            _ => &[],
+        };
+        self.attributes.extend(known.iter().cloned());
     }
 }
 
@@ -100,63 +139,20 @@ extern "C" fn cudnnBackendSetAttribute(
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnBackendFinalize(descriptor: *mut c_void) -> i32 {
-    DNN.answer(|| {
-        let found = BAGS.with(descriptor, |bag| {
-            let bag = Arc::make_mut(bag);
-            bag.finalized = true;
-            complete(bag);
-        });
-        found.ok_or(DNN.bad_value())
-    })
-}
-
-/// What the library adds to a descriptor when it is finalized.
-fn complete(bag: &mut Bag) {
-    match bag.kind {
-        c::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR => {
-            bag.attributes.insert(c::CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, number(1));
-        }
-        c::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR => {
-            let mut engine = vec![(c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number(0))];
-            if let Some(graph) = bag.attributes.get(&c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH) {
-                engine.push((c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph.clone()));
-            }
-            let mut made = Bag::new(c::CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-            made.finalized = true;
-            made.attributes.extend(engine);
-            let engine = Value::Bags(vec![Arc::new(made)]);
-            let configuration = Bag::made(
-                c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR,
-                [(c::CUDNN_ATTR_ENGINECFG_ENGINE, engine)],
-            );
-            let results = Value::Bags(vec![configuration]);
-            bag.attributes.insert(c::CUDNN_ATTR_ENGINEHEUR_RESULTS, results);
-        }
-        c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR => {
-            bag.attributes.insert(c::CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, number(WORKSPACE));
-        }
-        c::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR => {
-            bag.attributes.insert(c::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, number(WORKSPACE));
-            let json = b"{}\0".to_vec();
-            let json = Value::Plain { count: json.len() as i64, bytes: json };
-            bag.attributes.insert(c::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, json);
-        }
-        _ => {}
-    }
+    DNN.answer(|| BAGS.with(descriptor, |bag| Arc::make_mut(bag).finalize()).ok_or(DNN.bad_value()))
 }
 
 /// Bytes of workspace that a plan needs: see the head of `dnn`.
 const WORKSPACE: i64 = 0;
 
 /// Attributes of which the one engine has none.
-const NONE: [i32; 9] = [
+const NONE: [i32; 8] = [
     c::CUDNN_ATTR_ENGINE_KNOB_INFO,
     c::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
     c::CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE,
     c::CUDNN_ATTR_ENGINE_LAYOUT_INFO,
     c::CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
     c::CUDNN_ATTR_ENGINECFG_INTERMEDIATE_INFO,
-    c::CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED,
     c::CUDNN_ATTR_EXECUTION_PLAN_COMPUTED_INTERMEDIATE_UIDS,
     c::CUDNN_ATTR_EXECUTION_PLAN_RUN_ONLY_INTERMEDIATE_UIDS,
 ];
@@ -172,6 +168,7 @@ extern "C" fn cudnnBackendGetAttribute(
 ) -> i32 {
     DNN.answer(|| {
         let bag = BAGS.with(descriptor, |bag| bag.clone()).ok_or(DNN.bad_value())?;
+        log::debug(2, || format!("cuDNN attribute {name} of descriptor type {} is read", bag.kind));
         let room = if elements.is_null() { 0 } else { wanted.clamp(0, MOST) as usize };
         match bag.attributes.get(&name) {
             Some(Value::Plain { count: n, bytes }) => {
