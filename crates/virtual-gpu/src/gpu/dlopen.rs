@@ -1,8 +1,9 @@
 //! `dlopen`, so that NVIDIA's own libraries are never mapped.
 //!
 //! Most of them are kept out by empty libraries of the same name, which the loader takes for them.
-//! That does not help against an absolute path: PyTorch opens cuBLASLt with one. So a path that ends
-//! in a name that is already loaded under that name alone becomes just the name.
+//! That does not help against an absolute path: PyTorch opens cuBLASLt and some that only a compiler
+//! needs with one. So a path to such a library becomes just its name, if that name is loaded, and
+//! else the name of this library, which answers for all of them.
 //!
 //! The loader finds a library's own search path by the address that called `dlopen`. So this must be
 //! no call but a jump: the real function sees the caller as if we were not here.
@@ -11,7 +12,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// What NVIDIA's libraries, which we stand in for, begin with.
-const NAMES: [&[u8]; 16] = [
+const NAMES: [&[u8]; 21] = [
     b"libcuda.so",
     b"libcudart.so",
     b"libcublas.so",
@@ -21,11 +22,16 @@ const NAMES: [&[u8]; 16] = [
     b"libcufftw.so",
     b"libcufile.so",
     b"libcupti.so",
+    b"libcurand.so",
     b"libcusolver.so",
+    b"libcusolverMg.so",
     b"libcusparse.so",
     b"libcusparseLt.so",
     b"libnccl.so",
+    b"libnvJitLink.so",
+    b"libnvToolsExt.so",
     b"libnvidia-ml.so",
+    b"libnvrtc-builtins.so",
     b"libnvrtc.so",
     b"libnvshmem_host.so",
 ];
@@ -50,7 +56,25 @@ fn is_ours(name: &[u8]) -> bool {
     NAMES.iter().any(|known| name.starts_with(known))
 }
 
-/// The name alone, if the path leads to a library that is loaded by its name.
+/// The name under which this library is loaded.
+const SELF: &CStr = c"libcuda.so.1";
+
+/// A library is loaded under this name. Maps nothing.
+///
+/// # Safety
+/// `open` is the loader's own `dlopen`, and `name` a C string.
+unsafe fn is_loaded(open: Open, name: *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    let loaded = unsafe { open(name, libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    if loaded.is_null() {
+        return false;
+    }
+    // SAFETY: gives back the reference that was just taken.
+    unsafe { libc::dlclose(loaded) };
+    true
+}
+
+/// What to open in place of a path to one of NVIDIA's libraries.
 ///
 /// # Safety
 /// `path` is null or a C string, as `dlopen` takes it.
@@ -68,14 +92,14 @@ unsafe fn redirect(path: *const c_char) -> *const c_char {
     }
     // SAFETY: the loader's own function of that type.
     let open: Open = unsafe { core::mem::transmute(open) };
-    // SAFETY: a C string: the tail of one. NOLOAD maps nothing.
-    let loaded = unsafe { open(name.as_ptr().cast(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    if loaded.is_null() {
-        return path;
+    let name = name.as_ptr().cast();
+    // SAFETY: the tail of a C string.
+    if unsafe { is_loaded(open, name) } {
+        return name;
     }
-    // SAFETY: gives back the reference that the line above took.
-    unsafe { libc::dlclose(loaded) };
-    name.as_ptr().cast()
+    // SAFETY: a C string; and a file that isn't there must stay so for the caller.
+    let stands_in = unsafe { libc::access(path, libc::F_OK) == 0 && is_loaded(open, SELF.as_ptr()) };
+    if stands_in { SELF.as_ptr() } else { path }
 }
 
 /// Decides and says where to jump: the path to open, and the real function.
