@@ -57,7 +57,8 @@ pub struct Config {
     pub run_pid: Option<i32>,
     /// `PYTORCH_CUDA_ALLOC_CONF`, or `PYTORCH_ALLOC_CONF` where that isn't set: settings of PyTorch's allocator.
     pub allocator_conf: String,
-    /// Rank and sizes as launchers hand them down: RANK, LOCAL_RANK, WORLD_SIZE or the SLURM and Open MPI names.
+    /// Rank and sizes as launchers hand them down: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` or what SLURM and Open MPI
+    /// call them.
     pub rank: Option<u32>,
     /// Rank within the machine.
     pub local_rank: Option<u32>,
@@ -86,19 +87,6 @@ impl Config {
             }
             at
         };
-        fn parse<T>(
-            name: &str,
-            value: Option<String>,
-            what: &str,
-            f: impl Fn(&str) -> Option<T>,
-        ) -> Option<T> {
-            let value = value?;
-            let result = f(&value);
-            if result.is_none() {
-                message!("{name}={value} is not {what}; ignoring it");
-            }
-            result
-        }
         let first = |names: &[&str]| names.iter().find_map(|n| text(n)?.parse::<u32>().ok());
         let events = match text("MEMTRACE_EVENTS") {
             None => DEFAULT_EVENTS,
@@ -157,6 +145,21 @@ impl Config {
             world_size: first(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
         }
     }
+}
+
+/// The value of a variable, or one line that says what it should have been.
+fn parse<T>(
+    name: &str,
+    value: Option<String>,
+    what: &str,
+    f: impl Fn(&str) -> Option<T>,
+) -> Option<T> {
+    let value = value?;
+    let result = f(&value);
+    if result.is_none() {
+        message!("{name}={value} is not {what}; ignoring it");
+    }
+    result
 }
 
 /// `USR2`, `SIGUSR2` or `12`; only signals that a program may catch and that don't mean a fault.

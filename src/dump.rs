@@ -61,7 +61,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let snapshot = snapshot(recorder, to, reason);
-    let result = (0..)
+    let result = (0..u32::MAX)
         .map(|n| recorder.config.out.join(file_name(recorder, n)))
         .find(|path| !path.exists())
         .map(|first| write_new(recorder, &snapshot, &first));
@@ -89,6 +89,9 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
 }
 
 /// Writes the state of now to `path`, replacing what was there.
+///
+/// # Errors
+/// The file can't be written; what was there is as it was.
 pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let snapshot = snapshot(recorder, u64::MAX, Reason::Request);
@@ -137,14 +140,14 @@ fn write_new(recorder: &Recorder, snapshot: &Snapshot, first: &Path) -> io::Resu
     std::fs::create_dir_all(folder)?;
     let beside = beside(first);
     let result = write_file(&beside, snapshot, recorder.config.format).and_then(|()| {
-        for n in 0.. {
+        for n in 0..u32::MAX {
             let path = folder.join(file_name(recorder, n));
             match take_name(&beside, &path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 other => return other.map(|()| path),
             }
         }
-        unreachable!("the numbers don't end")
+        Err(io::ErrorKind::AlreadyExists.into())
     });
     if result.is_err() {
         let _ = std::fs::remove_file(&beside);

@@ -5,8 +5,8 @@
 //! So there the background thread writes the snapshot while the caller waits, for a bounded time, on a word.
 //! If that fails, the black box still has everything.
 
-use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
 
@@ -55,24 +55,7 @@ const PATIENCE_NS: u64 = 20_000_000_000;
 /// As the C library documents.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(status: c_int) -> ! {
-    if let Some(recorder) = recorder()
-        // SAFETY: getpid has no preconditions. A child of vfork has our memory and another number.
-        && recorder.pid == unsafe { libc::getpid() }
-        && !guard::inside()
-    {
-        recorder.emitter.farewell(PATIENCE_NS);
-    }
-    static REAL: resolve::Real = resolve::Real::new();
-    if let Some(real) = REAL.find("_exit", "libc.so") {
-        // SAFETY: the C library's function of this name.
-        let real: extern "C" fn(c_int) -> ! = unsafe { std::mem::transmute(real) };
-        real(status)
-    }
-    // SAFETY: ends the process; nothing returns.
-    unsafe {
-        libc::syscall(libc::SYS_exit_group, status);
-        std::process::abort()
-    }
+    end(status)
 }
 
 /// `_Exit`, C's name for the same.
@@ -82,9 +65,43 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    // SAFETY: the same function.
-    unsafe { _exit(status) }
+    end(status)
 }
+
+fn end(status: c_int) -> ! {
+    if let Some(recorder) = recorder()
+        // SAFETY: getpid has no preconditions. A child of vfork has our memory and another number.
+        && recorder.pid == unsafe { libc::getpid() }
+        && !guard::inside()
+    {
+        recorder.emitter.farewell(PATIENCE_NS);
+    }
+    let next = NEXT_EXIT.load(Ordering::Relaxed);
+    // SAFETY: the C library's (or the next interposer's) function of this name; failing that, the system call
+    // that it is made of. Neither returns.
+    unsafe {
+        if !next.is_null() {
+            let next: extern "C" fn(c_int) -> ! = std::mem::transmute(next);
+            next(status)
+        }
+        libc::syscall(libc::SYS_exit_group, status);
+        std::process::abort()
+    }
+}
+
+/// The `_exit` behind ours. Looked up when the library is loaded: a forked child of a program with threads, where
+/// the loader's lock may be held for ever, often has nothing to call but `_exit`.
+static NEXT_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+extern "C" fn loading() {
+    // SAFETY: a look-up by name.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"_exit".as_ptr()) };
+    NEXT_EXIT.store(next, Ordering::Relaxed);
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = loading;
 
 /// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here.
 extern "C" fn forked() {

@@ -204,7 +204,7 @@ pub(super) extern "C" fn cuMemSetAccess(
         if bytes == 0 {
             return; // access for a peer device, to memory that was mapped before
         }
-        let request = torch::request(recorder, local);
+        let request = torch::doing(recorder, local, -1);
         recorder.write(&Event {
             flags: if piece == PAGE { FLAG_SMALL } else { 0 },
             addr: addr as u64,
@@ -222,7 +222,7 @@ pub(super) extern "C" fn cuMemSetAccess(
 pub(super) extern "C" fn cuMemUnmap(addr: Ptr, size: usize, caller: usize) -> c_int {
     if torch::is_caller(caller) {
         guard::observe(|recorder, local| {
-            let request = torch::request(recorder, local);
+            let request = torch::doing(recorder, local, -1);
             recorder.write(&Event {
                 addr: addr as u64,
                 size: size as u64,

@@ -87,7 +87,7 @@ pub unsafe fn allocation(asked: Asked, out: Out, call: impl FnOnce() -> c_int) -
 
 /// PyTorch's allocator got a segment for the request that is under way.
 fn segment(recorder: &Recorder, local: &Local, asked: Asked, addr: u64) -> Event {
-    let request = torch::request(recorder, local);
+    let request = torch::doing(recorder, local, -1);
     // PyTorch asks the driver for exactly 2 MiB for requests of at most 1 MiB and never otherwise.
     let flags = if asked.size == 2 << 20 { FLAG_SMALL } else { 0 };
     Event {

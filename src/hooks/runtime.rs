@@ -188,10 +188,10 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
         return;
     }
     guard::observe(|recorder, local| {
-        let request = torch::request(recorder, local);
+        let request = local.request.get();
         recorder.write(&Event {
             extra: ev as u64,
-            stack: request.stack,
+            stack: request.map_or_else(|| recorder.stacks.capture(), |r| r.stack),
             ..event(local, Kind::EventReady, Layer::Framework)
         });
     });

@@ -16,7 +16,9 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use memtrace_format::event::{Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK};
+use memtrace_format::event::{
+    Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, StackId,
+};
 
 use super::{event, resolve};
 use crate::record::Recorder;
@@ -77,8 +79,8 @@ struct CudaStream {
 type CurrentStream = unsafe extern "C" fn(i8) -> CudaStream;
 type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
 
-/// The calling thread's current stream on its current device: raw handle and device ordinal.
-fn current_stream(local: &Local) -> (u64, i8) {
+/// The calling thread's current stream on a device (−1: the current one): raw handle and device ordinal.
+fn current_stream(local: &Local, device: i8) -> (u64, i8) {
     static CURRENT: resolve::Real = resolve::Real::new();
     static RAW: resolve::Real = resolve::Real::new();
     let (Some(current), Some(raw)) = (
@@ -87,22 +89,35 @@ fn current_stream(local: &Local) -> (u64, i8) {
     ) else {
         return (0, local.device.get());
     };
-    // SAFETY: exported by libc10_cuda under these names with these signatures in every 2.x; −1 asks for the
-    // current device. A 16-byte trivial class is returned in two registers, as `CudaStream` is.
+    // SAFETY: exported by libc10_cuda under these names with these signatures in every 2.x. A 16-byte
+    // trivial class is returned in two registers, as `CudaStream` is.
     unsafe {
         let current: CurrentStream = std::mem::transmute(current);
         let raw: RawStream = std::mem::transmute(raw);
-        let stream = current(-1);
+        let stream = current(device);
         (raw(&raw const stream) as u64, (stream.device >> 8) as i8)
     }
 }
 
-/// The request under way in this thread, or what can be said of it where it came by a door we don't watch.
-pub fn request(recorder: &Recorder, local: &Local) -> Request {
-    local.request.get().unwrap_or_else(|| {
-        let (stream, device) = current_stream(local);
-        Request { size: 0, stream, stack: recorder.stacks.capture(), device }
-    })
+/// What PyTorch is about in this thread.
+#[derive(Clone, Copy)]
+pub struct Doing {
+    /// Bytes asked for; 0 where the request came by a door that we don't watch.
+    pub size: u64,
+    /// Raw handle of the current stream.
+    pub stream: u64,
+    /// Device of the current stream.
+    pub device: i8,
+    /// Where.
+    pub stack: StackId,
+}
+
+/// The request under way in this thread and its stream on `device` (−1: the current one).
+pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
+    let (stream, device) = current_stream(local, device);
+    let request = local.request.get();
+    let stack = request.map_or_else(|| recorder.stacks.capture(), |r| r.stack);
+    Doing { size: request.map_or(0, |r| r.size), stream, device, stack }
 }
 
 // --- allocate(size_t) ----------------------------------------------------------------------------------
@@ -142,7 +157,7 @@ fn replace_allocate() {
     }
 }
 
-/// Only the allocator that lives in libc10_cuda reports its blocks; a table elsewhere is somebody else's.
+/// Only the allocator that lives in `libc10_cuda.so` reports its blocks; a table elsewhere is somebody else's.
 unsafe fn is_native(table: usize) -> bool {
     // SAFETY: the caller vouches for the table.
     let allocate = unsafe { *(table as *const usize).add(ALLOCATE_SLOT) };
@@ -182,9 +197,8 @@ unsafe extern "C-unwind" fn allocate(
     size: usize,
 ) -> *mut c_void {
     guard::observe(|recorder, local| {
-        let (stream, device) = current_stream(local);
         let stack = recorder.stacks.capture();
-        local.request.set(Some(Request { size: size as u64, stream, stack, device }));
+        local.request.set(Some(Request { size: size as u64, stack }));
     });
     let _ended = Ended;
     // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
@@ -215,6 +229,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
     reserved: usize,
     device: Device,
 ) {
+    static REAL: resolve::Real = resolve::Real::new();
     if device & 0xff == CUDA {
         attach();
         replace_allocate();
@@ -228,7 +243,6 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
             }
         });
     }
-    static REAL: resolve::Real = resolve::Real::new();
     let name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
     if let Some(real) = REAL.find(name, C10) {
         // SAFETY: libc10 exports this name with this signature in every 2.x.
@@ -242,7 +256,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
 
 fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) -> u64 {
     local.recorded_len.set(0);
-    let asked = request(recorder, local);
+    let asked = doing(recorder, local, device);
     let (size, flags) =
         if asked.size == 0 { (block, FLAG_SIZE_IS_ROUNDED) } else { (asked.size, 0) };
     recorder.write(&Event {
@@ -286,9 +300,10 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
     reserved: usize,
     device: Device,
 ) {
+    static REAL: resolve::Real = resolve::Real::new();
     if device & 0xff == CUDA {
         guard::observe(|recorder, local| {
-            let asked = request(recorder, local);
+            let asked = doing(recorder, local, (device >> 8) as i8);
             let ticket = recorder.write(&Event {
                 size: size as u64,
                 extra: local.device_free.get(),
@@ -300,7 +315,6 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
             recorder.emitter.out_of_memory(ticket);
         });
     }
-    static REAL: resolve::Real = resolve::Real::new();
     let name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
     if let Some(real) = REAL.find(name, C10) {
         // SAFETY: libc10 exports this name with this signature in every 2.x.

@@ -17,12 +17,8 @@ use crate::record::Recorder;
 pub struct Request {
     /// Bytes asked for.
     pub size: u64,
-    /// Raw handle of the current stream.
-    pub stream: u64,
     /// The stack at the request.
     pub stack: u32,
-    /// Device of the current stream.
-    pub device: i8,
 }
 
 /// The most CUDA events one free can wait for that are told apart (one for each stream that used it).

@@ -92,7 +92,7 @@ impl Live {
             }
             (_, Kind::EventReady) => self.event_ready(event.extra),
             (Layer::Device | Layer::Host, Kind::FreeRequested) => {
-                self.remove(Class::Driver, event.addr)
+                self.remove(Class::Driver, event.addr);
             }
             _ => {
                 if let Some((class, k)) = key(event) {
@@ -154,7 +154,10 @@ impl Live {
             self.grow();
         }
         let free = probe(self.table(), class, k).find(|e| e[0].load(Ordering::Relaxed) != LIVE);
-        let Some(entry) = free else { return self.refuse() };
+        let Some(entry) = free else {
+            self.refuse();
+            return;
+        };
         fill(entry, event);
         self.count(1);
     }

@@ -10,8 +10,8 @@
 //! an event has been retired, or the file has no more room, the capacity stays.
 //!
 //! *Retirement* makes room: the oldest published events are applied to the live table (in ticket order, by
-//! whoever holds the retiring role) and their slots may be overwritten from then on. So **state = live table
-//! + replay of the events from `retired` on**, at any moment. The background thread keeps an eighth of the
+//! whoever holds the retiring role) and their slots may be overwritten from then on. So the **state is the
+//! live table and the replay of the events from `retired` on**, at any moment. The background thread keeps an eighth of the
 //! ring free; if it starves, the producer that finds no room retires a batch itself (counted as a stall). A
 //! full ring therefore never loses an event.
 //!
@@ -59,7 +59,10 @@ pub struct View<S> {
 }
 
 impl<L> Ring<L> {
-    /// A ring over these slots, of which the header says how many are in use now. Both are powers of two.
+    /// A ring over these slots, of which the header says how many are in use now.
+    ///
+    /// # Panics
+    /// One of the two numbers is no power of two.
     pub fn new(
         slots: &'static [Slot],
         header: &'static [AtomicU64],
@@ -127,16 +130,15 @@ impl<L> Ring<L> {
         (ticket, stalled)
     }
 
-    /// The event with this ticket, if it is published and not overwritten. `Some(None)`: words of another
-    /// layout.
-    fn read(&self, ticket: u64) -> Option<Option<Event>> {
+    /// The words of the event with this ticket, if it is published and not overwritten.
+    fn read(&self, ticket: u64) -> Option<[u64; WORDS - 1]> {
         let slot = self.slot(ticket);
         if slot[0].load(Ordering::Acquire) != ticket + 1 {
             return None;
         }
         let words = std::array::from_fn(|i| slot[i + 1].load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        (slot[0].load(Ordering::Relaxed) == ticket + 1).then(|| Event::unpack(words))
+        (slot[0].load(Ordering::Relaxed) == ticket + 1).then_some(words)
     }
 
     fn make_room(&self, role: &mut Role<L>, apply: &mut impl FnMut(&mut L, &Event)) {
@@ -165,8 +167,8 @@ impl<L> Ring<L> {
         let from = self.retired();
         let to = (from + n).min(self.written());
         for ticket in from..to {
-            let Some(event) = self.read(ticket) else { break };
-            if let Some(event) = event {
+            let Some(words) = self.read(ticket) else { break };
+            if let Some(event) = Event::unpack(words) {
                 apply(&mut role.live, &event);
             }
             self.header[at::RETIRED].store(ticket + 1, Ordering::Release);
@@ -214,19 +216,19 @@ impl<L> Ring<L> {
         let mut events = Vec::with_capacity(to.saturating_sub(from) as usize);
         let mut torn = 0;
         for ticket in from..to {
-            match self.read_patiently(ticket) {
-                Some(Some(event)) => events.push(event),
-                _ => torn += 1,
+            match self.read_patiently(ticket).and_then(Event::unpack) {
+                Some(event) => events.push(event),
+                None => torn += 1,
             }
         }
         View { live: state(&role.live), from, events, torn }
     }
 
     /// A producer needs a few nanoseconds between ticket and publication unless it was stopped there.
-    fn read_patiently(&self, ticket: u64) -> Option<Option<Event>> {
+    fn read_patiently(&self, ticket: u64) -> Option<[u64; WORDS - 1]> {
         for _ in 0..1000 {
-            if let Some(event) = self.read(ticket) {
-                return Some(event);
+            if let Some(words) = self.read(ticket) {
+                return Some(words);
             }
             hint::spin_loop();
         }

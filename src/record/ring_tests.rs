@@ -73,7 +73,7 @@ mod model {
             for h in handles {
                 h.join().unwrap();
             }
-            let view = ring.view(u64::MAX, |_| ());
+            let view = ring.view(u64::MAX, |()| ());
             let mut all = applied.lock().unwrap().clone();
             assert_eq!(view.from, all.len() as u64, "retired but not applied, or the reverse");
             assert_eq!(view.torn, 0);
@@ -117,8 +117,9 @@ mod model {
             };
             for ticket in 0..2 {
                 if let Some(e) = ring.read(ticket) {
-                    assert_whole(&e.unwrap());
-                    assert_eq!(e.unwrap().addr, ticket, "a slot answered for another ticket");
+                    let e = Event::unpack(e).unwrap();
+                    assert_whole(&e);
+                    assert_eq!(e.addr, ticket, "a slot answered for another ticket");
                 }
             }
             writer.join().unwrap();
@@ -142,7 +143,7 @@ mod threads {
         let ring = ring_of(1024, 64, ());
         let applied = Mutex::new(Vec::new());
         let stop = AtomicBool::new(false);
-        let apply = |_: &mut (), e: &Event| {
+        let apply = |(): &mut (), e: &Event| {
             assert_whole(e);
             applied.lock().unwrap().push(e.addr);
         };
@@ -150,7 +151,7 @@ mod threads {
             s.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     ring.retire_ahead(apply);
-                    for e in ring.view(u64::MAX, |_| ()).events {
+                    for e in ring.view(u64::MAX, |()| ()).events {
                         assert_whole(&e);
                     }
                 }
@@ -171,7 +172,7 @@ mod threads {
             stop.store(true, Ordering::Relaxed);
         });
         let mut all = applied.into_inner().unwrap();
-        let view = ring.view(u64::MAX, |_| ());
+        let view = ring.view(u64::MAX, |()| ());
         assert_eq!(view.torn, 0);
         all.extend(view.events.iter().map(|e| e.addr));
         assert_eq!(all.len() as u64, 8 * EACH);
@@ -289,9 +290,9 @@ mod threads {
     fn a_view_up_to_a_ticket_leaves_out_what_came_later() {
         let ring = ring_of(16, 16, ());
         for i in 0..5 {
-            ring.push(event(i).pack(), |_, _| ());
+            ring.push(event(i).pack(), |(), _| ());
         }
-        let addrs: Vec<_> = ring.view(3, |_| ()).events.iter().map(|e| e.addr).collect();
+        let addrs: Vec<_> = ring.view(3, |()| ()).events.iter().map(|e| e.addr).collect();
         assert_eq!(addrs, [0, 1, 2]);
     }
 }

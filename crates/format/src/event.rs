@@ -45,23 +45,22 @@ pub enum Kind {
 }
 
 impl Kind {
+    const ALL: [Kind; 10] = [
+        Kind::Alloc,
+        Kind::FreeRequested,
+        Kind::FreeCompleted,
+        Kind::SegmentAlloc,
+        Kind::SegmentFree,
+        Kind::SegmentMap,
+        Kind::SegmentUnmap,
+        Kind::Oom,
+        Kind::WaitsFor,
+        Kind::EventReady,
+    ];
+
     /// The kind with this number, if there is one.
     pub fn from_u8(n: u8) -> Option<Kind> {
-        use Kind::*;
-        [
-            Alloc,
-            FreeRequested,
-            FreeCompleted,
-            SegmentAlloc,
-            SegmentFree,
-            SegmentMap,
-            SegmentUnmap,
-            Oom,
-            WaitsFor,
-            EventReady,
-        ]
-        .into_iter()
-        .find(|k| *k as u8 == n)
+        Kind::ALL.into_iter().find(|k| *k as u8 == n)
     }
 }
 

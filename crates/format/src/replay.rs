@@ -96,8 +96,17 @@ pub struct State {
     pub anomalies: u64,
 }
 
-/// Receives the history: device ordinal (`None`: host) and the entry, whose `frames` is a depot stack id.
-pub type Sink<'a> = &'a mut dyn FnMut(Option<usize>, TraceEntry);
+/// Whose memory: which list of a snapshot something belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The device with this ordinal.
+    Device(usize),
+    /// Page-locked or managed host memory.
+    Host,
+}
+
+/// Receives the history: whose, and the entry, whose `frames` is a depot stack id.
+pub type Sink<'a> = &'a mut dyn FnMut(Place, TraceEntry);
 
 /// Names an API function for an entry's `user_metadata`: index in the table of entry points → name.
 pub type ApiName<'a> = &'a dyn Fn(u16) -> &'a str;
@@ -145,15 +154,15 @@ impl State {
     /// To be called once after the last event: entries that waited to be joined with a following one.
     pub fn finish(&mut self, sink: Sink<'_>) {
         for d in 0..self.devices.len() {
-            self.flush_unmapping(Some(d), sink);
+            self.flush_unmapping(Place::Device(d), sink);
         }
     }
 
     /// Which list an event belongs to. Addresses are unique over all devices (unified addressing), so a
     /// free is looked up where the block lives, whatever device the thread had selected.
-    fn device_of(&mut self, event: &Event) -> Option<Option<usize>> {
+    fn device_of(&mut self, event: &Event) -> Option<Place> {
         if event.layer == Layer::Host {
-            return Some(None);
+            return Some(Place::Host);
         }
         let known = match event.kind {
             Kind::FreeRequested | Kind::FreeCompleted | Kind::WaitsFor => {
@@ -174,18 +183,18 @@ impl State {
         if self.devices.len() <= device {
             self.devices.resize_with(device + 1, DeviceState::default);
         }
-        Some(Some(device))
+        Some(Place::Device(device))
     }
 
-    fn list(&mut self, device: Option<usize>) -> &mut DeviceState {
+    fn list(&mut self, device: Place) -> &mut DeviceState {
         match device {
             // `device_of` has made room.
-            Some(d) => &mut self.devices[d],
-            None => &mut self.host,
+            Place::Device(d) => &mut self.devices[d],
+            Place::Host => &mut self.host,
         }
     }
 
-    fn framework(&mut self, event: &Event, device: Option<usize>, sink: Sink<'_>) {
+    fn framework(&mut self, event: &Event, device: Place, sink: Sink<'_>) {
         let state = self.list(device);
         match event.kind {
             Kind::Alloc => {
@@ -226,7 +235,7 @@ impl State {
                     return;
                 }
                 match (device, self.list(device).blocks.get_mut(&event.addr)) {
-                    (Some(d), Some(block)) => {
+                    (Place::Device(d), Some(block)) => {
                         block.waits += 1;
                         self.waiting.insert(event.extra, (d, event.addr));
                     }
@@ -277,12 +286,12 @@ impl State {
         };
         block.waits = block.waits.saturating_sub(1);
         if block.waits == 0 && block.pending {
-            self.flush_unmapping(Some(device), sink);
-            self.complete(event, Some(device), addr, sink);
+            self.flush_unmapping(Place::Device(device), sink);
+            self.complete(event, Place::Device(device), addr, sink);
         }
     }
 
-    fn complete(&mut self, event: &Event, device: Option<usize>, addr: u64, sink: Sink<'_>) {
+    fn complete(&mut self, event: &Event, device: Place, addr: u64, sink: Sink<'_>) {
         let Some(block) = self.list(device).blocks.remove(&addr) else {
             self.anomalies += 1;
             return;
@@ -300,7 +309,7 @@ impl State {
     }
 
     /// PyTorch unmaps chunk by chunk and writes one entry for the range.
-    fn unmap(&mut self, event: &Event, device: Option<usize>, sink: Sink<'_>) {
+    fn unmap(&mut self, event: &Event, device: Place, sink: Sink<'_>) {
         let mut stream = event.stream;
         for page in pages(event.addr, event.size) {
             match self.list(device).pages.remove(&page) {
@@ -320,14 +329,14 @@ impl State {
         self.list(device).unmapping = Some((event.thread, e));
     }
 
-    fn flush_unmapping(&mut self, device: Option<usize>, sink: Sink<'_>) {
+    fn flush_unmapping(&mut self, device: Place, sink: Sink<'_>) {
         if let Some((_, e)) = self.list(device).unmapping.take() {
             sink(device, e);
         }
     }
 
     /// Memory that no framework owns is a segment with one block, so that viewers can draw it.
-    fn driver_alloc(&mut self, e: &Event, device: Option<usize>, api: ApiName<'_>, sink: Sink<'_>) {
+    fn driver_alloc(&mut self, e: &Event, device: Place, api: ApiName<'_>, sink: Sink<'_>) {
         let state = self.list(device);
         let segment = LiveSegment {
             size: e.size,
@@ -352,7 +361,7 @@ impl State {
         }
     }
 
-    fn driver_free(&mut self, e: &Event, device: Option<usize>, api: ApiName<'_>, sink: Sink<'_>) {
+    fn driver_free(&mut self, e: &Event, device: Place, api: ApiName<'_>, sink: Sink<'_>) {
         let state = self.list(device);
         let (Some(segment), Some(_)) =
             (state.segments.remove(&e.addr), state.blocks.remove(&e.addr))
@@ -387,16 +396,16 @@ pub fn assemble(
 ) -> Snapshot {
     let mut device_traces: Vec<Vec<TraceEntry>> = vec![Vec::new(); live.devices.len()];
     let mut host_traces = Vec::new();
-    let mut sink = |device: Option<usize>, mut entry: TraceEntry| {
+    let mut sink = |device: Place, mut entry: TraceEntry| {
         entry.frames = entry.frames.and_then(&mut *stack);
         match device {
-            Some(d) => {
+            Place::Device(d) => {
                 if device_traces.len() <= d {
                     device_traces.resize_with(d + 1, Vec::new);
                 }
                 device_traces[d].push(entry);
             }
-            None => host_traces.push(entry),
+            Place::Host => host_traces.push(entry),
         }
     };
     for event in events {
