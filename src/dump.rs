@@ -13,13 +13,13 @@ use memtrace_format::blackbox::at;
 use memtrace_format::event::StackId;
 use memtrace_format::snapshot::{Snapshot, StackIx, Value};
 use memtrace_format::{json, pickle, replay, settings};
+use memtrace_naming::Namer;
 
 use crate::config::{Config, Format};
 use crate::hooks::table;
 use crate::message;
 use crate::record::live::Live;
 use crate::record::{Recorder, clock};
-use crate::stack::names::Namer;
 use crate::sync::Ordering;
 use crate::virtual_gpu;
 

@@ -2,10 +2,10 @@
 
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::StackId;
+use memtrace_naming::{Namer, Splice};
 use serde_json::{Value, json};
 
 use crate::record::blackbox::Mapped;
-use crate::stack::names::{Namer, Splice};
 use crate::stack::{Mode, Regions, Stacks as Taker};
 use crate::sync::AtomicU64;
 

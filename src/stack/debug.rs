@@ -6,7 +6,8 @@ use std::ffi::{c_char, c_int, c_uint};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use super::names::Splice;
+use memtrace_naming::Splice;
+
 use super::{Mode, Regions, Stacks};
 
 fn stacks() -> Option<&'static Stacks> {

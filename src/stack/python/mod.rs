@@ -10,10 +10,9 @@
 //! * [`offsets`] says where things are in each version, and makes sure of it before the first read;
 //! * [`walk`] follows the chain;
 //! * [`code`] keeps what is known of code objects, so that a frame is an id and a position;
-//! * [`lines`] turns a position into a line, later and elsewhere.
+//! * `memtrace_naming` turns a position into a line, later and elsewhere.
 
 pub mod code;
-pub mod lines;
 pub mod offsets;
 mod text;
 pub mod walk;

@@ -19,8 +19,8 @@ use memtrace_format::stacks::{
     code, frames, modules,
 };
 
-use super::python::lines::line;
-use super::symbols::names_at;
+use crate::lines::line;
+use crate::symbols::names_at;
 
 /// How Python frames stand among native ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -237,62 +237,11 @@ fn no_code(text: &str) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_format::stacks::{CODE_FIXED, CODE_MAGIC, HEADER, MODULE_FIXED, MODULE_MAGIC};
-    use std::sync::atomic::AtomicU64;
-
-    use crate::stack::arena::Arena;
-    use crate::stack::depot::Depot;
-
-    fn words(n: usize) -> &'static [AtomicU64] {
-        (0..n).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
-    }
-
-    struct Made {
-        depot: Depot,
-        codes: Arena,
-        modules: Arena,
-    }
+    use crate::testing::{Made, this_program};
 
     impl Made {
-        fn new() -> Made {
-            Made {
-                depot: Depot::new(words(5000)).expect("large enough"),
-                codes: Arena::new(words(5000), CODE_MAGIC, HEADER).expect("large enough"),
-                modules: Arena::new(words(5000), MODULE_MAGIC, HEADER).expect("large enough"),
-            }
-        }
-
-        /// A Python function whose second unit is on the line after its first.
-        fn function(&self, name: &str, file: &str, line: u64) -> u32 {
-            let table = [2, 0, 2, 1];
-            let mut record =
-                self.codes.reserve(CODE_FIXED, name.len() + file.len() + 4).expect("room");
-            record.set(3, line);
-            record.set(4, name.len() as u64);
-            record.set(5, file.len() as u64 | 4 << 32);
-            record.bytes(name.as_bytes());
-            record.bytes(file.as_bytes());
-            record.bytes(&table);
-            record.finish(10 << 32) as u32
-        }
-
-        fn library(&self, path: &str, start: u64, from: u64, until: Option<u64>) {
-            let mut record = self.modules.reserve(MODULE_FIXED, path.len()).expect("room");
-            record.set(1, start);
-            record.set(2, start);
-            record.set(3, start + 0x1000);
-            record.set(4, from | until.map_or(0, |u| u + 1) << 32);
-            record.set(5, (path.len() as u64) << 32);
-            record.bytes(path.as_bytes());
-            record.finish(0);
-        }
-
-        fn stack(&self, innermost_first: &[RawFrame]) -> StackId {
-            self.depot.intern_all(innermost_first.iter().rev().map(|f| f.pack()))
-        }
-
-        fn namer(&self, splice: Splice) -> Namer<&'static [AtomicU64]> {
-            Namer::new(self.depot.words(), self.codes.words(), self.modules.words(), splice)
+        fn namer(&self, splice: Splice) -> Namer<&[u64]> {
+            Namer::new(&self.depot, &self.codes, &self.modules, splice)
         }
     }
 
@@ -306,7 +255,7 @@ mod tests {
 
     #[test]
     fn python_frames_have_the_line_of_their_position() {
-        let made = Made::new();
+        let mut made = Made::new();
         let code = made.function("f", "a.py", 7);
         let id = made.stack(&[
             RawFrame::Python { code, unit: Some(1) },
@@ -328,13 +277,13 @@ mod tests {
 
     #[test]
     fn the_same_frame_and_the_same_stack_are_kept_once() {
-        let made = Made::new();
+        let mut made = Made::new();
         let outer = made.function("g", "a.py", 5);
         let [code, twin] = [0; 2].map(|_| made.function("f", "a.py", 1));
         let frame = |code| RawFrame::Python { code, unit: Some(0) };
+        let ids = [code, twin, outer].map(|inner| made.stack(&[frame(inner), frame(outer)]));
         let mut namer = made.namer(Splice::Evaluation);
-        let [first, second, third] =
-            [code, twin, outer].map(|inner| namer.stack(made.stack(&[frame(inner), frame(outer)])));
+        let [first, second, third] = ids.map(|id| namer.stack(id));
         assert_eq!(first, second, "two code objects that look the same");
         assert_ne!(first, third);
         assert_eq!(namer.stack(NO_STACK), None);
@@ -345,11 +294,13 @@ mod tests {
 
     #[test]
     fn reasons_stand_where_nothing_else_does_and_gaps_always() {
-        let made = Made::new();
-        made.library("/lib/a.so", 0x10000, 0, None);
+        let mut made = Made::new();
+        made.library("/lib/a.so", 0x10000..0x11000, 0, None);
         let missing = RawFrame::Missing;
-        let named =
-            |raw: &[RawFrame]| short(&made.namer(Splice::Evaluation).frames(made.stack(raw)));
+        let mut named = |raw: &[RawFrame]| {
+            let id = made.stack(raw);
+            short(&made.namer(Splice::Evaluation).frames(id))
+        };
         assert_eq!(
             named(&[missing(Reason::NoThreadState)]),
             ["[the thread runs no Python] memtrace 0"]
@@ -377,13 +328,15 @@ mod tests {
 
     #[test]
     fn an_address_belongs_to_the_library_of_its_epoch() {
-        let made = Made::new();
-        made.library("/lib/first.so", 0x10000, 0, Some(2));
-        made.library("/lib/second.so", 0x10000, 3, Some(3));
-        made.library("/lib/third.so", 0x10000, 4, None);
-        made.library("/lib/alone.so", 0x20000, 3, None);
-        let mut namer = made.namer(Splice::Evaluation);
-        let mut of = |pc, epoch| namer.frames(made.stack(&[native(pc, epoch)]))[0].filename.clone();
+        let mut made = Made::new();
+        made.library("/lib/first.so", 0x10000..0x11000, 0, Some(2));
+        made.library("/lib/second.so", 0x10000..0x11000, 3, Some(3));
+        made.library("/lib/third.so", 0x10000..0x11000, 4, None);
+        made.library("/lib/alone.so", 0x20000..0x21000, 3, None);
+        let mut of = |pc, epoch| {
+            let id = made.stack(&[native(pc, epoch)]);
+            made.namer(Splice::Evaluation).frames(id)[0].filename.clone()
+        };
         for (epoch, path) in [(0, "first"), (2, "first"), (3, "second"), (4, "third"), (9, "third")]
         {
             assert_eq!(of(0x10010, epoch), format!("/lib/{path}.so"));
@@ -393,6 +346,7 @@ mod tests {
         assert_eq!(of(0x11000, 0), "/lib/first.so");
     }
 
+    #[allow(unsafe_code, reason = "the file must have a function of just this name")]
     #[unsafe(no_mangle)]
     #[inline(never)]
     extern "C" fn _PyEval_EvalFrameDefault() -> i32 {
@@ -401,24 +355,18 @@ mod tests {
 
     #[test]
     fn pytorch_puts_one_python_frame_before_each_main_loop() {
-        let made = Made::new();
-        let f = |name| RawFrame::Python { code: made.function(name, "a.py", 1), unit: Some(0) };
+        let mut made = Made::new();
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| {
+            let code = made.function(name, "a.py", 1);
+            RawFrame::Python { code, unit: Some(0) }
+        });
         // Names come from a file: this test's own, with a function of the name that PyTorch looks for.
-        let object = crate::stack::rules::object_at(_PyEval_EvalFrameDefault as *const () as u64)
-            .expect("loaded");
+        let here = this_program();
         let path = std::env::current_exe().expect("a path");
-        let path = path.to_str().expect("UTF-8");
-        let length = object.end - object.start;
-        let mut record = made.modules.reserve(MODULE_FIXED, path.len()).expect("room");
-        record.set(1, object.start);
-        record.set(2, object.start);
-        record.set(3, object.start + length);
-        record.set(5, (path.len() as u64) << 32);
-        record.bytes(path.as_bytes());
-        record.finish(0);
+        made.library(path.to_str().expect("UTF-8"), here.clone(), 0, None);
         let main_loop = native(_PyEval_EvalFrameDefault as *const () as u64 + 1, 0);
-        let start = native(object.start + 1, 0);
-        let id = made.stack(&[f("a"), f("b"), main_loop, f("c"), f("d"), main_loop, start]);
+        let start = native(here.start + 1, 0);
+        let id = made.stack(&[a, b, main_loop, c, d, main_loop, start]);
         let order = |splice| -> Vec<String> {
             made.namer(splice).frames(id).into_iter().map(|f| f.name).collect()
         };

@@ -4,13 +4,13 @@
 //! only the file has, if it wasn't stripped of them. A file whose build id is not that of the library that was
 //! loaded is another file, and gives no names.
 
-use std::fs::File;
 use std::path::Path;
 
-use memmap2::Mmap;
 use object::elf::{SHT_DYNSYM, SHT_SYMTAB, STT_FILE, STT_SECTION, STT_TLS};
 use object::read::elf::{ElfFile64, FileHeader, Sym};
 use object::{Endianness, Object};
+
+use crate::file;
 
 /// The names of the functions at these addresses (in the file's own terms, ascending), as the file has them.
 /// `None` if the file can't be read or has another build id (an empty one fits any).
@@ -18,10 +18,7 @@ use object::{Endianness, Object};
 /// One pass over each table, with a search among the addresses for each symbol: a large library has some hundred
 /// thousand symbols, and of those a few hundred are asked for.
 pub fn names_at(path: &Path, build_id: &[u8], addresses: &[u64]) -> Option<Vec<Option<String>>> {
-    let file = File::open(path).ok()?;
-    // SAFETY: the mapping is read only. Somebody may write into the file or cut it short meanwhile; that is the
-    // file that the process is running, mapped in the same way by the loader, so nothing new can go wrong.
-    let file = unsafe { Mmap::map(&file) }.ok()?;
+    let file = file::map(path).ok()?;
     let elf = ElfFile64::<Endianness>::parse(&*file).ok()?;
     if !build_id.is_empty() && elf.build_id().ok()?.is_some_and(|id| id != build_id) {
         return None;
@@ -89,6 +86,7 @@ pub fn demangle(name: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::this_program;
 
     #[test]
     fn names_are_decoded() {
@@ -110,10 +108,7 @@ mod tests {
     #[test]
     fn this_program_knows_its_functions() {
         let path = std::env::current_exe().expect("a path");
-        let start = |f: *const ()| {
-            let object = super::super::rules::object_at(f as u64).expect("loaded");
-            f as u64 - object.start
-        };
+        let start = |f: *const ()| f as u64 - this_program().start;
         let mut wanted = [demangle as *const (), names_at as *const ()].map(start);
         let second_is_first = wanted[0] > wanted[1];
         wanted.sort_unstable();

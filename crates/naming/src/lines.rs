@@ -135,7 +135,7 @@ mod tests {
     fn every_instruction_has_the_line_that_python_gives() {
         let mut tried = 0;
         for minor in 9..=13 {
-            let Some(python) = crate::stack::testing::python(minor) else {
+            let Some(python) = crate::testing::python(minor) else {
                 eprintln!(
                     "skipped 3.{minor}: not found (set MEMTRACE_PYTHON3_{minor} to its path)"
                 );

@@ -1,0 +1,19 @@
+//! From recorded stacks to names, files and lines.
+//!
+//! A hook writes down numbers: return addresses, code objects and positions in them. What they are called is
+//! worked out here, from the recorded regions and the files of the libraries alone, so that the process itself
+//! and a command that reads the black box of a dead one say the same. Never in a hook: this reads files and
+//! allocates. Everything that is read may be damaged, and must not be believed.
+
+#![deny(unsafe_code)]
+
+mod file;
+mod lines;
+mod names;
+mod symbols;
+#[cfg(test)]
+mod testing;
+
+pub use lines::line;
+pub use names::{NO_FILE, Namer, Splice};
+pub use symbols::{demangle, names_at};
