@@ -120,7 +120,7 @@ impl Copy3D {
 fn now(action: impl FnOnce() -> Result<Action>) -> Code {
     driver(|| {
         current()?;
-        at_once(action()?)
+        at_once(&action()?)
     })
 }
 

@@ -94,11 +94,7 @@ pub extern "C" fn cuDeviceGetProperties(record: Out<u8>, device: i32) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceComputeCapability(
-    major: Out<i32>,
-    minor: Out<i32>,
-    device: i32,
-) -> Code {
+pub extern "C" fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) -> Code {
     driver(|| {
         let profile = &gpu::device(ordinal(device)?)?.profile;
         major.set(profile.major() as i32)?;

@@ -7,13 +7,7 @@ use crate::gpu::{Error, Result, error};
 use crate::runtime::entry::{Missing, look_up};
 use core::ffi::{c_char, c_void};
 
-fn get(
-    name: Text,
-    out: Out<*const c_void>,
-    version: i32,
-    flags: u64,
-    status: Out<i32>,
-) -> Result {
+fn get(name: Text, out: Out<*const c_void>, version: i32, flags: u64, status: Out<i32>) -> Result {
     let version = u32::try_from(version).map_err(|_| Error::INVALID_VALUE)?;
     out.set(core::ptr::null())?;
     let (answer, outcome) = match look_up(name, version, flags)? {

@@ -34,7 +34,7 @@ impl Fill {
     fn now(self) -> Code {
         driver(|| {
             current()?;
-            at_once(self.action()?)
+            at_once(&self.action()?)
         })
     }
 

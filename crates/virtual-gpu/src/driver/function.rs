@@ -25,7 +25,7 @@ pub(crate) fn attribute(function: u64, number: i32, device: usize) -> Result<i32
         c::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED => {
             Ok(settings.large_clusters.into())
         }
-        0..c::CU_FUNC_ATTRIBUTE_MAX => Ok(0),
+        _ if (0..c::CU_FUNC_ATTRIBUTE_MAX).contains(&number) => Ok(0),
         _ => Err(Error::INVALID_VALUE),
     }
 }

@@ -37,11 +37,7 @@ pub extern "C" fn cuGraphInstantiateWithFlags(out: Out<u64>, graph: u64, flags: 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGraphInstantiateWithParams(
-    out: Out<u64>,
-    graph: u64,
-    params: Out<u8>,
-) -> Code {
+pub extern "C" fn cuGraphInstantiateWithParams(out: Out<u64>, graph: u64, params: Out<u8>) -> Code {
     driver(|| runtime::instantiate_with(out, graph, params))
 }
 
@@ -124,12 +120,7 @@ pub extern "C" fn cuUserObjectRelease(object: u64, count: u32) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGraphRetainUserObject(
-    graph: u64,
-    object: u64,
-    count: u32,
-    flags: u32,
-) -> Code {
+pub extern "C" fn cuGraphRetainUserObject(graph: u64, object: u64, count: u32, flags: u32) -> Code {
     driver(|| runtime::retain_for(graph, object, count, flags))
 }
 

@@ -48,11 +48,7 @@ pub(crate) fn dump_to_memory(buffer: Out<c_char>, size: Out<usize>, flags: u32) 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuLogsRegisterCallback(
-    callback: u64,
-    _data: u64,
-    out: Out<*mut c_void>,
-) -> Code {
+pub extern "C" fn cuLogsRegisterCallback(callback: u64, _data: u64, out: Out<*mut c_void>) -> Code {
     driver_query(|| listen(callback, out))
 }
 

@@ -153,9 +153,8 @@ pub extern "C" fn cuGraphAddMemFreeNode(
 
 fn add_any(out: Out<u64>, graph: u64, before: Vec<u64>, params: Out<u8>) -> Result {
     use cuda13::CUgraphNodeParams_st as fields;
-    let copy = |params: Out<u8>| {
-        params.at::<Copy3D>(fields::memcpy_copyParams.offset).get()?.action()
-    };
+    let copy =
+        |params: Out<u8>| params.at::<Copy3D>(fields::memcpy_copyParams.offset).get()?.action();
     let kernel = |params: Out<u8>| params.at::<KernelV2>(fields::kernel.offset).get()?.action();
     runtime::add_any(out, graph, before, params, copy, kernel)
 }

@@ -104,6 +104,10 @@ pub extern "C" fn cuPointerGetAttributes(
 pub extern "C" fn cuPointerSetAttribute(_value: u64, number: i32, addr: u64) -> Code {
     driver(|| {
         find(addr)?;
-        if number == c::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS { Ok(()) } else { Err(Error::INVALID_VALUE) }
+        if number == c::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {
+            Ok(())
+        } else {
+            Err(Error::INVALID_VALUE)
+        }
     })
 }

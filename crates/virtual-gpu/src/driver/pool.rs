@@ -54,11 +54,7 @@ pub extern "C" fn cuDeviceSetMemPool(device: i32, pool: u64) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemGetDefaultMemPool(
-    out: Out<u64>,
-    location: In<Location>,
-    kind: i32,
-) -> Code {
+pub extern "C" fn cuMemGetDefaultMemPool(out: Out<u64>, location: In<Location>, kind: i32) -> Code {
     driver(|| out.set(book().default_pool(pool::located(location, kind)?)?))
 }
 

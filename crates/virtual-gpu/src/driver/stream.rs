@@ -129,7 +129,12 @@ pub extern "C" fn cuStreamAddCallback(
 
 /// Attaching managed memory to a stream changes nothing: it stays with the host.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuStreamAttachMemAsync(stream: u64, addr: u64, _length: u64, _flags: u32) -> Code {
+pub extern "C" fn cuStreamAttachMemAsync(
+    stream: u64,
+    addr: u64,
+    _length: u64,
+    _flags: u32,
+) -> Code {
     driver(|| {
         let _ = work::work().stream(stream)?;
         if addr == 0 { Err(Error::INVALID_VALUE) } else { Ok(()) }
@@ -335,7 +340,12 @@ pub extern "C" fn cuStreamWriteValue64_v2(stream: u64, addr: u64, value: u64, _f
 
 /// Whatever a stream waits for on the device, another stream would have written: it is taken to be there.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuStreamWaitValue32_v2(stream: u64, _addr: u64, _value: u32, _flags: u32) -> Code {
+pub extern "C" fn cuStreamWaitValue32_v2(
+    stream: u64,
+    _addr: u64,
+    _value: u32,
+    _flags: u32,
+) -> Code {
     driver(|| {
         current()?;
         work::submit(stream, Action::Empty)
@@ -344,7 +354,12 @@ pub extern "C" fn cuStreamWaitValue32_v2(stream: u64, _addr: u64, _value: u32, _
 
 /// As [`cuStreamWaitValue32_v2`].
 #[unsafe(no_mangle)]
-pub extern "C" fn cuStreamWaitValue64_v2(stream: u64, _addr: u64, _value: u64, _flags: u32) -> Code {
+pub extern "C" fn cuStreamWaitValue64_v2(
+    stream: u64,
+    _addr: u64,
+    _value: u64,
+    _flags: u32,
+) -> Code {
     driver(|| {
         current()?;
         work::submit(stream, Action::Empty)

@@ -3,7 +3,9 @@
 //! A caller's pointers are wrapped where they are declared: [`Out`] and [`In`] are the pointers that
 //! the prototypes name, with what every prototype says about them (null, or good for one value, or
 //! for as many as a count beside it says). So the functions above are safe code and the promise is
-//! written down, and checked for null, in one place.
+//! written down, and checked for null, in one place. None can be made out of nothing: they come from
+//! a C caller, who vouches for them. Where a record has another layout in another version, or its
+//! content decides its type, [`Out::at`] and [`Out::cast`] follow the layout tables.
 //!
 //! No panic crosses the border: it would be undefined behaviour in a C program. It becomes an
 //! unknown error, and is reported.
@@ -34,7 +36,10 @@ impl<T> Out<T> {
     }
 
     /// A pointer that came as a number, in a parameter whose meaning another one decides.
-    pub fn from_address(addr: u64) -> Self {
+    ///
+    /// # Safety
+    /// It is what the caller passed for a pointer to a `T`.
+    pub(crate) unsafe fn from_address(addr: u64) -> Self {
         Self(core::ptr::with_exposed_provenance_mut(addr as usize))
     }
 

@@ -5,6 +5,7 @@
 //! GPU must not quietly become another one: the process is told and gets a machine without GPUs.
 
 use memtrace_devices::{Profile, Spec};
+use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
@@ -57,7 +58,8 @@ impl Device {
             if [4, 6, 8, 10].contains(&i) {
                 text.push('-');
             }
-            text.push_str(&format!("{byte:02x}"));
+            // Writing to a string can't fail.
+            let _ = write!(text, "{byte:02x}");
         }
         text
     }
@@ -71,7 +73,8 @@ impl Device {
 impl Machine {
     fn read(spec: Option<&str>, visible: Option<&str>) -> Result<Self, String> {
         let text = spec.unwrap_or(DEFAULT);
-        let spec = Spec::parse(text).map_err(|error| format!("MEMTRACE_VIRTUAL={text}: {error}"))?;
+        let spec =
+            Spec::parse(text).map_err(|error| format!("MEMTRACE_VIRTUAL={text}: {error}"))?;
         let gpus: Vec<Device> = (0..spec.count as usize)
             .map(|index| Device { index, profile: spec.profile.clone(), used: AtomicU64::new(0) })
             .collect();

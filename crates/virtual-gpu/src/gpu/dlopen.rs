@@ -98,7 +98,8 @@ unsafe fn redirect(path: *const c_char) -> *const c_char {
         return name;
     }
     // SAFETY: a C string; and a file that isn't there must stay so for the caller.
-    let stands_in = unsafe { libc::access(path, libc::F_OK) == 0 && is_loaded(open, SELF.as_ptr()) };
+    let stands_in =
+        unsafe { libc::access(path, libc::F_OK) == 0 && is_loaded(open, SELF.as_ptr()) };
     if stands_in { SELF.as_ptr() } else { path }
 }
 

@@ -142,7 +142,13 @@ mod tests {
         static B: Registry<i32> = Registry::new(127);
         let (a, b) = (A.insert(1), B.insert(2));
         assert_ne!(a, b);
-        assert_eq!(A.with(a, |n| { *n += 1; *n }), Some(2));
+        assert_eq!(
+            A.with(a, |n| {
+                *n += 1;
+                *n
+            }),
+            Some(2)
+        );
         assert_eq!(A.with(b, |n| *n), None);
         assert_eq!(A.with(core::ptr::null(), |n| *n), None);
         assert_eq!(A.remove(a), Some(2));

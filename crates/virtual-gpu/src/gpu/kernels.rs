@@ -76,13 +76,13 @@ struct Lazy {
 
 struct Kernels {
     modules: Table<Module>,
-    kernels: Table<Kernel>,
+    live: Table<Kernel>,
     by_address: Option<Lazy>,
 }
 
 static KERNELS: Mutex<Kernels> = Mutex::new(Kernels {
     modules: Table::new(kinds::MODULE),
-    kernels: Table::new(kinds::KERNEL),
+    live: Table::new(kinds::KERNEL),
     by_address: None,
 });
 
@@ -102,7 +102,7 @@ impl Kernels {
     /// The one name of a kernel that may be called by its host function or by its handle: the handle, once
     /// there is one.
     fn identity(&mut self, function: u64) -> Result<u64> {
-        if self.kernels.get(function).is_some() {
+        if self.live.get(function).is_some() {
             return Ok(function);
         }
         let host = self.lazy().hosts.get(&function).ok_or(Error::INVALID_DEVICE_FUNCTION)?;
@@ -126,7 +126,7 @@ pub fn unload(module: u64) -> Result {
     let mut kernels = kernels();
     let gone = kernels.modules.remove(module).ok_or(Error::INVALID_HANDLE)?;
     let mut places: Vec<u64> = gone.variables.iter().map(|variable| variable.1).collect();
-    kernels.kernels.retain(|_, kernel| kernel.module != module);
+    kernels.live.retain(|_, kernel| kernel.module != module);
     let lazy = kernels.lazy();
     for host in gone.hosts {
         lazy.hosts.remove(&host);
@@ -174,7 +174,7 @@ pub fn function(module: u64, name: &str) -> Result<u64> {
         return Err(Error::NOT_FOUND);
     }
     let c_name = std::ffi::CString::new(name).map_err(|_| Error::INVALID_VALUE)?;
-    let kernel = kernels.kernels.insert(Kernel { name: c_name, module });
+    let kernel = kernels.live.insert(Kernel { name: c_name, module });
     kernels.module(module)?.kernels.push((name.to_owned(), kernel));
     Ok(kernel)
 }
@@ -223,7 +223,7 @@ pub fn registered_variable(host: u64, device: usize) -> Result<(u64, u64)> {
 /// The kernel's handle for a host function, or for a handle itself.
 pub fn handle(function: u64) -> Result<u64> {
     let mut kernels = kernels();
-    if kernels.kernels.get(function).is_some() {
+    if kernels.live.get(function).is_some() {
         return Ok(function);
     }
     let host = kernels.lazy().hosts.get(&function).ok_or(Error::INVALID_DEVICE_FUNCTION)?;
@@ -234,7 +234,7 @@ pub fn handle(function: u64) -> Result<u64> {
     let name = core::ptr::with_exposed_provenance::<core::ffi::c_char>(host.name);
     // SAFETY: the name that was registered, which stays as long as its module is registered.
     let name = unsafe { core::ffi::CStr::from_ptr(name) }.to_owned();
-    let kernel = kernels.kernels.insert(Kernel { name, module });
+    let kernel = kernels.live.insert(Kernel { name, module });
     let lazy = kernels.lazy();
     if let Some(host) = lazy.hosts.get_mut(&function) {
         host.kernel = kernel;
@@ -249,13 +249,13 @@ pub fn handle(function: u64) -> Result<u64> {
 pub fn name(function: u64) -> Result<*const core::ffi::c_char> {
     let kernel = handle(function)?;
     let kernels = kernels();
-    kernels.kernels.get(kernel).map(|kernel| kernel.name.as_ptr()).ok_or(Error::INVALID_HANDLE)
+    kernels.live.get(kernel).map(|kernel| kernel.name.as_ptr()).ok_or(Error::INVALID_HANDLE)
 }
 
 /// The module that a kernel came in.
 pub fn module_of(function: u64) -> Result<u64> {
     let kernel = handle(function)?;
-    kernels().kernels.get(kernel).map(|kernel| kernel.module).ok_or(Error::INVALID_HANDLE)
+    kernels().live.get(kernel).map(|kernel| kernel.module).ok_or(Error::INVALID_HANDLE)
 }
 
 /// The function is one: a registered host function or a kernel's handle.
@@ -322,7 +322,7 @@ impl Launch {
         let fits = self.grid.iter().chain(&self.block).all(|n| *n > 0)
             && threads <= Limits::MAX_THREADS_PER_BLOCK.into()
             && self.block[2] <= 64
-            && self.grid[0] <= i32::MAX as u32
+            && i32::try_from(self.grid[0]).is_ok()
             && self.grid[1] <= 65_535
             && self.grid[2] <= 65_535;
         if !fits {
@@ -349,7 +349,8 @@ impl Launch {
     fn check_cluster(&self, on: usize) -> Result {
         let blocks: u64 = self.cluster.iter().map(|n| u64::from(*n)).product();
         let most = CLUSTER[usize::from(settings(self.function)?.large_clusters)];
-        let whole = (0..3).all(|i| self.cluster[i] > 0 && self.grid[i].is_multiple_of(self.cluster[i]));
+        let whole =
+            (0..3).all(|i| self.cluster[i] > 0 && self.grid[i].is_multiple_of(self.cluster[i]));
         let clusters = device(on)?.profile.limits().clusters;
         if clusters && whole && blocks <= most { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
     }
@@ -374,7 +375,7 @@ pub fn blocks_per_multiprocessor(profile: &Profile, threads: u32, shared: u64) -
         0
     } else {
         let each = (shared + u64::from(limits.reserved_shared_per_block)).next_multiple_of(128);
-        if each == 0 { u32::MAX } else { (u64::from(limits.shared_per_sm) / each) as u32 }
+        u64::from(limits.shared_per_sm).checked_div(each).map_or(u32::MAX, |blocks| blocks as u32)
     };
     by_threads.min(by_registers).min(by_shared).min(limits.max_blocks_per_sm)
 }
@@ -390,7 +391,8 @@ pub fn clusters(profile: &Profile, threads: u32, shared: u64, blocks: u64) -> u3
     if blocks == 0 || !profile.limits().clusters {
         return 0;
     }
-    let all = u64::from(blocks_per_multiprocessor(profile, threads, shared)) * u64::from(profile.sms);
+    let all =
+        u64::from(blocks_per_multiprocessor(profile, threads, shared)) * u64::from(profile.sms);
     (all / blocks) as u32
 }
 
@@ -422,7 +424,11 @@ mod tests {
         assert_eq!(blocks_per_multiprocessor(h100, 1024, 0), 2, "threads");
         assert_eq!(blocks_per_multiprocessor(h100, 32, 0), 32, "blocks");
         assert_eq!(blocks_per_multiprocessor(h100, 128, 100 << 10), 2, "shared memory");
-        assert_eq!(blocks_per_multiprocessor(h100, 128, 228 << 10), 0, "more than a block may have");
+        assert_eq!(
+            blocks_per_multiprocessor(h100, 128, 228 << 10),
+            0,
+            "more than a block may have"
+        );
         assert_eq!(blocks_per_multiprocessor(h100, 2048, 0), 0);
         let t4 = &memtrace_devices::find("t4").unwrap();
         assert_eq!(blocks_per_multiprocessor(t4, 1024, 0), 1);

@@ -17,7 +17,7 @@ impl Limit {
     pub fn from_code(code: i32) -> Result<Self> {
         match code {
             c::CU_LIMIT_STACK_SIZE..=c::CU_LIMIT_PERSISTING_L2_CACHE_SIZE => Ok(Self(code)),
-            0..c::CU_LIMIT_MAX => Err(Error::UNSUPPORTED_LIMIT),
+            c::CU_LIMIT_SHMEM_SIZE..c::CU_LIMIT_MAX => Err(Error::UNSUPPORTED_LIMIT),
             _ => Err(Error::INVALID_VALUE),
         }
     }

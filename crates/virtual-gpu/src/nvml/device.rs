@@ -240,7 +240,7 @@ pub extern "C" fn nvmlDeviceGetUtilizationRates(of: u64, out: Out<[u32; 2]>) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetP2PStatus(of: u64, to: u64, _index: i32, out: Out<i32>) -> Code {
     answer(|| {
-        (device(of)?, device(to)?);
+        device(of).and(device(to))?;
         invalid(out.set(c::NVML_P2P_STATUS_OK))
     })
 }
@@ -250,7 +250,7 @@ pub extern "C" fn nvmlDeviceGetP2PStatus(of: u64, to: u64, _index: i32, out: Out
 pub extern "C" fn nvmlDeviceGetTopologyCommonAncestor(of: u64, to: u64, out: Out<i32>) -> Code {
     const HOST_BRIDGE: i32 = 30;
     answer(|| {
-        (device(of)?, device(to)?);
+        device(of).and(device(to))?;
         invalid(out.set(HOST_BRIDGE))
     })
 }

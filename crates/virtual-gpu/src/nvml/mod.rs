@@ -40,7 +40,9 @@ fn guarded(body: impl FnOnce() -> Status) -> Code {
         Ok(Ok(())) => c::NVML_SUCCESS,
         Ok(Err(code)) => code,
         Err(_) => {
-            log::warn_once("an internal error was answered as NVML_ERROR_UNKNOWN; please report it");
+            log::warn_once(
+                "an internal error was answered as NVML_ERROR_UNKNOWN; please report it",
+            );
             c::NVML_ERROR_UNKNOWN
         }
     }

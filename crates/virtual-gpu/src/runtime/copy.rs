@@ -63,7 +63,7 @@ fn later(stream: u64, action: Action) -> Result {
 }
 
 /// Work on the default stream that the host waits for.
-pub(crate) fn at_once(action: Action) -> Result {
+pub(crate) fn at_once(action: &Action) -> Result {
     context::bind()?;
     work::guard()?;
     action.check()?;
@@ -78,7 +78,7 @@ fn line(dst: u64, src: u64, size: u64, kind: i32) -> Result<Action> {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemcpy(dst: u64, src: u64, size: u64, kind: i32) -> Code {
-    runtime(|| at_once(line(dst, src, size, kind)?))
+    runtime(|| at_once(&line(dst, src, size, kind)?))
 }
 
 #[unsafe(no_mangle)]
@@ -89,8 +89,8 @@ pub extern "C" fn cudaMemcpyAsync(dst: u64, src: u64, size: u64, kind: i32, stre
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemcpyPeer(dst: u64, to: i32, src: u64, from: i32, size: u64) -> Code {
     runtime(|| {
-        (ordinal(to)?, ordinal(from)?);
-        at_once(Action::copy(dst, src, size))
+        ordinal(to).and(ordinal(from))?;
+        at_once(&Action::copy(dst, src, size))
     })
 }
 
@@ -104,7 +104,7 @@ pub extern "C" fn cudaMemcpyPeerAsync(
     stream: u64,
 ) -> Code {
     runtime(|| {
-        (ordinal(to)?, ordinal(from)?);
+        ordinal(to).and(ordinal(from))?;
         later(stream, Action::copy(dst, src, size))
     })
 }
@@ -128,7 +128,7 @@ pub extern "C" fn cudaMemcpy2D(
     kind: i32,
 ) -> Code {
     let (dst, src) = (Place::plane(dst, dst_pitch), Place::plane(src, src_pitch));
-    runtime(|| at_once(plane(dst, src, width, height, kind)?))
+    runtime(|| at_once(&plane(dst, src, width, height, kind)?))
 }
 
 #[unsafe(no_mangle)]
@@ -179,7 +179,7 @@ pub(crate) fn volume(copy: &Copy3D) -> Result<Action> {
 }
 
 fn volume_between_peers(copy: &CopyPeer3D) -> Result<Action> {
-    (ordinal(copy.dst_device)?, ordinal(copy.src_device)?);
+    ordinal(copy.dst_device).and(ordinal(copy.src_device))?;
     volume(&Copy3D {
         src_array: copy.src_array,
         src_pos: copy.src_pos,
@@ -194,7 +194,7 @@ fn volume_between_peers(copy: &CopyPeer3D) -> Result<Action> {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemcpy3D(copy: In<Copy3D>) -> Code {
-    runtime(|| at_once(volume(&copy.get()?)?))
+    runtime(|| at_once(&volume(&copy.get()?)?))
 }
 
 #[unsafe(no_mangle)]
@@ -204,7 +204,7 @@ pub extern "C" fn cudaMemcpy3DAsync(copy: In<Copy3D>, stream: u64) -> Code {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemcpy3DPeer(copy: In<CopyPeer3D>) -> Code {
-    runtime(|| at_once(volume_between_peers(&copy.get()?)?))
+    runtime(|| at_once(&volume_between_peers(&copy.get()?)?))
 }
 
 #[unsafe(no_mangle)]
@@ -266,7 +266,7 @@ pub extern "C" fn cudaMemcpy2DToArray(
     runtime(|| {
         direction(kind)?;
         let at = Position { x, y, z: 0 };
-        at_once(array_plane(array, at, Place::plane(src, pitch), width, height, true)?)
+        at_once(&array_plane(array, at, Place::plane(src, pitch), width, height, true)?)
     })
 }
 
@@ -303,7 +303,7 @@ pub extern "C" fn cudaMemcpy2DFromArray(
     runtime(|| {
         direction(kind)?;
         let at = Position { x, y, z: 0 };
-        at_once(array_plane(array, at, Place::plane(dst, pitch), width, height, false)?)
+        at_once(&array_plane(array, at, Place::plane(dst, pitch), width, height, false)?)
     })
 }
 
@@ -332,7 +332,7 @@ fn fill(dst: Place, byte: i32, shape: Shape) -> Action {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemset(addr: u64, byte: i32, size: u64) -> Code {
-    runtime(|| at_once(fill(Place::line(addr), byte, Shape::line(size))))
+    runtime(|| at_once(&fill(Place::line(addr), byte, Shape::line(size))))
 }
 
 #[unsafe(no_mangle)]
@@ -342,7 +342,7 @@ pub extern "C" fn cudaMemsetAsync(addr: u64, byte: i32, size: u64, stream: u64) 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemset2D(addr: u64, pitch: u64, byte: i32, width: u64, height: u64) -> Code {
-    runtime(|| at_once(fill(Place::plane(addr, pitch), byte, Shape::plane(width, height))))
+    runtime(|| at_once(&fill(Place::plane(addr, pitch), byte, Shape::plane(width, height))))
 }
 
 #[unsafe(no_mangle)]
@@ -364,7 +364,7 @@ fn fill_volume(pointer: PitchedPointer, byte: i32, extent: Extent) -> Action {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaMemset3D(pointer: PitchedPointer, byte: i32, extent: Extent) -> Code {
-    runtime(|| at_once(fill_volume(pointer, byte, extent)))
+    runtime(|| at_once(&fill_volume(pointer, byte, extent)))
 }
 
 #[unsafe(no_mangle)]

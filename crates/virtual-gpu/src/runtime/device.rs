@@ -108,7 +108,9 @@ pub(crate) fn peer_attribute(number: i32, from: usize, to: usize) -> Result<i32>
         return Err(Error::INVALID_DEVICE);
     }
     match number {
-        c::cudaDevP2PAttrPerformanceRank | c::cudaDevP2PAttrOnlyPartialNativeAtomicSupported => Ok(0),
+        c::cudaDevP2PAttrPerformanceRank | c::cudaDevP2PAttrOnlyPartialNativeAtomicSupported => {
+            Ok(0)
+        }
         c::cudaDevP2PAttrAccessSupported
         | c::cudaDevP2PAttrNativeAtomicSupported
         | c::cudaDevP2PAttrCudaArrayAccessSupported => Ok(1),

@@ -22,14 +22,14 @@ pub(crate) fn look_up(
     flags: u64,
 ) -> Result<core::result::Result<*const c_void, Missing>> {
     let name = name.string()?;
-    let known = c::CU_GET_PROC_ADDRESS_LEGACY_STREAM | c::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    let known =
+        c::CU_GET_PROC_ADDRESS_LEGACY_STREAM | c::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     if flags & !(known as u64) != 0 {
         return Err(Error::INVALID_VALUE);
     }
     let per_thread = flags & c::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64 != 0;
-    Ok(crate::entry::lookup(&name, version, per_thread).ok_or({
-        if crate::entry::exists(&name) { Missing::Version } else { Missing::Name }
-    }))
+    Ok(crate::entry::lookup(&name, version, per_thread)
+        .ok_or({ if crate::entry::exists(&name) { Missing::Version } else { Missing::Name } }))
 }
 
 /// Whether the function is there is said in the status, and in the code only if nobody looks at that.

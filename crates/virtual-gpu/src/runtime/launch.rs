@@ -114,8 +114,7 @@ pub extern "C" fn cudaLaunchCooperativeKernel(
 pub extern "C" fn cudaLaunchKernelExC(config: In<Config>, function: u64, _arguments: u64) -> Code {
     runtime(|| {
         let config = config.get()?;
-        let plain =
-            Launch::new(function, config.grid.into(), config.block.into(), config.shared);
+        let plain = Launch::new(function, config.grid.into(), config.block.into(), config.shared);
         let attributes = config.attributes.list(config.count as usize);
         launch(&with_attributes(plain, &attributes), config.stream)
     })

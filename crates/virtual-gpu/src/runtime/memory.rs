@@ -77,12 +77,7 @@ pub extern "C" fn cudaFree(addr: u64) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaMallocPitch(
-    out: Out<u64>,
-    pitch: Out<u64>,
-    width: u64,
-    height: u64,
-) -> Code {
+pub extern "C" fn cudaMallocPitch(out: Out<u64>, pitch: Out<u64>, width: u64, height: u64) -> Code {
     runtime(|| {
         let (row, size) = pitched(width, height, 1)?;
         pitch.set(row)?;
@@ -288,7 +283,7 @@ pub extern "C" fn cudaMemRangeGetAttribute(
     runtime(|| {
         managed(addr, size)?;
         let value = if attribute == c::cudaMemRangeAttributeReadMostly { 0 } else { NOWHERE };
-        if data_size < 4 || data_size % 4 != 0 {
+        if data_size == 0 || !data_size.is_multiple_of(4) {
             return Err(Error::INVALID_VALUE);
         }
         (0..data_size as usize / 4).try_for_each(|i| data.at::<i32>(i * 4).set(value))

@@ -367,7 +367,9 @@ pub extern "C" fn cudaGraphAddNode(
     runtime(|| {
         if runtime_major() == 12 {
             let before = before.list(edges_or_count as usize);
-            add_any_of_runtime(out, graph, before, Out::from_address(count_or_params))
+            // SAFETY: in CUDA 12 this parameter is the pointer to the node's parameters.
+            let params = unsafe { Out::from_address(count_or_params) };
+            add_any_of_runtime(out, graph, before, params)
         } else {
             add_any_of_runtime(out, graph, before.list(count_or_params as usize), params)
         }
@@ -470,7 +472,12 @@ pub extern "C" fn cudaGraphDestroyNode(node: u64) -> Code {
 
 /// CUDA 12 has the count where 13 has the edges.
 fn counted(edges_or_count: u64, count: Out<usize>) -> Out<usize> {
-    if runtime_major() == 12 { Out::from_address(edges_or_count) } else { count }
+    if runtime_major() == 12 {
+        // SAFETY: in CUDA 12 this parameter is the pointer to the count.
+        unsafe { Out::from_address(edges_or_count) }
+    } else {
+        count
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -480,9 +487,7 @@ pub extern "C" fn cudaGraphNodeGetDependencies(
     edges_or_count: u64,
     count: Out<usize>,
 ) -> Code {
-    runtime(|| {
-        give_list(&work::work().nodes_before(node)?, nodes, counted(edges_or_count, count))
-    })
+    runtime(|| give_list(&work::work().nodes_before(node)?, nodes, counted(edges_or_count, count)))
 }
 
 #[unsafe(no_mangle)]
@@ -492,16 +497,15 @@ pub extern "C" fn cudaGraphNodeGetDependentNodes(
     edges_or_count: u64,
     count: Out<usize>,
 ) -> Code {
-    runtime(|| {
-        give_list(&work::work().nodes_behind(node)?, nodes, counted(edges_or_count, count))
-    })
+    runtime(|| give_list(&work::work().nodes_behind(node)?, nodes, counted(edges_or_count, count)))
 }
 
 pub(crate) fn give_edges(graph: u64, from: Out<u64>, to: Out<u64>, count: Out<usize>) -> Result {
     let all = work::work().graph_edges(graph)?;
     let room = if from.is_null() { 0 } else { count.get()? };
     for (side, out) in [(0, from), (1, to)] {
-        let ends: Vec<u64> = all.iter().map(|edge| if side == 0 { edge.0 } else { edge.1 }).collect();
+        let ends: Vec<u64> =
+            all.iter().map(|edge| if side == 0 { edge.0 } else { edge.1 }).collect();
         if out.is_null() {
             count.set(ends.len())?;
         } else {

@@ -179,7 +179,7 @@ pub(crate) fn get_attribute(pool: u64, number: i32, out: Out<u8>) -> Result {
     drop(book);
     match number {
         c::cudaMemPoolReuseFollowEventDependencies
-        ..=c::cudaMemPoolReuseAllowInternalDependencies => {
+            ..=c::cudaMemPoolReuseAllowInternalDependencies => {
             out.cast().set(pool.reuse[number as usize - 1])
         }
         c::cudaMemPoolAttrReleaseThreshold => out.cast().set(pool.threshold),
@@ -205,7 +205,7 @@ pub(crate) fn set_attribute(pool: u64, number: i32, value: In<u8>) -> Result {
     let back = || if value.cast::<u64>().get()? == 0 { Ok(()) } else { Err(Error::INVALID_VALUE) };
     match number {
         c::cudaMemPoolReuseFollowEventDependencies
-        ..=c::cudaMemPoolReuseAllowInternalDependencies => {
+            ..=c::cudaMemPoolReuseAllowInternalDependencies => {
             pool.reuse[number as usize - 1] = value.cast().get()?;
         }
         c::cudaMemPoolAttrReleaseThreshold => pool.threshold = value.cast().get()?,

@@ -5,6 +5,7 @@
 //! says which layout is meant.
 
 use super::{Code, ordinal};
+#[allow(clippy::wildcard_imports, reason = "most of one enumeration")]
 use crate::constants::*;
 use crate::gpu::attributes::attribute;
 use crate::gpu::border::{Out, runtime};

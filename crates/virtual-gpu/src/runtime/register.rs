@@ -103,7 +103,7 @@ pub extern "C" fn cudaMemcpyToSymbol(
     offset: u64,
     _kind: i32,
 ) -> Code {
-    runtime(|| super::copy::at_once(to_symbol(symbol, src, size, offset)?))
+    runtime(|| super::copy::at_once(&to_symbol(symbol, src, size, offset)?))
 }
 
 #[unsafe(no_mangle)]
@@ -126,7 +126,7 @@ pub extern "C" fn cudaMemcpyFromSymbol(
     offset: u64,
     _kind: i32,
 ) -> Code {
-    runtime(|| super::copy::at_once(from_symbol(dst, symbol, size, offset)?))
+    runtime(|| super::copy::at_once(&from_symbol(dst, symbol, size, offset)?))
 }
 
 #[unsafe(no_mangle)]

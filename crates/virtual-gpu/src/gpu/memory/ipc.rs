@@ -22,9 +22,9 @@ fn write(words: [u64; 7]) -> [u8; TICKET] {
 }
 
 fn read(bytes: &[u8; TICKET]) -> Option<[u64; 7]> {
-    let mut words = bytes
-        .chunks_exact(8)
-        .map(|word| u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]]));
+    let mut words = bytes.chunks_exact(8).map(|word| {
+        u64::from_le_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]])
+    });
     if words.next()? != MAGIC {
         return None;
     }
@@ -105,7 +105,8 @@ impl Book {
             *opened += 1;
             return Ok(*addr);
         }
-        let span = ticket.size.max(1).checked_next_multiple_of(CHUNK).ok_or(Error::INVALID_VALUE)?;
+        let span =
+            ticket.size.max(1).checked_next_multiple_of(CHUNK).ok_or(Error::INVALID_VALUE)?;
         let start = self.room(device)?.heap.take(span, CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
         self.enter(start, ticket.size, span, 0, device, Kind::Imported);
         self.imports.insert(key, (start, 1));
@@ -114,12 +115,8 @@ impl Book {
 
     /// `cudaIpcCloseMemHandle`.
     pub fn close_import(&mut self, addr: u64) -> Result {
-        let key = *self
-            .imports
-            .iter()
-            .find(|(_, (at, _))| *at == addr)
-            .ok_or(Error::INVALID_VALUE)?
-            .0;
+        let key =
+            *self.imports.iter().find(|(_, (at, _))| *at == addr).ok_or(Error::INVALID_VALUE)?.0;
         let opened = self.imports.get_mut(&key).map_or(0, |(_, opened)| {
             *opened -= 1;
             *opened

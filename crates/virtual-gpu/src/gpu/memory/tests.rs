@@ -197,7 +197,8 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let size = prop_oneof![1..4096u64, 1..MIB, MIB..3 * MIB, 1..12 * MIB];
-    let step = prop_oneof![3 => size.prop_map(Step::Allocate), 2 => any::<usize>().prop_map(Step::Free)];
+    let step =
+        prop_oneof![3 => size.prop_map(Step::Allocate), 2 => any::<usize>().prop_map(Step::Free)];
     prop::collection::vec(step, 1..150)
 }
 

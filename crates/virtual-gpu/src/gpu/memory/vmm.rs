@@ -114,11 +114,9 @@ impl Book {
     }
 
     fn drop_unused(&mut self, handle: u64) {
-        let unused = |found: &&Physical| found.handles == 0 && found.mappings == 0;
-        if self.physical.get(handle).filter(unused).is_none() {
-            return;
-        }
-        if let Some(gone) = self.physical.remove(handle)
+        let unused = |found: &Physical| found.handles == 0 && found.mappings == 0;
+        if self.physical.get(handle).is_some_and(unused)
+            && let Some(gone) = self.physical.remove(handle)
             && let Some(device) = gone.charged_to()
             && let Ok(account) = self.account(device)
         {

@@ -114,9 +114,8 @@ impl Work {
         if !legacy {
             return Ok(());
         }
-        let blocking = |stream: &super::Stream| {
-            stream.device == device && stream.flags & NON_BLOCKING == 0
-        };
+        let blocking =
+            |stream: &super::Stream| stream.device == device && stream.flags & NON_BLOCKING == 0;
         let spoilt: Vec<u64> = self
             .streams
             .iter()

@@ -65,13 +65,7 @@ impl Work {
     }
 
     /// `cudaGraphRetainUserObject`: the graph takes references over (`moved`) or adds its own.
-    pub fn graph_retains(
-        &mut self,
-        graph: u64,
-        object: u64,
-        count: u32,
-        moved: bool,
-    ) -> Result {
+    pub fn graph_retains(&mut self, graph: u64, object: u64, count: u32, moved: bool) -> Result {
         self.graph(graph)?;
         if self.objects.get(object).is_none() || count == 0 {
             return Err(Error::INVALID_VALUE);

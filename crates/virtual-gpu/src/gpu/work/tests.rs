@@ -155,7 +155,8 @@ fn parameters_change_in_the_graph_or_in_the_executable_copy() {
     let node = work.add_node(graph, Action::copy(1, 2, 3), vec![]).unwrap();
     let exec = work.instantiate(graph, 0).unwrap();
     work.set_exec_action(exec, node, Action::copy(4, 5, 6)).unwrap();
-    let is = |action: &Action, dst| matches!(action, Action::Copy { dst: at, .. } if at.addr == dst);
+    let is =
+        |action: &Action, dst| matches!(action, Action::Copy { dst: at, .. } if at.addr == dst);
     assert!(is(&work.actions(exec).unwrap()[0], 4) && is(work.action(node).unwrap(), 1));
     assert_eq!(work.set_action(node, Action::Empty), Err(Error::INVALID_VALUE), "another kind");
     work.set_action(node, Action::copy(7, 8, 9)).unwrap();
