@@ -184,6 +184,7 @@ pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
     let assembled = replay::assemble(view.live, &view.events, &table::name, &mut stack);
     let (frames, stacks) = namer.map(Namer::into_tables).unwrap_or_default();
     let counters = [
+        ("events_kept", view.events.len() as u64),
         ("events_retired", view.from),
         ("unpublished", view.torn),
         ("anomalies", assembled.memtrace["counters"]["anomalies"].as_u64().unwrap_or(0)),
@@ -213,8 +214,31 @@ pub fn identity(config: &Config, started_ns: u64) -> Value {
     })
 }
 
+/// What the black box says of the process, so that the snapshot that somebody else makes of it says the same.
+/// At most `room` bytes of text.
+pub fn description(config: &Config, started_ns: u64, stacks: Value, room: usize) -> Value {
+    let mut about = identity(config, started_ns);
+    about["stacks"] = stacks;
+    about["not_recorded"] = NOT_RECORDED.into();
+    if let Some(gpu) = virtual_gpu::stats() {
+        about["virtual"] = gpu;
+    }
+    about["entry_points"] = table::ENTRY_POINTS.iter().map(|e| e.name).collect();
+    about["out"] = std::path::absolute(&config.out)
+        .ok()
+        .and_then(|p| Some(p.to_str()?.into()))
+        .unwrap_or_default();
+    // A command line may be as long as two megabytes.
+    for key in ["command", "allocator_conf", "out"] {
+        if about.to_string().len() > room {
+            about[key] = Value::Null;
+        }
+    }
+    about
+}
+
 /// The extra top-level key.
-fn about(recorder: &Recorder, reason: Reason, counters: [(&str, u64); 3]) -> Value {
+fn about(recorder: &Recorder, reason: Reason, counters: [(&str, u64); 4]) -> Value {
     let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
     let mut about = identity(&recorder.config, recorder.started_ns);
     about["reason"] = reason.name().into();

@@ -43,16 +43,39 @@ pub struct Space {
     /// The file; −1 for plain memory, which the kernel gives as it is touched.
     file: i32,
     base: usize,
+    /// Which file that is: file system and number.
+    identity: (u64, u64),
 }
 
 impl Space {
     /// For words that need no reserving.
-    pub const MEMORY: Space = Space { file: -1, base: 0 };
+    pub const MEMORY: Space = Space { file: -1, base: 0, identity: (0, 0) };
+
+    fn of(file: &OwnedFd, words: &[AtomicU64]) -> Space {
+        let file = file.as_raw_fd();
+        let identity = Space::identity(file).unwrap_or((0, 0));
+        Space { file, base: words.as_ptr() as usize, identity }
+    }
+
+    fn identity(file: i32) -> Option<(u64, u64)> {
+        let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: the record is read only if the call filled it.
+        unsafe {
+            (libc::fstat(file, found.as_mut_ptr()) == 0).then(|| {
+                let found = found.assume_init();
+                (found.st_dev, found.st_ino)
+            })
+        }
+    }
 
     /// Makes sure that these words can be written. Idempotent.
     pub fn reserve<T>(&self, words: &[T]) -> bool {
         if self.file < 0 {
             return true;
+        }
+        // A program that closes every descriptor may get ours again for a file of its own.
+        if Space::identity(self.file) != Some(self.identity) {
+            return false;
         }
         let offset = words.as_ptr() as usize - self.base;
         // SAFETY: plain system call on our own descriptor.
@@ -100,7 +123,7 @@ impl Mapped {
                 })
             }) {
                 Ok((file, words)) => {
-                    let space = Space { file: file.as_raw_fd(), base: words.as_ptr() as usize };
+                    let space = Space::of(&file, words);
                     let mut mapped =
                         Mapped { words, path: Some(path), link: None, space, _file: Some(file) };
                     if mapped.begin(config.events) {

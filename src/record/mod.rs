@@ -54,7 +54,10 @@ impl Recorder {
         let name =
             format!("memtrace-{}-{pid}-{}.blackbox", crate::dump::host(), started_ns / 1_000_000);
         let blackbox = Mapped::create(&config, &name);
-        blackbox.describe(&crate::dump::identity(&config, started_ns));
+        let stacks = Stacks::new(config.stacks, &blackbox);
+        let room = size_of_val(blackbox.region(Region::About));
+        let about = crate::dump::description(&config, started_ns, stacks.about(), room);
+        blackbox.describe(&about);
         let live = Live::new(blackbox.slots(Region::Live), blackbox.header(), blackbox.space());
         Recorder {
             ring: Ring::new(
@@ -63,7 +66,7 @@ impl Recorder {
                 blackbox.space(),
                 live,
             ),
-            stacks: Stacks::new(config.stacks, &blackbox),
+            stacks,
             emitter: Emitter::new(),
             pid: pid as i32,
             started_ns,
