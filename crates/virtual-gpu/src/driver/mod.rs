@@ -44,3 +44,6 @@ fn ordinal(device: i32) -> Result<usize> {
 fn current() -> Result<usize> {
     gpu::context::current().map(|current| current.device)
 }
+
+#[cfg(test)]
+mod tests;

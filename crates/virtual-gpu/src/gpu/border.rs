@@ -43,6 +43,12 @@ impl<T> Out<T> {
         Self(core::ptr::with_exposed_provenance_mut(addr as usize))
     }
 
+    /// A test's own variable, which must outlive the call.
+    #[cfg(test)]
+    pub(crate) fn to(place: &mut T) -> Self {
+        Self(core::ptr::from_mut(place))
+    }
+
     /// The caller passed no pointer.
     pub fn is_null(self) -> bool {
         self.0.is_null()
@@ -134,6 +140,18 @@ impl Out<c_char> {
 }
 
 impl<T: Copy> In<T> {
+    /// No pointer.
+    #[cfg(test)]
+    pub(crate) fn nowhere() -> Self {
+        Self(core::ptr::null())
+    }
+
+    /// A test's own variable, which must outlive the call.
+    #[cfg(test)]
+    pub(crate) fn from(place: &T) -> Self {
+        Self(core::ptr::from_ref(place))
+    }
+
     /// The caller passed no pointer.
     pub fn is_null(self) -> bool {
         self.0.is_null()
@@ -174,6 +192,12 @@ impl<T: Copy> In<T> {
 }
 
 impl Text {
+    /// A test's own string.
+    #[cfg(test)]
+    pub(crate) fn of(text: &'static CStr) -> Self {
+        Self(text.as_ptr())
+    }
+
     /// The string.
     pub fn string(self) -> Result<String> {
         if self.0.is_null() {

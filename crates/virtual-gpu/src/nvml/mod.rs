@@ -63,3 +63,6 @@ fn device(of: u64) -> Status<&'static Device> {
     let found = machine().gpus.iter().find(|gpu| handle(gpu) == of);
     found.ok_or(c::NVML_ERROR_INVALID_ARGUMENT)
 }
+
+#[cfg(test)]
+mod tests;

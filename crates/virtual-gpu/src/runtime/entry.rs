@@ -29,7 +29,7 @@ pub(crate) fn look_up(
     }
     let per_thread = flags & c::CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM as u64 != 0;
     Ok(crate::entry::lookup(&name, version, per_thread)
-        .ok_or({ if crate::entry::exists(&name) { Missing::Version } else { Missing::Name } }))
+        .ok_or_else(|| if crate::entry::exists(&name) { Missing::Version } else { Missing::Name }))
 }
 
 /// Whether the function is there is said in the status, and in the code only if nobody looks at that.

@@ -40,3 +40,6 @@ fn ordinal(device: i32) -> Result<usize> {
     let device = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
     gpu::device(device).map(|_| device)
 }
+
+#[cfg(test)]
+mod tests;
