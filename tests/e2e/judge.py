@@ -6,7 +6,8 @@ PyTorch's own recorder (`torch.cuda.memory._record_memory_history`) is switched 
 SCRIPT runs in this process, then both are asked for a snapshot at the same point. They must agree:
 
 * the trace of each device, entry for entry: action, addr, size, stream (for `oom`: device_free and size);
-* the Python frames of each entry: name, filename, line, innermost first;
+* the Python frames of each entry: name, filename, line, innermost first (but for lines that were on no stack: next to a
+  frame of code that inductor generated, PyTorch writes the user's lines it was made from, out of inductor's memory);
 * the segments and blocks at the end: addresses, sizes, states, sums, stream, kind;
 * the shape of the file: every key that PyTorch of this version writes is there.
 
@@ -88,6 +89,21 @@ def python_frames(frames, native):
     return [(f["name"], f["filename"], f["line"]) for f in frames]
 
 
+def without_inductors_lines(frames):
+    """PyTorch's frames as they were captured."""
+    codecache = sys.modules.get("torch._inductor.codecache")
+    if not frames or codecache is None:
+        return frames
+    captured, skip = [], 0
+    for frame in frames:
+        if skip:
+            skip -= 1
+            continue
+        captured.append(frame)
+        skip = len(codecache.PyCodeCache.stack_frames_for_code(frame["filename"], frame["line"]) or ())
+    return captured
+
+
 def is_python_file(filename):
     if filename.endswith(NATIVE_SUFFIXES) or ".so" in os.path.basename(filename):
         return False
@@ -120,7 +136,8 @@ def compare_traces(theirs, ours, native, result):
                 result.differ("trace", f"device {device}, entry {i} of {len(a)} / {len(b)}:\n{around(a, b, i)}")
                 break  # what follows is shifted and would say nothing
             result.counts["entries"] += 1
-            fx, fy = python_frames(x.get("frames"), False), python_frames(y.get("frames"), native)
+            fx = python_frames(without_inductors_lines(x.get("frames")), False)
+            fy = python_frames(y.get("frames"), native)
             if fx != fy:
                 result.differ(
                     "frames",

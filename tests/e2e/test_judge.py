@@ -45,5 +45,6 @@ def test_python_frames_among_native_ones(tmp_path):
     assert len(trace) > 1000
     for entry in trace:
         names = [f["name"] for f in entry["frames"]]
-        assert any("c10::cuda" in name for name in names), "all of these come through PyTorch's allocator"
-        assert entry["action"] != "alloc" or any("at::" in name for name in names), names
+        # A request comes out of an operator; whoever gives back is the allocator's own code at least.
+        home = "at::" if entry["action"] in ("alloc", "segment_alloc") else "c10::"
+        assert any(home in name for name in names), names

@@ -11,8 +11,8 @@ import support
 
 GIB = 1 << 30
 
-# Published facts: compute capability, multiprocessors, and the memory that the data sheet prints, in GiB or (for
-# HBM3e cards, whose makers count in tens) GB.
+# Published facts: compute capability, multiprocessors, and the memory on the card (the data sheet prints a little less for
+# H200 and B200, whose stacks hold 144 and 192 GiB).
 CARDS = {
     "v100-16": ((7, 0), 80, 16 * GIB),
     "v100-32": ((7, 0), 80, 32 * GIB),
@@ -26,8 +26,8 @@ CARDS = {
     "rtx4090": ((8, 9), 128, 24 * GIB),
     "rtx5090": ((12, 0), 170, 32 * GIB),
     "h100": ((9, 0), 132, 80 * GIB),
-    "h200": ((9, 0), 132, 141 * 10**9),
-    "b200": ((10, 0), 148, 180 * 10**9),
+    "h200": ((9, 0), 132, 144 * GIB),
+    "b200": ((10, 0), 148, 192 * GIB),
 }
 
 
@@ -63,7 +63,7 @@ def test_properties_are_those_of_the_card(card):
     major, minor, processors, memory, free, total, name = json.loads(support.must(done).stdout.splitlines()[-1])
     capability, expected_processors, sheet = CARDS[card]
     assert (major, minor) == capability and processors == expected_processors, name
-    assert sheet * 0.9 < memory <= sheet * 1.005, "usable memory is a little below the data sheet's"
+    assert sheet * 0.9 < memory <= sheet, "usable memory is a little less than what is on the card"
     assert total == memory and 0.97 * total < free < total, "a context takes some hundred MiB"
 
 
@@ -206,7 +206,8 @@ def test_nvidia_wheels_need_not_be_installed(tmp_path):
             "assert torch.__file__.startswith(sys.argv[1])\n"
             "x = torch.randn(8, 3, 32, 32, device='cuda', requires_grad=True)\n"
             "torch.nn.Conv2d(3, 8, 3).cuda()(x).mean().backward()\n"
-            "print('ran on', torch.cuda.get_device_name())"
+            "print('ran on', torch.cuda.get_device_name())\n"
+            "import time; time.sleep(0.5)"  # PyTorch aborts if its backward thread still works when Python ends
         )
         done = support.must(python(code, bare, record="off"))
         assert done.stdout.startswith("ran on")
