@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Run(Run),
     Summary(Summary),
     Check(Check),
+    Recover(Recover),
+    Snapshot(Snapshot),
     Devices(Devices),
 }
 
@@ -151,6 +153,55 @@ pub(crate) struct Check {
     /// Print a JSON list, one object a file
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Write the snapshots that processes could not write because they were killed.
+///
+/// A recorded process leaves a black box (*.blackbox) if it dies by a signal, or of a full machine: it holds
+/// everything up to the last call. Prints the path of each snapshot and removes the black box. Exits with 0 if each
+/// black box of a dead process is a snapshot now, 1 if there was none or some could not be read, 2 if all failed.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace recover traces\n  \
+    memtrace recover --keep traces/memtrace-host-4711-1730000000000.blackbox\n  \
+    memtrace recover traces | xargs -n 1 memtrace summary")]
+pub(crate) struct Recover {
+    /// A black box, or a folder with black boxes (or links to them, as in a program's output folder)
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) path: PathBuf,
+
+    /// Folder for the snapshots [default: where the black box, or the link to it, is]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// How to write snapshots
+    #[arg(long, value_name = "FORMAT", default_value = "pickle")]
+    pub(crate) format: Format,
+
+    /// Leave the black boxes where they are
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+/// Write a snapshot of a running process, which notices nothing.
+///
+/// Reads the black box of the process from outside; the process is neither stopped nor attached to. Prints the path.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace snapshot 4711\n  \
+    memtrace summary $(memtrace snapshot --out /tmp 4711)")]
+pub(crate) struct Snapshot {
+    /// Id of the process
+    #[arg(value_name = "PID")]
+    pub(crate) pid: u64,
+
+    /// Folder for the snapshot [default: the current folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// How to write the snapshot
+    #[arg(long, value_name = "FORMAT", default_value = "pickle")]
+    pub(crate) format: Format,
 }
 
 /// List the GPUs that `run --virtual` can be.

@@ -11,11 +11,15 @@
 #![allow(clippy::doc_markdown)]
 
 mod args;
+mod blackbox;
 mod devices;
 mod failure;
 mod files;
 mod inspect;
 mod judge;
+mod output;
+mod process;
+mod recover;
 mod report;
 mod run;
 pub mod standin;
@@ -47,6 +51,8 @@ pub fn main() -> ExitCode {
         Command::Run(args) => run::run(&args).map(|never| match never {}),
         Command::Summary(args) => report::summary(&args),
         Command::Check(args) => judge::check(&args),
+        Command::Recover(args) => recover::recover(&args),
+        Command::Snapshot(args) => recover::snapshot(&args),
         Command::Devices(args) => Ok(devices::list(&args)),
     };
     let answer = answer.and_then(|answer| print(&answer.text).map(|()| answer.yes));
@@ -54,8 +60,10 @@ pub fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(failure) => {
-            // Nobody may be listening; there is nobody else to tell.
-            let _ = writeln!(io::stderr(), "memtrace: {failure}");
+            if let Some(line) = failure.line() {
+                // Nobody may be listening; there is nobody else to tell.
+                let _ = writeln!(io::stderr(), "memtrace: {line}");
+            }
             ExitCode::from(2)
         }
     }

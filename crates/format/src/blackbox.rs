@@ -284,11 +284,12 @@ impl<'a> BlackBox<'a> {
         }
         let written = self.header(at::HEAD);
         let retired = self.header(at::RETIRED);
-        let from = retired.max(written.saturating_sub(capacity));
+        // Who claims a ticket in a full ring waits until its slot may be overwritten.
+        let to = written.min(retired.saturating_add(capacity));
         let mut events = Vec::new();
-        let mut torn = from - retired.min(from);
+        let mut torn = written.saturating_sub(to);
         let second = again.map(|b| b.region(Region::Ring));
-        for ticket in from..written {
+        for ticket in retired..to {
             let slot = ticket & (capacity - 1);
             let words = Self::entry(ring, slot)
                 .filter(|w| w[0] == ticket + 1)

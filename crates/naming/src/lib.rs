@@ -10,10 +10,12 @@
 mod file;
 mod lines;
 mod names;
+mod snapshot;
 mod symbols;
 #[cfg(test)]
 mod testing;
 
 pub use lines::line;
 pub use names::{NO_FILE, Namer, Splice};
+pub use snapshot::snapshot;
 pub use symbols::{demangle, names_at};

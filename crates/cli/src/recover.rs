@@ -1,0 +1,208 @@
+//! `memtrace recover` and `memtrace snapshot`: snapshots from black boxes, of dead and of living processes.
+//!
+//! Exit codes of `recover`: 0, each black box of a dead process is a snapshot now; 1, nothing was there to
+//! recover, or some could be read and others not; 2, nothing could be read or written.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use memtrace_format::blackbox::{OpenError, at};
+
+use crate::Answer;
+use crate::args::{Format, Recover, Snapshot};
+use crate::blackbox::{self, Image};
+use crate::failure::Failure;
+use crate::{output, process};
+
+/// What became of a black box.
+enum Fate {
+    /// It is a snapshot now.
+    Written(PathBuf),
+    /// There was nothing in it.
+    Empty,
+    /// It is none of our business: its process lives.
+    Alive(u64),
+}
+
+pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
+    let found = find(&args.path)?;
+    let folder = match &args.out {
+        Some(out) => out.clone(),
+        None if args.path.is_dir() => args.path.clone(),
+        None => beside(&args.path),
+    };
+    let mut answer = Answer::yes(String::new());
+    let (mut written, mut bad) = (0, 0);
+    for name in &found {
+        match one(name, &folder, args) {
+            Ok(Fate::Written(path)) => {
+                written += 1;
+                answer.text.push_str(&format!("{}\n", path.display()));
+            }
+            Ok(Fate::Empty) => {
+                tell(&format!("{}: the process recorded nothing", name.display()));
+            }
+            Ok(Fate::Alive(pid)) => tell(&format!(
+                "{}: process {pid} is alive and writes it; use `memtrace snapshot {pid}`",
+                name.display()
+            )),
+            Err(why) => {
+                bad += 1;
+                tell(&format!("{}: {why}", name.display()));
+            }
+        }
+    }
+    if found.is_empty() {
+        tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, args.path.display()));
+    }
+    if bad > 0 && written == 0 {
+        return Err(Failure::told());
+    }
+    answer.yes = written > 0 && bad == 0;
+    Ok(answer)
+}
+
+/// One line, now: what follows may take a while.
+fn tell(line: &str) {
+    // Nobody may be listening.
+    let _ = writeln!(std::io::stderr(), "memtrace: {line}");
+}
+
+fn beside(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The black boxes that a path stands for, each once.
+fn find(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let fail = |e| Failure::new(format!("cannot read {}: {e}", path.display()));
+    if !fs::metadata(path).map_err(fail)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path).map_err(fail)? {
+        let name = entry.map_err(fail)?.path();
+        if name.extension() == Some(OsStr::new(process::EXTENSION)) {
+            found.push(name);
+        }
+    }
+    found.sort();
+    let mut seen = Vec::new();
+    found.retain(|name| {
+        let real = name.canonicalize().unwrap_or_else(|_| name.clone());
+        let new = !seen.contains(&real);
+        seen.push(real);
+        new
+    });
+    Ok(found)
+}
+
+fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
+    let real = name.canonicalize().map_err(|e| match fs::read_link(name) {
+        Ok(to) => format!(
+            "the black box {} is gone; folders that are kept in memory are empty after a restart",
+            to.display()
+        ),
+        Err(_) => e.to_string(),
+    })?;
+    let file = File::open(&real).map_err(|e| format!("cannot be read: {e}"))?;
+    let image = match blackbox::at_rest(&file) {
+        Ok(image) => image,
+        // No number is in it yet, but in its name there is.
+        Err(blackbox::Trouble::Open(OpenError::NotReady)) => {
+            if let Some(pid) = number(&real)
+                && runs(pid, &real, &file)?
+            {
+                return Ok(Fate::Alive(pid));
+            }
+            if !args.keep {
+                remove(name, &real, None)?;
+            }
+            return Ok(Fate::Empty);
+        }
+        Err(e) => return Err(e.to_string()),
+    };
+    let open = image.open().map_err(|e| e.to_string())?;
+    let (pid, about) = (open.header(at::PID), open.about());
+    if runs(pid, &real, &file)? {
+        return Ok(Fate::Alive(pid));
+    }
+    let fate = if open.header(at::HEAD) == 0 {
+        Fate::Empty
+    } else {
+        Fate::Written(write(&image, None, "recovered", folder, args.format)?)
+    };
+    if args.keep {
+        return Ok(fate);
+    }
+    match about["host"].as_str() {
+        // A process of another machine can't be seen from here.
+        Some(host) if host != here() => tell(&format!(
+            "{}: kept, since it was written on {host} and nobody here knows whether its process has ended",
+            name.display()
+        )),
+        _ => remove(name, &real, about["out"].as_str().map(Path::new))?,
+    }
+    Ok(fate)
+}
+
+fn runs(pid: u64, real: &Path, file: &File) -> Result<bool, String> {
+    process::writes(pid, real, file)
+        .map_err(|e| format!("cannot tell whether process {pid} lives: {e}; run this as its user"))
+}
+
+/// The process id in `memtrace-HOST-PID-START.blackbox`.
+fn number(path: &Path) -> Option<u64> {
+    path.file_stem()?.to_str()?.rsplit('-').nth(1)?.parse().ok()
+}
+
+/// The machine's name as the recorder writes it.
+fn here() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().replace(['/', ' '], "_")
+}
+
+fn write(
+    image: &Image,
+    again: Option<&Image>,
+    reason: &str,
+    folder: &Path,
+    format: Format,
+) -> Result<PathBuf, String> {
+    let snapshot = blackbox::snapshot(image, again, reason)?;
+    output::write_new(folder, &snapshot, format).map_err(|e| {
+        format!(
+            "cannot write a snapshot into {}: {e}; name another folder with --out DIR",
+            folder.display()
+        )
+    })
+}
+
+/// Removes the file and the links to it: the one that led here, and the one in the process's output folder.
+fn remove(name: &Path, real: &Path, out: Option<&Path>) -> Result<(), String> {
+    let link = out.and_then(|out| Some(out.join(real.file_name()?)));
+    let links = [Some(name.to_owned()), link].into_iter().flatten();
+    let links: Vec<_> = links
+        .filter(|l| l.is_symlink() && fs::canonicalize(l).is_ok_and(|to| to == real))
+        .collect();
+    let why = |e| format!("the snapshot is written, but {} cannot be removed: {e}", real.display());
+    fs::remove_file(real).map_err(why)?;
+    for link in links {
+        fs::remove_file(link).map_err(why)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {
+    let file = process::black_box(args.pid).map_err(Failure::new)?;
+    let [image, again] =
+        blackbox::alive(&file).map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
+    let folder = args.out.as_deref().unwrap_or(Path::new("."));
+    let path =
+        write(&image, Some(&again), "snapshot", folder, args.format).map_err(Failure::new)?;
+    Ok(Answer::yes(format!("{}\n", path.display())))
+}
