@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use memtrace_naming::Splice;
 
+use super::scratch::{self, Scratch};
 use super::{Mode, Regions, Stacks};
 
 fn stacks() -> Option<&'static Stacks> {
@@ -67,6 +68,12 @@ pub unsafe extern "C" fn memtrace_debug_stack(buf: *mut c_char, len: usize) -> u
     let id = memtrace_debug_capture(2);
     // SAFETY: as the caller promises.
     unsafe { memtrace_debug_names(id, 0, buf, len) }
+}
+
+/// Makes the calling thread forget the last stack that it took, so that the next one is taken from nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_debug_forget() {
+    scratch::with(Scratch::forget);
 }
 
 /// Nanoseconds that a capture takes at this place, over `rounds` captures.

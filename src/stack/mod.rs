@@ -18,8 +18,9 @@
 //!
 //! **Deep stacks** keep both ends. **Empty or cut stacks** end in the reason.
 //!
-//! **The last stack.** A thread remembers its last one, frame by frame with the ids of the nodes, and only what
-//! differs from it, counted from the outermost frame, is looked up again.
+//! **The last stack.** A thread remembers its last one. Native frames that are certainly the same are not unwound
+//! again ([`native`]), code objects that are certainly the same not looked up ([`python::code`]), and only what differs
+//! from the last stack, counted from the outermost frame, is put together and interned ([`splice`]).
 //!
 //! The caller sees to it that a capture is never begun inside another one on the same thread.
 
@@ -37,6 +38,7 @@ pub mod native;
 pub mod python;
 pub mod rules;
 mod scratch;
+mod splice;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -44,14 +46,15 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_format::stacks::{DEPOT_FULL, NO_STACK, RawFrame, Reason, StackId};
+use memtrace_format::stacks::{NO_STACK, RawFrame, Reason, StackId};
 use memtrace_naming::{Namer, Splice};
 
 use self::depot::Depot;
 use self::modules::ModuleTable;
 use self::python::code::CodeTable;
-use self::python::offsets::{Evaluation, Runtime, runtime};
-use self::scratch::{MAX_WORDS, Scratch};
+use self::python::offsets::runtime;
+use self::scratch::Scratch;
+use self::splice::{Source, splice};
 
 /// What a stack holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,45 +150,25 @@ impl Stacks {
 
     #[inline]
     fn take(&self, mode: Mode, scratch: &mut Scratch) -> StackId {
+        let Scratch { bounds, python, native, trail, memo, last } = scratch;
         let runtime = runtime();
+        memo.begin(self.serial);
         let no_python = match runtime {
-            Ok(runtime) => python::walk::walk(runtime, &self.codes, &mut scratch.python),
+            Ok(runtime) => python::walk::walk(runtime, &self.codes, memo, python),
             Err(why) => {
-                scratch.python.clear();
+                python.clear();
                 Some(why)
             }
         };
-        let cut = if mode == Mode::All {
-            native::walk(scratch.bounds, &mut scratch.native)
-        } else {
-            scratch.native.clear();
-            None
+        let cut = if mode == Mode::All { native::walk(*bounds, trail, native) } else { None };
+        let source = Source {
+            depot: &self.depot,
+            serial: self.serial,
+            runtime: runtime.ok(),
+            mode,
+            reasons: [no_python, cut],
         };
-        let from = splice(scratch, runtime.ok(), [no_python, cut]);
-        self.intern(scratch, from)
-    }
-
-    /// Interns the words from `from` on, outermost first.
-    #[inline]
-    fn intern(&self, scratch: &mut Scratch, from: usize) -> StackId {
-        let Scratch { words, last, ids, depth, serial, .. } = scratch;
-        let words = &words[from..];
-        let known = if *serial == self.serial { *depth } else { 0 };
-        let same = common(words, &last[..known]);
-        let mut id = same.checked_sub(1).map_or(NO_STACK, |i| ids[i]);
-        let rest = words.iter().zip(&mut last[..]).zip(&mut ids[..]).skip(same);
-        *serial = self.serial;
-        *depth = same;
-        for ((word, last), place) in rest {
-            id = self.depot.intern(id, *word);
-            if id == DEPOT_FULL {
-                return id;
-            }
-            *last = *word;
-            *place = id;
-            *depth += 1;
-        }
-        id
+        splice(&source, python, trail, last)
     }
 
     /// A namer for these stacks. Brings the list of libraries up to date: not for hooks.
@@ -244,73 +227,4 @@ pub fn closing<T>(stacks: Option<&Stacks>, close: impl FnOnce() -> T) -> T {
         }
         result
     })
-}
-
-/// How many words are the same at the beginning of both.
-#[inline]
-fn common(a: &[u64], b: &[u64]) -> usize {
-    // Eight at a time, which the compiler compares at once.
-    let (long, _) = a.as_chunks::<8>();
-    let (other, _) = b.as_chunks::<8>();
-    let n = 8 * long.iter().zip(other).take_while(|(a, b)| a == b).count();
-    n + a[n..].iter().zip(&b[n..]).take_while(|(a, b)| a == b).count()
-}
-
-/// Puts Python and native frames together, outermost first, at the end of `scratch.words`. Returns where they
-/// begin.
-#[inline]
-fn splice(scratch: &mut Scratch, runtime: Option<&Runtime>, reasons: [Option<Reason>; 2]) -> usize {
-    let Scratch { python, native, words, .. } = scratch;
-    let each_frame = runtime.filter(|r| r.layout.evaluation == Evaluation::EachFrame);
-    let mut inside = usize::MAX;
-    if each_frame.is_none() && !native.is_empty() {
-        // The outermost frame of an evaluation has its address; so have, then, those that it called.
-        for i in (0..python.len()).rev() {
-            let step = python.get_mut(i);
-            if step.inside == 0 {
-                step.inside = inside;
-            } else {
-                inside = step.inside;
-            }
-        }
-    }
-    let mut at = MAX_WORDS;
-    let mut push = |word: u64| {
-        // There is room for all that can be kept; see `MAX_WORDS`.
-        at = at.saturating_sub(1);
-        words[at] = word;
-    };
-    let elided = RawFrame::Elided.pack();
-    let mut next = 0;
-    let epoch = modules::epoch();
-    let python_frame = |next: &mut usize, push: &mut dyn FnMut(u64)| {
-        if python.gap() == Some(*next) {
-            push(elided);
-        }
-        push(python.get(*next).word);
-        *next += 1;
-    };
-    for i in 0..native.len() {
-        if native.gap() == Some(i) {
-            push(elided);
-        }
-        let frame = native.get(i);
-        if let Some(runtime) = each_frame {
-            if runtime.eval.contains(&(frame.pc as usize - 1)) && next < python.len() {
-                python_frame(&mut next, &mut push);
-            }
-        } else {
-            while next < python.len() && (python.get(next).inside as u64) < frame.end {
-                python_frame(&mut next, &mut push);
-            }
-        }
-        push(RawFrame::Native { pc: frame.pc, epoch }.pack());
-    }
-    while next < python.len() {
-        python_frame(&mut next, &mut push);
-    }
-    for reason in reasons.into_iter().flatten() {
-        push(RawFrame::Missing(reason).pack());
-    }
-    at
 }

@@ -5,6 +5,17 @@
 //! unknown, or the thread runs on a stack that isn't its own (fibers, signal stacks), the whole stack is
 //! taken by the system's unwinder instead, which is slower but knows all there is to know: generated code that
 //! was registered with it, signal frames, odd tables.
+//!
+//! **What didn't change is not walked again.** A step out of a frame is a function of three registers (instruction,
+//! stack and frame pointer), of the rule for the first, and of at most two words of the stack, whose places follow
+//! from the registers and the rule. The thread's [`Trail`] has these registers and places for every frame of its last
+//! walk. When a new walk comes to a frame whose three registers are those of a remembered one, the step out of it
+//! leads to the same caller if the two words are the same, and so on outwards: comparing words that are known
+//! beforehand proves, frame by frame, that the walk would go as before. Nothing is assumed about what happened
+//! in between: if the frames were left and entered again and all words are as before, the walk is as before,
+//! too. Where a word differs, the walk goes on by the rules from there. Rules change only when a library is
+//! unloaded, which changes [`super::rules::generation`], and then nothing is remembered. A frame whose place depends
+//! on a third word is never taken as proven.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,15 +23,100 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::stacks::Reason;
 
 use super::deep::Deep;
-use super::rules::{Outcome, Registers, Rule, object_at, rule_for};
+use super::rules::{Outcome, Registers, Rule, generation, object_at, rule_for};
+
+/// Frames that are kept of each end of a deep stack.
+pub const HALF: usize = 256;
+/// Frames that are kept.
+pub const MAX: usize = 2 * HALF;
 
 /// A native frame.
 #[derive(Clone, Copy, Default)]
 pub struct Native {
     /// The address that its callee returns to.
     pub pc: u64,
-    /// The stack address at which its caller's frame begins.
-    pub end: u64,
+    /// Its stack pointer; its callee's frame ends here.
+    pub sp: u64,
+    fp: u64,
+    pc_at: u64,
+    fp_at: u64,
+    /// Where its word is in the stack that was last put together; see [`super::splice`].
+    pub word_at: u32,
+    /// How many Python frames stood further out.
+    pub python_outside: u32,
+}
+
+/// Frames while they are found, innermost first.
+pub type Found = Deep<Native, HALF>;
+
+/// The frames of the last walk, outermost first. All zeros is an empty one.
+pub struct Trail {
+    frames: [Native; MAX],
+    len: usize,
+    /// The index before which frames were left out; 0: none.
+    gap: usize,
+    /// Of the rules that it was walked by; 0: not by rules, or not all of it.
+    generation: u64,
+    /// How many of the frames, counted from the outermost, are those of the walk before.
+    kept: usize,
+}
+
+impl Trail {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.len, self.gap, self.generation, self.kept) = (0, 0, 0, 0);
+    }
+
+    /// The frames, outermost first.
+    #[inline]
+    pub fn frames(&mut self) -> &mut [Native] {
+        &mut self.frames[..self.len]
+    }
+
+    /// Frames were left out before this index.
+    #[inline]
+    pub fn gap(&self) -> Option<usize> {
+        (self.gap > 0).then_some(self.gap)
+    }
+
+    /// How many frames, from the outermost, the last two walks have in common, for certain.
+    #[inline]
+    pub fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// Puts frames that were found at the inner end of the first `kept` ones.
+    #[inline]
+    fn extend(&mut self, kept: usize, found: &Found) {
+        let n = found.len();
+        for (i, place) in self.frames[kept..].iter_mut().take(n).enumerate() {
+            *place = found.get(n - 1 - i);
+        }
+        self.kept = kept;
+        self.len = kept + n;
+        self.gap = found.gap().map_or(0, |_| HALF);
+    }
+
+    /// The innermost of the first `n` remembered frames whose step outwards is no longer the same.
+    #[inline]
+    fn changed(&self, n: usize) -> Option<usize> {
+        // SAFETY: the places were read when the frame was first met, inside this thread's stack, and lie in the
+        // part of it that is in use: the walk has come to a frame that is further in.
+        let same = |at: u64, value: u64| unsafe { (at as *const u64).read_unaligned() } == value;
+        let frames = &self.frames[..n];
+        for i in (1..n).rev() {
+            let (frame, caller) = (&frames[i], &frames[i - 1]);
+            let proven = frame.pc_at != 0
+                && same(frame.pc_at, caller.pc)
+                && (frame.fp_at == 0 || same(frame.fp_at, caller.fp));
+            if !proven {
+                return Some(i);
+            }
+        }
+        // The outermost frame is one by its rule, or by a return address of 0.
+        let end = frames.first()?;
+        (end.pc_at != 0 && !same(end.pc_at, 0)).then_some(0)
+    }
 }
 
 /// The stack of a thread: from the lowest address to the one after the highest.
@@ -55,24 +151,45 @@ impl Bounds {
 /// More frames than this are never followed.
 const MAX_FRAMES: usize = 1 << 14;
 
-/// Walks the calling thread's frames, innermost first, into `out`, without memtrace's own at the inner end.
-/// Returns why it does not reach the outermost.
+/// Walks the calling thread's frames into `trail`, without memtrace's own at the inner end; `found` is for the
+/// walk's own use. Returns why it does not reach the outermost.
 #[inline(never)]
-pub fn walk<const HALF: usize>(bounds: Bounds, out: &mut Deep<Native, HALF>) -> Option<Reason> {
-    if fast(bounds, out) {
-        return None;
+pub fn walk(bounds: Bounds, trail: &mut Trail, found: &mut Found) -> Option<Reason> {
+    let generation = generation();
+    if let Some(kept) = by_rules(bounds, trail, generation, found) {
+        let too_many = found.gap().is_some() || kept + found.len() > MAX;
+        if kept == 0 || !too_many {
+            trail.extend(kept, found);
+            trail.generation = if too_many { 0 } else { generation.unwrap_or(0) };
+            return None;
+        }
+        // Which frames are left out must not depend on what is remembered.
+        if by_rules(bounds, trail, None, found).is_some() {
+            trail.extend(0, found);
+            trail.generation = 0;
+            return None;
+        }
     }
-    by_system(out)
+    let why = by_system(found);
+    trail.extend(0, found);
+    trail.generation = 0;
+    why
 }
 
-/// The walk by rules; false if it has to be done otherwise.
+/// The walk by rules, until it comes to what is remembered under this generation and unchanged. Returns how many
+/// frames that are; `None` if the walk has to be done otherwise.
 #[inline(never)]
-pub fn fast<const HALF: usize>(bounds: Bounds, out: &mut Deep<Native, HALF>) -> bool {
-    out.clear();
-    let Some(mut here) = registers() else { return false };
+fn by_rules(
+    bounds: Bounds,
+    trail: &Trail,
+    generation: Option<u64>,
+    found: &mut Found,
+) -> Option<usize> {
+    found.clear();
+    let mut here = registers()?;
     // The main thread's stack grows, so its low end is where we are.
     if here.sp >= bounds.high || here.sp + (1 << 30) < bounds.low {
-        return false;
+        return None;
     }
     let low = here.sp;
     let read = |at: u64| {
@@ -81,22 +198,44 @@ pub fn fast<const HALF: usize>(bounds: Bounds, out: &mut Deep<Native, HALF>) -> 
         inside.then(|| unsafe { (at as *const u64).read_unaligned() })
     };
     let own = own_code();
+    // Remembered frames below this index are further out than where the walk is.
+    let mut candidates = if generation == Some(trail.generation) { trail.len } else { 0 };
     for _ in 0..MAX_FRAMES {
-        let step = rule_for(here.pc).step(here, read);
-        let end = match step {
-            Outcome::Caller(caller) => caller.sp,
-            Outcome::End => bounds.high,
-            Outcome::Unknown => return false,
-        };
-        if !(out.is_empty() && (own.0..own.1).contains(&here.pc)) {
-            out.push(Native { pc: here.pc, end });
+        while let Some(last) = trail.frames[..candidates].last()
+            && last.sp < here.sp
+        {
+            candidates -= 1;
         }
-        match step {
-            Outcome::Caller(caller) => here = caller,
-            _ => return true,
+        if let Some(last) = trail.frames[..candidates].last()
+            && (last.pc, last.sp, last.fp) == (here.pc, here.sp, here.fp)
+        {
+            let Some(changed) = trail.changed(candidates) else { return Some(candidates) };
+            for frame in trail.frames[changed + 1..candidates].iter().rev() {
+                found.push(*frame);
+            }
+            let Native { pc, sp, fp, .. } = trail.frames[changed];
+            here = Registers { pc, sp, fp };
+            candidates = changed;
+        }
+        let mut frame = Native { pc: here.pc, sp: here.sp, fp: here.fp, ..Native::default() };
+        let ours = found.is_empty() && (own.0..own.1).contains(&here.pc);
+        match rule_for(here.pc).step(here, read) {
+            Outcome::Caller(step) => {
+                (frame.pc_at, frame.fp_at) = (step.pc_at, step.fp_at);
+                here = step.caller;
+                if !ours {
+                    found.push(frame);
+                }
+            }
+            Outcome::End(zero_at) => {
+                frame.pc_at = zero_at.unwrap_or(0);
+                found.push(frame);
+                return Some(0);
+            }
+            Outcome::Unknown => return None,
         }
     }
-    false
+    None
 }
 
 /// The registers as they are when this function has returned to its caller.
@@ -164,170 +303,43 @@ const STOP: c_int = 4;
 
 /// The walk by the system's unwinder.
 #[inline(never)]
-pub fn by_system<const HALF: usize>(out: &mut Deep<Native, HALF>) -> Option<Reason> {
-    struct Walk<'a, const HALF: usize> {
-        out: &'a mut Deep<Native, HALF>,
+fn by_system(found: &mut Found) -> Option<Reason> {
+    struct Walk<'a> {
+        found: &'a mut Found,
         own: (u64, u64),
-        pending: u64,
         seen: usize,
+        outermost: u64,
     }
-    unsafe extern "C-unwind" fn visit<const HALF: usize>(
-        context: *mut Context,
-        walk: *mut c_void,
-    ) -> c_int {
+    unsafe extern "C-unwind" fn visit(context: *mut Context, walk: *mut c_void) -> c_int {
         let mut exact = 0;
-        // SAFETY: the unwinder hands in its context and our own pointer.
+        // SAFETY: the unwinder hands in its context and our own pointer. What it calls a frame's CFA while it is
+        // at that frame is the stack pointer there.
         let (walk, pc, sp) = unsafe {
             (
-                &mut *walk.cast::<Walk<'_, HALF>>(),
+                &mut *walk.cast::<Walk<'_>>(),
                 _Unwind_GetIPInfo(context, &raw mut exact) as u64,
                 _Unwind_GetCFA(context) as u64,
             )
         };
-        walk.add_pending(sp);
         // A frame that a signal interrupted is at an instruction, not behind a call.
-        walk.pending = if exact == 0 || pc == 0 { pc } else { pc + 1 };
+        let pc = if exact == 0 || pc == 0 { pc } else { pc + 1 };
+        walk.outermost = pc;
+        let ours = walk.found.is_empty() && (walk.own.0..walk.own.1).contains(&pc);
+        if pc != 0 && !ours {
+            walk.found.push(Native { pc, sp, ..Native::default() });
+        }
         walk.seen += 1;
         if walk.seen < MAX_FRAMES { CONTINUE } else { STOP }
     }
-    impl<const HALF: usize> Walk<'_, HALF> {
-        fn add_pending(&mut self, end: u64) {
-            let ours = (self.own.0..self.own.1).contains(&self.pending);
-            if self.pending != 0 && !(self.out.is_empty() && ours) {
-                self.out.push(Native { pc: self.pending, end });
-            }
-        }
-    }
-    out.clear();
-    let mut walk = Walk { out, own: own_code(), pending: 0, seen: 0 };
+    found.clear();
+    let mut walk = Walk { found, own: own_code(), seen: 0, outermost: 0 };
     // SAFETY: `visit` gets the pointer to `walk`, which outlives the call, and doesn't unwind.
-    unsafe { _Unwind_Backtrace(visit::<HALF>, (&raw mut walk).cast()) };
-    walk.add_pending(u64::MAX);
-    let outermost = walk.pending;
+    unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
+    let outermost = walk.outermost;
     // It also ends, without a word, where it finds no table.
     let whole = walk.seen < MAX_FRAMES && (outermost == 0 || rule_for(outermost) == Rule::END);
     (!whole).then_some(Reason::Truncated)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::hint::black_box;
-
-    type Frames = Deep<Native, 256>;
-
-    fn pcs(deep: &Frames) -> Vec<u64> {
-        (0..deep.len()).map(|i| deep.get(i).pc).collect()
-    }
-
-    /// Both walks from one place: below here they differ, above they must agree.
-    #[inline(never)]
-    fn compare(bounds: Bounds) -> usize {
-        let mut a: Box<Frames> = crate::stack::testing::zeroed();
-        let mut b: Box<Frames> = crate::stack::testing::zeroed();
-        assert!(fast(bounds, &mut a), "the rules are known everywhere in a test program");
-        assert_eq!(by_system(&mut b), None);
-        let (a_pcs, b_pcs) = (pcs(&a), pcs(&b));
-        // Innermost: the walker itself, then this function at two places; then the same.
-        assert_eq!(a_pcs[2..], b_pcs[2..]);
-        for i in 2..a.len() - 1 {
-            assert_eq!(a.get(i).end, b.get(i).end, "frame {i}");
-            assert!(a.get(i).end > a.get(i - 1).end);
-        }
-        black_box(a_pcs.len())
-    }
-
-    fn shapes(seed: u64, depth: u32, bounds: Bounds) -> usize {
-        if depth == 0 {
-            return compare(bounds);
-        }
-        let next = seed / 5;
-        let below = match seed % 5 {
-            0 => shapes(next, depth - 1, bounds),
-            1 => {
-                // A large frame.
-                let space = black_box([seed as u8; 5000]);
-                shapes(next, depth - 1, bounds) + usize::from(space[9] == 1)
-            }
-            2 => (black_box(shapes as fn(u64, u32, Bounds) -> usize))(next, depth - 1, bounds),
-            3 => [next].iter().map(|s| shapes(*s, depth - 1, bounds)).sum(),
-            _ => {
-                // A frame that is aligned more than the stack is.
-                #[repr(align(64))]
-                struct Wide([u8; 128]);
-                let wide = black_box(Wide([seed as u8; 128]));
-                shapes(next, depth - 1, bounds) + usize::from(wide.0[3] == 1)
-            }
-        };
-        black_box(below)
-    }
-
-    proptest! {
-        #[test]
-        fn the_rules_agree_with_the_system(seed in any::<u64>(), depth in 0_u32..24) {
-            prop_assert!(shapes(seed, depth, Bounds::of_thread()) > depth as usize);
-        }
-    }
-
-    #[test]
-    fn callbacks_through_the_c_library_are_walked() {
-        unsafe extern "C" fn order(a: *const c_void, b: *const c_void) -> c_int {
-            compare(Bounds::of_thread());
-            // SAFETY: qsort hands in elements of the array.
-            unsafe { a.cast::<i32>().read() - b.cast::<i32>().read() }
-        }
-        let mut numbers = [3, 1, 2];
-        // SAFETY: an array of three elements and a comparison for them.
-        unsafe { libc::qsort(numbers.as_mut_ptr().cast(), 3, 4, Some(order)) };
-        assert_eq!(numbers, [1, 2, 3]);
-    }
-
-    #[test]
-    fn a_stack_that_is_not_the_threads_own_is_left_to_the_system() {
-        let mut out: Box<Frames> = crate::stack::testing::zeroed();
-        let elsewhere = Bounds { low: 1 << 20, high: 2 << 20 };
-        assert!(!fast(elsewhere, &mut out));
-        assert_eq!(walk(elsewhere, &mut out), None);
-        assert!(out.len() > 3);
-    }
-
-    #[test]
-    fn a_deep_recursion_keeps_both_ends() {
-        fn down(n: u32, bounds: Bounds, out: &mut Frames) -> u32 {
-            if n == 0 {
-                assert_eq!(walk(bounds, out), None);
-                return 0;
-            }
-            black_box(down(n - 1, bounds, out)) + 1
-        }
-        std::thread::Builder::new()
-            .stack_size(32 << 20)
-            .spawn(|| {
-                let bounds = Bounds::of_thread();
-                let (mut near, mut far): (Box<Frames>, Box<Frames>) =
-                    (crate::stack::testing::zeroed(), crate::stack::testing::zeroed());
-                down(3, bounds, &mut near);
-                down(5000, bounds, &mut far);
-                assert_eq!(far.gap(), Some(256));
-                assert_eq!(near.gap(), None);
-                let (near, far) = (pcs(&near), pcs(&far));
-                assert_eq!(near[..4], far[..4]);
-                // The thread's start and what the standard library puts there.
-                assert_eq!(near[near.len() - 4..], far[far.len() - 4..]);
-            })
-            .expect("a thread")
-            .join()
-            .expect("no panic");
-    }
-
-    #[test]
-    fn reads_stay_inside_the_stack() {
-        let bounds = Bounds::of_thread();
-        let here = registers().expect("x86-64");
-        assert!(here.sp > bounds.low && here.sp < bounds.high);
-        let short = Bounds { low: bounds.low, high: here.sp + 64 };
-        let mut out: Box<Frames> = crate::stack::testing::zeroed();
-        assert!(!fast(short, &mut out), "the outer frames are beyond the bounds");
-    }
-}
+mod tests;

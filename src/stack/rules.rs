@@ -66,13 +66,24 @@ pub struct Registers {
     pub fp: u64,
 }
 
+/// A step to the caller, and what it read of the stack to make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The caller's registers.
+    pub caller: Registers,
+    /// Where the return address was read; 0 if more than that and `fp_at` was read to find the frame.
+    pub pc_at: u64,
+    /// Where the frame pointer was read; 0 if it is still in the register.
+    pub fp_at: u64,
+}
+
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// At the caller's frame.
-    Caller(Registers),
-    /// This was the outermost frame.
-    End,
+    Caller(Step),
+    /// This was the outermost frame; the tables say so, or else the return address at this place is 0.
+    End(Option<u64>),
     /// The rules don't tell.
     Unknown,
 }
@@ -102,33 +113,38 @@ impl Rule {
     #[inline]
     pub fn step(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Outcome {
         match self.caller(r, read) {
-            Some(caller) if caller.pc == 0 => Outcome::End,
-            Some(caller) => Outcome::Caller(caller),
-            None if self == Rule::END => Outcome::End,
+            Some(step) if step.caller.pc == 0 => {
+                Outcome::End(Some(step.pc_at).filter(|at| *at != 0))
+            }
+            Some(step) => Outcome::Caller(step),
+            None if self == Rule::END => Outcome::End(None),
             None => Outcome::Unknown,
         }
     }
 
     #[inline]
-    fn caller(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Option<Registers> {
+    fn caller(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Option<Step> {
         let base_offset = ((self.0 << 28) as i64 >> 36) as u64;
         let saved_offset = (self.0 as i64 >> 36) as u64;
-        let cfa = match self.0 & 7 {
-            SP => r.sp.wrapping_add(base_offset),
-            FP => r.fp.wrapping_add(base_offset),
-            AT_FP => read(r.fp.wrapping_add(base_offset))?,
+        let (cfa, found_in_registers) = match self.0 & 7 {
+            SP => (r.sp.wrapping_add(base_offset), true),
+            FP => (r.fp.wrapping_add(base_offset), true),
+            AT_FP => (read(r.fp.wrapping_add(base_offset))?, false),
             _ => return None,
         };
         // A caller's frame lies further out. So a walk can't run in a circle.
         if cfa <= r.sp {
             return None;
         }
-        let fp = match self.0 >> 3 & 3 {
-            0 => r.fp,
-            1 => read(cfa.wrapping_add(saved_offset))?,
-            _ => read(r.fp.wrapping_add(saved_offset))?,
+        let fp_at = match self.0 >> 3 & 3 {
+            0 => 0,
+            1 => cfa.wrapping_add(saved_offset),
+            _ => r.fp.wrapping_add(saved_offset),
         };
-        Some(Registers { pc: read(cfa.wrapping_sub(8))?, sp: cfa, fp })
+        let fp = if fp_at == 0 { r.fp } else { read(fp_at)? };
+        let pc_at = cfa.wrapping_sub(8);
+        let caller = Registers { pc: read(pc_at)?, sp: cfa, fp };
+        Some(Step { caller, pc_at: if found_in_registers { pc_at } else { 0 }, fp_at })
     }
 }
 
@@ -148,7 +164,7 @@ static UNLOADING: AtomicU32 = AtomicU32::new(0);
 pub fn rule_for(pc: u64) -> Rule {
     let line = mix(pc, 1) as usize % (ENTRIES / WAYS) * WAYS;
     for entry in &ADDRESSES[line..line + WAYS] {
-        let seen = entry.load(Ordering::Relaxed);
+        let seen = entry.load(Ordering::Acquire);
         if seen >> 16 == pc && seen != 0 {
             if UNLOADING.load(Ordering::Relaxed) != 0 {
                 break;
@@ -169,7 +185,7 @@ fn look_up(pc: u64, line: usize) -> Rule {
     let entry = pc << 16 | number as u64;
     let free = ADDRESSES[line..line + WAYS].iter().position(|e| e.load(Ordering::Relaxed) == 0);
     let way = free.unwrap_or(mix(pc, 2) as usize % WAYS);
-    ADDRESSES[line + way].store(entry, Ordering::Relaxed);
+    ADDRESSES[line + way].store(entry, Ordering::Release);
     rule
 }
 
@@ -188,8 +204,19 @@ fn number_of(rule: Rule) -> Option<usize> {
     })
 }
 
+/// How often addresses were forgotten.
+static FORGOTTEN: AtomicU64 = AtomicU64::new(1);
+
+/// A number, never 0, that stays the same as long as every address keeps its rule; `None` if that can't be said.
+#[inline]
+pub fn generation() -> Option<u64> {
+    let generation = FORGOTTEN.load(Ordering::Acquire);
+    (UNLOADING.load(Ordering::Acquire) == 0).then_some(generation)
+}
+
 /// Forgets every address: libraries were unloaded, and others may come to lie where they were.
 pub fn forget() {
+    FORGOTTEN.fetch_add(1, Ordering::AcqRel);
     for entry in &ADDRESSES {
         entry.store(0, Ordering::Relaxed);
     }

@@ -9,35 +9,34 @@
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use super::deep::Deep;
-use super::native::{Bounds, Native};
-use super::python::walk::Step;
-
-/// Python frames that are kept of each end of a deep stack.
-pub const PYTHON_HALF: usize = 128;
-/// Native frames that are kept of each end of a deep stack.
-pub const NATIVE_HALF: usize = 256;
-/// Most words of a stack: all frames, two gaps, two reasons.
-pub const MAX_WORDS: usize = 2 * (PYTHON_HALF + NATIVE_HALF) + 4;
+use super::native::{self, Bounds, Trail};
+use super::python::code::Memo;
+use super::python::walk;
+use super::splice::Last;
 
 /// What a thread works with. All zeros is a valid, empty one.
 pub struct Scratch {
     /// The thread's stack.
     pub bounds: Bounds,
-    /// Python frames, innermost first.
-    pub python: Deep<Step, PYTHON_HALF>,
-    /// Native frames, innermost first.
-    pub native: Deep<Native, NATIVE_HALF>,
-    /// The stack that is being put together; it ends at the end of the array.
-    pub words: [u64; MAX_WORDS],
-    /// The last stack, outermost first.
-    pub last: [u64; MAX_WORDS],
-    /// The ids of its nodes.
-    pub ids: [u32; MAX_WORDS],
-    /// How many there are.
-    pub depth: usize,
-    /// Which depot they are of; 0: none.
-    pub serial: u64,
+    /// Python frames while they are found.
+    pub python: walk::Found,
+    /// Native frames while they are found.
+    pub native: native::Found,
+    /// What it remembers of native frames.
+    pub trail: Trail,
+    /// What it remembers of code objects.
+    pub memo: Memo,
+    /// The last stack that it took.
+    pub last: Last,
+}
+
+impl Scratch {
+    /// Forgets what was remembered of earlier stacks.
+    pub fn forget(&mut self) {
+        self.trail.clear();
+        self.memo.clear();
+        self.last.clear();
+    }
 }
 
 /// A thread's block; all blocks are in one list, for ever.
@@ -87,9 +86,9 @@ fn take(me: usize) -> Option<&'static Block> {
     };
     // SAFETY: only one live thread can have its variable at this address, and that is the calling one.
     unsafe {
-        let scratch = block.scratch.get();
-        (*scratch).bounds = Bounds::of_thread();
-        (*scratch).serial = 0;
+        let scratch = &mut *block.scratch.get();
+        scratch.bounds = Bounds::of_thread();
+        scratch.forget();
     }
     Some(block)
 }
@@ -137,8 +136,10 @@ mod tests {
         for _ in 0..200 {
             let stale = std::thread::spawn(|| {
                 with(|s| {
-                    s.depth = 7;
-                    std::mem::replace(&mut s.serial, 99)
+                    let remembered = s.trail.frames().len();
+                    native::walk(s.bounds, &mut s.trail, &mut s.native);
+                    assert!(!s.trail.frames().is_empty());
+                    remembered
                 })
             });
             assert_eq!(

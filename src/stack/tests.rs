@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::snapshot::Frame;
-use memtrace_format::stacks::frames;
+use memtrace_format::stacks::{DEPOT_FULL, frames};
 
 use super::*;
 

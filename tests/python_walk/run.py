@@ -708,6 +708,47 @@ def unchanged(bench):
     assert after[0] == before[0] and abs(after[1] - before[1]) < 5, (before, after)
 
 
+class Twice(Bench):
+    """Takes each stack twice from one place: going by what the thread remembers, and from nothing."""
+
+    def __init__(self, library):
+        super().__init__(library)
+        self.warm = False
+        for _ in range(100):
+            self.here()  # until the interpreter has specialised the call, which then comes from one place only
+        self.warm = True
+
+    def here(self, *_):
+        lib = self.library.held if self.rng.random() < 0.5 else self.library.released
+        mode = ALL if self.rng.random() < 0.9 else PYTHON
+        ids = []
+        for _ in (1, 2):
+            ids.append(lib.memtrace_debug_capture(mode))
+            lib.memtrace_debug_forget()
+        if ids[0] != ids[1] and self.warm:
+            known, fresh = (self.library.names(i) for i in ids)
+            raise AssertionError(f"remembered {known}\nfrom nothing {fresh}")
+        lib.memtrace_debug_capture(mode)  # something to remember
+        self.compared += 1
+
+
+def remembered(bench):
+    """What a thread remembers of its last stack makes no difference to the next."""
+    twice = Twice(bench.library)
+    for check in (recursion, generators, expressions, exceptions, objects, executed, coroutines, callbacks, call_trees):
+        check(twice)
+
+    def work():
+        other = Twice(bench.library)
+        other.rng = random.Random(id(other))
+        for _ in range(300):
+            tree(other, other.rng.randrange(1, 12))
+        twice.compared += other.compared
+
+    in_thread(work)
+    bench.compared += twice.compared
+
+
 MAIN_LOOP = "_PyEval_EvalFrameDefault"
 
 
@@ -827,8 +868,8 @@ def daemons(bench):
 
 CHECKS = [
     recursion, generators, expressions, exceptions, objects, executed, coroutines, callbacks, traced, names,
-    long_functions, reused_addresses, call_trees, threads, forked, without_state, unchanged, among_native, shutdown,
-    daemons,
+    long_functions, reused_addresses, call_trees, threads, forked, without_state, unchanged, remembered, among_native,
+    shutdown, daemons,
 ]
 
 

@@ -23,6 +23,48 @@ const MAX_PROBES: usize = 64;
 /// Longest line table that is kept: that of a function of some ten thousand lines.
 const MAX_TABLE: usize = 256 << 10;
 
+const MEMOS: usize = 256;
+
+/// What a thread remembers of the code objects that it met. All zeros is nothing.
+///
+/// During one walk the frames keep their code objects alive, so an object that was checked once needs no second
+/// look, however many frames run it. From one walk to the next the fingerprint is checked, as ever, but the table
+/// needn't be searched.
+pub struct Memo {
+    entries: [Known; MEMOS],
+    /// The number of the walk; never 0 while one is under way.
+    now: u64,
+    /// Tells the table that the ids are of from others.
+    serial: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Known {
+    code: usize,
+    mark: u64,
+    checked: u64,
+    id: u32,
+}
+
+impl Memo {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        for known in &mut self.entries {
+            known.code = 0;
+        }
+    }
+
+    /// A walk begins, with ids of the table with this serial number.
+    #[inline]
+    pub fn begin(&mut self, serial: u64) {
+        if self.serial != serial {
+            self.clear();
+            self.serial = serial;
+        }
+        self.now += 1;
+    }
+}
+
 /// The code objects seen so far.
 pub struct CodeTable {
     arena: Arena,
@@ -46,11 +88,29 @@ impl CodeTable {
     /// The id of a code object; [`NO_CODE`] if it is new and there is no room.
     ///
     /// # Safety
-    /// `code` is a live code object of an interpreter with this layout.
+    /// `code` is a live code object of an interpreter with this layout, and has been alive since
+    /// [`Memo::begin`].
     #[inline(always)]
-    pub unsafe fn id(&self, layout: &Layout, code: usize) -> u32 {
+    pub unsafe fn id(&self, layout: &Layout, code: usize, memo: &mut Memo) -> u32 {
+        let now = memo.now;
+        let known = &mut memo.entries[(code >> 4 ^ code >> 12) % MEMOS];
+        if known.code == code && known.checked == now {
+            return known.id;
+        }
         // SAFETY: as the caller promises.
         let mark = unsafe { fingerprint(layout, code) };
+        if (known.code, known.mark) != (code, mark) {
+            // SAFETY: as the caller promises.
+            let id = unsafe { self.find(layout, code, mark) };
+            *known = Known { code, mark, checked: now, id };
+        }
+        known.checked = now;
+        known.id
+    }
+
+    /// # Safety
+    /// As for [`CodeTable::id`].
+    unsafe fn find(&self, layout: &Layout, code: usize, mark: u64) -> u32 {
         let tag = mark >> 32 << 32;
         let mut slot = (mark as usize ^ code >> 4) & (self.slots - 1);
         let words = self.arena.words();

@@ -2,15 +2,18 @@
 
 use memtrace_format::stacks::{RawFrame, Reason};
 
-use super::code::CodeTable;
+use super::code::{CodeTable, Memo};
 use super::offsets::{
     Evaluation, LAYOUTS, Layout, OB_TYPE, OWNER_GENERATOR, OWNER_SHIM, Position, Runtime,
 };
 use super::read;
 use crate::stack::deep::Deep;
 
+/// Frames that are kept of each end of a deep stack.
+pub const PYTHON_HALF: usize = 128;
+
 /// A frame.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Step {
     /// The frame, packed.
     pub word: u64,
@@ -19,16 +22,20 @@ pub struct Step {
     pub inside: usize,
 }
 
+/// Frames while they are found, innermost first.
+pub type Found = Deep<Step, PYTHON_HALF>;
+
 /// More frames than this are never followed: a chain that long is damaged, or a recursion of which the ends
 /// tell nothing that its first thousands don't.
 const MAX_FRAMES: usize = 1 << 14;
 
 /// Walks the calling thread's frames, innermost first, into `out`. Returns why there is nothing (more).
 #[inline]
-pub fn walk<const HALF: usize>(
+pub fn walk(
     runtime: &Runtime,
     codes: &CodeTable,
-    out: &mut Deep<Step, HALF>,
+    memo: &mut Memo,
+    out: &mut Found,
 ) -> Option<Reason> {
     out.clear();
     if runtime.finalizing() {
@@ -41,11 +48,11 @@ pub fn walk<const HALF: usize>(
     // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
     let stopped = unsafe {
         match runtime.which {
-            0 => follow::<0, HALF>(runtime, codes, thread, out),
-            1 => follow::<1, HALF>(runtime, codes, thread, out),
-            2 => follow::<2, HALF>(runtime, codes, thread, out),
-            3 => follow::<3, HALF>(runtime, codes, thread, out),
-            _ => follow::<4, HALF>(runtime, codes, thread, out),
+            0 => follow::<0>(runtime, codes, memo, thread, out),
+            1 => follow::<1>(runtime, codes, memo, thread, out),
+            2 => follow::<2>(runtime, codes, memo, thread, out),
+            3 => follow::<3>(runtime, codes, memo, thread, out),
+            _ => follow::<4>(runtime, codes, memo, thread, out),
         }
     };
     stopped.or_else(|| out.is_empty().then_some(Reason::NoFrame))
@@ -55,11 +62,12 @@ pub fn walk<const HALF: usize>(
 ///
 /// # Safety
 /// `thread` is the state of the calling thread, in an interpreter whose layout is `LAYOUTS[WHICH]`.
-unsafe fn follow<const WHICH: usize, const HALF: usize>(
+unsafe fn follow<const WHICH: usize>(
     runtime: &Runtime,
     codes: &CodeTable,
+    memo: &mut Memo,
     thread: usize,
-    out: &mut Deep<Step, HALF>,
+    out: &mut Found,
 ) -> Option<Reason> {
     let layout = const { &LAYOUTS[WHICH] };
     // SAFETY: a live thread state; the record it may point to is on this thread's stack, or inside the state.
@@ -92,7 +100,7 @@ unsafe fn follow<const WHICH: usize, const HALF: usize>(
                 if read::<usize>(code + OB_TYPE) == runtime.code_type
                     && let Some(at) = position(layout, frame, code, owner)
                 {
-                    let (code, unit) = (codes.id(layout, code), u32::try_from(at).ok());
+                    let (code, unit) = (codes.id(layout, code, memo), u32::try_from(at).ok());
                     out.push(Step { word: RawFrame::Python { code, unit }.pack(), inside: 0 });
                 }
                 if let Evaluation::Marked { mark, next } = layout.evaluation
@@ -112,7 +120,7 @@ unsafe fn follow<const WHICH: usize, const HALF: usize>(
 /// Notes in the last frame that its evaluation ends with it, unless that frame belongs to an earlier one
 /// because this evaluation has none that count.
 #[inline(always)]
-fn end_evaluation<const HALF: usize>(out: &mut Deep<Step, HALF>, inside: usize) {
+fn end_evaluation(out: &mut Found, inside: usize) {
     if let Some(step) = out.last_mut()
         && step.inside == 0
     {

@@ -1,0 +1,347 @@
+//! The walk against the system's unwinder, and what is remembered against a walk from nothing.
+
+use super::*;
+use crate::stack::testing::zeroed;
+use proptest::prelude::*;
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+fn pcs(frames: &[Native]) -> Vec<u64> {
+    frames.iter().map(|f| f.pc).collect()
+}
+
+/// What a thread has, and how often its memory was of use.
+struct Walker {
+    bounds: Bounds,
+    trail: Box<Trail>,
+    afresh: Box<Trail>,
+    found: Box<Found>,
+    walks: usize,
+    kept: usize,
+    frames: usize,
+}
+
+impl Walker {
+    fn new() -> Walker {
+        Walker {
+            bounds: Bounds::of_thread(),
+            trail: zeroed(),
+            afresh: zeroed(),
+            found: zeroed(),
+            walks: 0,
+            kept: 0,
+            frames: 0,
+        }
+    }
+
+    /// Walks from one place with and without memory, and compares.
+    #[inline(never)]
+    fn check(&mut self) {
+        self.afresh.clear();
+        for _ in 0..2 {
+            assert_eq!(walk(self.bounds, &mut self.trail, &mut self.found), None);
+        }
+        assert_ne!(self.trail.generation, 0, "the rules are known everywhere in a test program");
+        assert_eq!(walk(self.bounds, &mut self.afresh, &mut self.found), None);
+        assert_eq!(self.afresh.kept(), 0);
+        self.walks += 1;
+        self.kept += self.trail.kept();
+        self.frames += self.trail.len;
+        let (known, fresh) = (self.trail.frames(), self.afresh.frames());
+        assert_eq!(known.len(), fresh.len());
+        // The innermost three are the walk itself and this function, at two places.
+        let n = known.len() - 3;
+        assert_eq!(pcs(&known[..n]), pcs(&fresh[..n]));
+        for (a, b) in known[..n].iter().zip(&fresh[..n]) {
+            assert_eq!((a.sp, a.fp, a.pc_at, a.fp_at), (b.sp, b.fp, b.pc_at, b.fp_at));
+        }
+        assert!(known.windows(2).all(|w| w[0].sp > w[1].sp), "further out is further up");
+    }
+
+    /// The same, against the system's unwinder, which is slower.
+    #[inline(never)]
+    fn check_with_system(&mut self) {
+        assert_eq!(walk(self.bounds, &mut self.trail, &mut self.found), None);
+        assert_eq!(by_system(&mut self.found), None);
+        self.afresh.extend(0, &self.found);
+        let (known, system) = (self.trail.frames(), self.afresh.frames());
+        let n = known.len() - 3;
+        assert_eq!(pcs(&known[..n]), pcs(&system[..n]));
+        for (a, b) in known[..n].iter().zip(&system[..n]) {
+            assert_eq!(a.sp, b.sp);
+        }
+    }
+}
+
+unsafe extern "C" {
+    fn setjmp(env: *mut c_void) -> c_int;
+    fn longjmp(env: *mut c_void, value: c_int) -> !;
+}
+
+thread_local! {
+    static WALKER: RefCell<Option<Walker>> = const { RefCell::new(None) };
+}
+
+fn check() {
+    WALKER.with_borrow_mut(|w| w.get_or_insert_with(Walker::new).check());
+}
+
+/// A random tree of calls, with a check at some of its nodes. Every kind of call leaves another kind of frame.
+fn tree(rng: &mut Rng, depth: u32) -> u64 {
+    if rng.below(3) == 0 {
+        check();
+    }
+    if depth == 0 {
+        return 0;
+    }
+    let mut sum = 0;
+    for _ in 0..=rng.below(3) {
+        let down = depth - 1;
+        sum += match rng.below(8) {
+            0 => black_box(tree(rng, down)),
+            1 => (black_box(tree as fn(&mut Rng, u32) -> u64))(rng, down),
+            2 => black_box(large_frame(rng, down)),
+            3 => black_box(aligned_frame(rng, down)),
+            4 => [down].iter().map(|d| tree(rng, *d)).sum(),
+            5 => by_exception(rng, down),
+            6 => through_c(rng, down),
+            _ => by_jump(rng, down),
+        };
+    }
+    check_now_and_then(rng);
+    sum + 1
+}
+
+fn check_now_and_then(rng: &mut Rng) {
+    if rng.below(4) == 0 {
+        check();
+    }
+}
+
+#[inline(never)]
+fn large_frame(rng: &mut Rng, depth: u32) -> u64 {
+    let space = black_box([depth as u8; 3000]);
+    tree(rng, depth) + u64::from(space[5] == 77)
+}
+
+#[inline(never)]
+fn aligned_frame(rng: &mut Rng, depth: u32) -> u64 {
+    #[repr(align(64))]
+    struct Wide([u8; 128]);
+    let wide = black_box(Wide([depth as u8; 128]));
+    tree(rng, depth) + u64::from(wide.0[3] == 77)
+}
+
+/// Leaves its callees by an exception.
+#[inline(never)]
+fn by_exception(rng: &mut Rng, depth: u32) -> u64 {
+    let thrown = catch_unwind(AssertUnwindSafe(|| {
+        let sum = tree(rng, depth);
+        check_now_and_then(rng);
+        if sum > 1 {
+            resume_unwind(Box::new(sum));
+        }
+        sum
+    }));
+    thrown.unwrap_or_else(|e| *e.downcast().expect("what was thrown"))
+}
+
+/// Comes back through the C library.
+#[inline(never)]
+fn through_c(rng: &mut Rng, depth: u32) -> u64 {
+    thread_local!(static ARGS: std::cell::Cell<(*mut Rng, u32)> = const { std::cell::Cell::new((std::ptr::null_mut(), 0)) });
+    unsafe extern "C" fn order(_: *const c_void, _: *const c_void) -> c_int {
+        let (rng, depth) = ARGS.get();
+        // SAFETY: set below, and in use by nobody else meanwhile.
+        black_box(tree(unsafe { &mut *rng }, depth));
+        0
+    }
+    let before = ARGS.replace((rng, depth));
+    let mut numbers = [2, 1];
+    // SAFETY: an array of two elements and a comparison for them.
+    unsafe { libc::qsort(numbers.as_mut_ptr().cast(), 2, 4, Some(order)) };
+    ARGS.set(before);
+    1
+}
+
+/// Leaves its callees by longjmp. They are plain functions without anything to drop.
+#[inline(never)]
+fn by_jump(rng: &mut Rng, depth: u32) -> u64 {
+    #[repr(C, align(16))]
+    struct Env([u64; 64]);
+    #[inline(never)]
+    unsafe fn jump(rng: &mut Rng, env: *mut c_void, depth: u32) -> u64 {
+        if depth == 0 {
+            check();
+            // SAFETY: the caller's caller is still active.
+            unsafe { longjmp(env, 1) }
+        }
+        check_now_and_then(rng);
+        // SAFETY: as above.
+        black_box(unsafe { jump(rng, env, depth - 1) }) + 1
+    }
+    let mut env = Env([0; 64]);
+    let at = (&raw mut env).cast();
+    // SAFETY: the environment is larger than glibc's, and the frame stays until the jump is over. No variable that
+    // changes is used after it.
+    unsafe {
+        if setjmp(at) == 0 {
+            black_box(jump(rng, at, depth.min(3)));
+        }
+    }
+    check();
+    0
+}
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// How many walks in how many threads: more with `MEMTRACE_TEST_WALKS`.
+fn wanted() -> usize {
+    std::env::var("MEMTRACE_TEST_WALKS").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000)
+}
+
+#[test]
+fn what_is_remembered_is_what_a_new_walk_finds() {
+    let _steady = crate::stack::testing::steady();
+    let threads: Vec<_> = (1..=2)
+        .map(|seed| {
+            std::thread::Builder::new().stack_size(64 << 20).spawn(move || {
+                let mut rng = Rng(0x9e37_79b9_7f4a_7c15 ^ seed);
+                let walks = || WALKER.with_borrow(|w| w.as_ref().map_or(0, |w| w.walks));
+                while walks() < wanted() / 2 {
+                    let depth = 2 + rng.below(7) as u32;
+                    black_box(tree(&mut rng, depth));
+                }
+                WALKER.with_borrow(|w| w.as_ref().map(|w| (w.walks, w.kept, w.frames)))
+            })
+        })
+        .collect();
+    for thread in threads {
+        let (walks, kept, frames) =
+            thread.expect("a thread").join().expect("no panic").expect("walks");
+        println!("{walks} walks of {frames} frames, {kept} of them kept");
+        assert!(kept * 10 > frames * 7, "the memory is of use");
+    }
+}
+
+fn shapes(seed: u64, depth: u32, walker: &mut Walker) {
+    if depth == 0 {
+        walker.check_with_system();
+        return;
+    }
+    let next = seed / 4;
+    match seed % 4 {
+        0 => shapes(next, depth - 1, walker),
+        1 => {
+            let space = black_box([seed as u8; 5000]);
+            shapes(next, depth - 1, walker);
+            black_box(space[9]);
+        }
+        2 => (black_box(shapes as fn(u64, u32, &mut Walker)))(next, depth - 1, walker),
+        _ => [next].iter().for_each(|s| shapes(*s, depth - 1, walker)),
+    }
+    black_box(depth);
+}
+
+proptest! {
+    #[test]
+    fn the_rules_agree_with_the_system(seeds in prop::collection::vec((any::<u64>(), 0_u32..24), 1..6)) {
+        let mut walker = Walker::new();
+        for (seed, depth) in seeds {
+            shapes(seed, depth, &mut walker);
+        }
+    }
+}
+
+#[test]
+fn a_stack_that_is_not_the_threads_own_is_left_to_the_system() {
+    let mut walker = Walker::new();
+    walker.bounds = Bounds { low: 1 << 20, high: 2 << 20 };
+    assert_eq!(by_rules(walker.bounds, &walker.trail, generation(), &mut walker.found), None);
+    assert_eq!(walk(walker.bounds, &mut walker.trail, &mut walker.found), None);
+    assert!(walker.trail.len > 3);
+    assert_eq!((walker.trail.generation, walker.trail.kept), (0, 0), "nothing to go by next time");
+}
+
+fn down(n: u32, walker: &mut Walker) -> u32 {
+    if n == 0 {
+        assert_eq!(walk(walker.bounds, &mut walker.trail, &mut walker.found), None);
+        return 0;
+    }
+    black_box(down(n - 1, walker)) + 1
+}
+
+#[test]
+fn a_deep_recursion_keeps_both_ends() {
+    let _steady = crate::stack::testing::steady();
+    let thread = std::thread::Builder::new().stack_size(32 << 20).spawn(|| {
+        let mut walker = Walker::new();
+        let mut all = Vec::new();
+        // Up to, across and back over the limit: what is remembered makes no difference.
+        for depth in [3, 300, 500, 5000, 480, 495, 496, 497, 498, 499, 500, 501, 502, 503, 504, 3] {
+            let mut both = Vec::new();
+            for forget in [false, true] {
+                if forget {
+                    walker.trail.clear();
+                }
+                down(depth, &mut walker);
+                let mut frames = pcs(walker.trail.frames());
+                frames.truncate(frames.len() - 2); // the walk itself, which begins at two places
+                both.push((frames, walker.trail.gap()));
+            }
+            assert!(both[0] == both[1], "depth {depth}");
+            let (known, gap) = both.swap_remove(0);
+            all.push((known, gap));
+        }
+        let (near, far) = (&all[0].0, &all[3].0);
+        assert_eq!((all[0].1, all[3].1, far.len()), (None, Some(HALF), MAX - 2));
+        assert_eq!(near[near.len() - 3..], far[far.len() - 3..]);
+        assert_eq!(near[..4], far[..4], "the thread's start");
+    });
+    thread.expect("a thread").join().expect("no panic");
+}
+
+#[test]
+fn reads_stay_inside_the_stack() {
+    let mut walker = Walker::new();
+    let here = registers().expect("x86-64");
+    assert!(here.sp > walker.bounds.low && here.sp < walker.bounds.high);
+    let short = Bounds { low: walker.bounds.low, high: here.sp + 64 };
+    let reached = by_rules(short, &walker.trail, generation(), &mut walker.found);
+    assert_eq!(reached, None, "the outer frames are beyond the bounds");
+}
+
+#[test]
+fn a_word_that_changed_is_noticed() {
+    let _steady = crate::stack::testing::steady();
+    // A remembered walk with one word changed afterwards, at each place in turn.
+    let mut walker = Walker::new();
+    walker.check();
+    let n = walker.trail.len - 3;
+    for i in (1..n).rev() {
+        assert_eq!(walker.trail.changed(n), None);
+        let caller = walker.trail.frames[i - 1];
+        walker.trail.frames[i - 1].pc ^= 1;
+        assert_eq!(walker.trail.changed(n), Some(i));
+        walker.trail.frames[i - 1] = caller;
+        if walker.trail.frames[i].fp_at != 0 {
+            walker.trail.frames[i - 1].fp ^= 1;
+            assert!(walker.trail.changed(n).is_some_and(|c| c >= i - 1));
+            walker.trail.frames[i - 1] = caller;
+        }
+        let places = walker.trail.frames[i];
+        walker.trail.frames[i].pc_at = 0;
+        assert_eq!(walker.trail.changed(n), Some(i), "a place that isn't certain");
+        walker.trail.frames[i] = places;
+    }
+}
