@@ -23,8 +23,10 @@ pub const LIMIT: usize = 64 << 10;
 const KEEP: u64 = 32;
 /// For how many launches a part of a record is believed.
 const KEEP_PART: u64 = KEEP / 8;
-/// Above this many, records that nobody would believe are thrown out.
+/// With more records or more bytes than this, those that nobody would believe any more are thrown
+/// out, and if that doesn't help, nothing is added: a record is a help, and may be missing.
 const MANY: usize = 1 << 16;
+const MANY_BYTES: usize = 64 << 20;
 
 static ZERO_READS: AtomicU64 = AtomicU64::new(0);
 
@@ -38,6 +40,10 @@ struct Record {
 #[derive(Default)]
 pub struct Contents {
     records: BTreeMap<u64, Record>,
+    /// The bytes of all records.
+    size: usize,
+    /// When old records were last thrown out.
+    cleaned: u64,
 }
 
 impl Contents {
@@ -47,12 +53,23 @@ impl Contents {
         if bytes.is_empty() || bytes.len() > LIMIT {
             return;
         }
-        if self.records.len() >= MANY {
+        if self.is_full() && now - self.cleaned > KEEP {
+            self.cleaned = now;
             self.records.retain(|_, record| now - record.written <= KEEP);
+            self.size = self.records.values().map(|record| record.bytes.len()).sum();
         }
-        if self.records.len() < MANY {
-            self.records.insert(addr, Record { bytes: bytes.into(), written: now });
+        if !self.is_full() {
+            self.insert(addr, Record { bytes: bytes.into(), written: now });
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.records.len() >= MANY || self.size >= MANY_BYTES
+    }
+
+    fn insert(&mut self, addr: u64, record: Record) {
+        self.size += record.bytes.len();
+        self.records.insert(addr, record);
     }
 
     /// These bytes may be anything from now on. What sticks out of the range on either side stays.
@@ -64,13 +81,14 @@ impl Contents {
                 break;
             }
             let Some(Record { bytes, written }) = self.records.remove(&start) else { break };
+            self.size -= bytes.len();
             if last > end {
                 let rest = bytes[(end - start) as usize..].into();
-                self.records.insert(end, Record { bytes: rest, written });
+                self.insert(end, Record { bytes: rest, written });
             }
             if start < addr {
                 let rest = bytes[..(addr - start) as usize].into();
-                self.records.insert(start, Record { bytes: rest, written });
+                self.insert(start, Record { bytes: rest, written });
             }
         }
     }
@@ -232,6 +250,23 @@ mod tests {
         contents.write(4, &[5], 10 + KEEP);
         assert!(contents.read(0, 5, 10 + KEEP).is_some());
         assert!(contents.read(0, 5, 11 + KEEP).is_none(), "one of the two is too old");
+    }
+
+    #[test]
+    fn memory_is_bounded_and_old_records_make_room() {
+        let mut contents = Contents::default();
+        let place = |i: usize| (i * LIMIT) as u64;
+        let most = MANY_BYTES / LIMIT;
+        for i in 0..2 * most {
+            contents.write(place(i), &[1; LIMIT], 1);
+        }
+        assert_eq!(contents.size, MANY_BYTES);
+        assert!(contents.read(place(most - 1), LIMIT, 1).is_some());
+        assert!(contents.read(place(most), LIMIT, 1).is_none());
+        contents.write(0, &[2; LIMIT], 2 + KEEP);
+        assert_eq!((contents.size, contents.records.len()), (LIMIT, 1));
+        contents.forget(10, 10);
+        assert_eq!((contents.size, contents.records.len()), (LIMIT - 10, 2));
     }
 
     #[test]

@@ -36,6 +36,12 @@ pub fn wake() -> Result {
     }
 }
 
+/// The parent was awake when it forked. Its locks may have been held by threads that are not here, so
+/// what runs without waking CUDA, as a program starts or ends, must not wait for one.
+pub fn is_orphan() -> bool {
+    STATE.load(Relaxed) == ORPHAN
+}
+
 /// For driver calls, which need `cuInit` (or any call of the runtime) before them.
 pub fn awake() -> Result {
     if STATE.load(Relaxed) == AWAKE { Ok(()) } else { Err(Error::NOT_INITIALIZED) }

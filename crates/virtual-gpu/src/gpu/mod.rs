@@ -27,7 +27,7 @@ pub mod error;
 pub mod file;
 pub mod handle;
 pub mod kernels;
-mod life;
+pub mod life;
 pub mod limits;
 pub mod log;
 pub mod memory;

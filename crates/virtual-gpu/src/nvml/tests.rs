@@ -45,7 +45,7 @@ fn open_look_around_and_close() {
     assert!(record[pci::busId.offset..].starts_with(b"00000000:10:00.0\0"));
 
     let mut record = [0xffu8; fabric::SIZE];
-    let version = 0x0200_0000 | 36u32;
+    let version = 0x0200_0000 + 36u32;
     record[..4].copy_from_slice(&version.to_le_bytes());
     let place = Out::to(&mut record).cast();
     assert_eq!(device::nvmlDeviceGetGpuFabricInfoV(gpu, place), c::NVML_SUCCESS);

@@ -1,14 +1,19 @@
-//! What the code that the compiler generates calls when a program starts: its kernels and variables.
+//! What the code that the compiler generates calls when a program starts and ends: its kernels and
+//! variables. Nothing of this wakes CUDA, and in a child of a process that had woken it all of it is
+//! left undone.
 
 use super::Code;
 use crate::gpu::border::{Out, runtime, runtime_query};
 use crate::gpu::work::{self, Action};
-use crate::gpu::{Result, context, kernels};
+use crate::gpu::{Error, Result, context, kernels, life, memory};
 use core::ffi::{c_char, c_int, c_void};
 
 /// The binary itself is in a format of the compiler's own and not looked into.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *mut c_void {
+    if life::is_orphan() {
+        return core::ptr::dangling_mut();
+    }
     // SAFETY: no image.
     let module = unsafe { kernels::load(core::ptr::null()) };
     core::ptr::without_provenance_mut(module as usize)
@@ -19,8 +24,10 @@ pub extern "C" fn __cudaRegisterFatBinaryEnd(_module: u64) {}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaUnregisterFatBinary(module: u64) {
-    // Nobody is left to hear of a wrong handle: this runs when a program ends.
-    let _ = kernels::unload(module);
+    if !life::is_orphan() {
+        // Nobody is left to hear of a wrong handle: this runs when a program ends.
+        let _ = kernels::unload(module);
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -35,7 +42,9 @@ pub extern "C" fn __cudaRegisterFunction(
     _device: u64,
     name: *const c_char,
 ) {
-    kernels::register(module, host, name.expose_provenance());
+    if !life::is_orphan() {
+        kernels::register(module, host, name.expose_provenance());
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -47,7 +56,9 @@ pub extern "C" fn __cudaRegisterVar(
     _external: c_int,
     size: u64,
 ) {
-    kernels::register_variable(module, host, size);
+    if !life::is_orphan() {
+        kernels::register_variable(module, host, size);
+    }
 }
 
 /// A managed variable is the program's own pointer, which this call fills in. It lives as long as the
@@ -61,14 +72,22 @@ pub extern "C" fn __cudaRegisterManagedVar(
     _external: c_int,
     size: u64,
 ) {
-    if let Ok(addr) = crate::gpu::memory::book().allocate_managed(0, size) {
+    if life::is_orphan() {
+        return;
+    }
+    if let Ok(addr) = memory::book().allocate_managed(0, size) {
         pointer.give(addr);
     }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaGetKernel(out: Out<u64>, host: u64) -> Code {
-    runtime_query(|| out.set(kernels::handle(host)?))
+    runtime_query(|| {
+        if life::is_orphan() {
+            return Err(Error::NOT_INITIALIZED);
+        }
+        out.set(kernels::handle(host)?)
+    })
 }
 
 #[unsafe(no_mangle)]

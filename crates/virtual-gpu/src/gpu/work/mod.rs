@@ -31,8 +31,9 @@ use graph::{Exec, Graph};
 use object::Object;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What every launch is taken to last.
-const LAUNCH_NANOSECONDS: u64 = 5_000;
+/// What every launch is taken to last: as long as a kernel of a training step, so that an auto-tuner, which
+/// repeats a launch until enough time has passed, does not repeat it for ever.
+const LAUNCH_NANOSECONDS: u64 = 100_000;
 
 /// `cudaStreamLegacy` and `cudaStreamPerThread`, which are numbers and not handles.
 const LEGACY: u64 = 1;
