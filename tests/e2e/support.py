@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,8 +77,12 @@ def must(done, code=0):
 
 
 def files(out, suffix=".pickle"):
-    """The snapshots in a folder, by name."""
-    return sorted(Path(out).glob(f"memtrace-*{suffix}"))
+    """The snapshots in a folder, by process and in the order in which they were written."""
+
+    def order(path):
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+    return sorted(Path(out).glob(f"memtrace-*{suffix}"), key=order)
 
 
 def only_file(out, suffix=".pickle"):
