@@ -257,15 +257,18 @@ mod tests {
         let mut contents = Contents::default();
         let place = |i: usize| (i * LIMIT) as u64;
         let most = MANY_BYTES / LIMIT;
+        let bytes = vec![1; LIMIT];
         for i in 0..2 * most {
-            contents.write(place(i), &[1; LIMIT], 1);
+            contents.write(place(i), &bytes, 1);
         }
         assert_eq!(contents.size, MANY_BYTES);
         assert!(contents.read(place(most - 1), LIMIT, 1).is_some());
         assert!(contents.read(place(most), LIMIT, 1).is_none());
-        contents.write(0, &[2; LIMIT], 2 + KEEP);
+        contents.write(0, &bytes, 2 + KEEP);
+        contents.write(place(most), &bytes, 2 + KEEP);
+        contents.forget(0, LIMIT as u64);
         assert_eq!((contents.size, contents.records.len()), (LIMIT, 1));
-        contents.forget(10, 10);
+        contents.forget(place(most) + 10, 10);
         assert_eq!((contents.size, contents.records.len()), (LIMIT - 10, 2));
     }
 
