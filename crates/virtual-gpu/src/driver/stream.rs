@@ -252,7 +252,7 @@ pub extern "C" fn cuStreamBeginCaptureToGraph(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamEndCapture(stream: u64, graph: Out<u64>) -> Code {
     driver(|| {
-        let ended = work::work().end_capture(stream);
+        let ended = work::end_capture(stream);
         graph.give(*ended.as_ref().unwrap_or(&0));
         ended.map(|_| ())
     })

@@ -34,7 +34,7 @@ pub extern "C" fn cudaStreamBeginCaptureToGraph(
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamEndCapture(stream: u64, graph: Out<u64>) -> Code {
     runtime(|| {
-        let ended = work::work().end_capture(stream);
+        let ended = work::end_capture(stream);
         graph.give(*ended.as_ref().unwrap_or(&0));
         ended.map(|_| ())
     })

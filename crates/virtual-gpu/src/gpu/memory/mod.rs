@@ -42,10 +42,12 @@ pub enum Kind {
     Heap,
     /// `cudaMallocAsync`: the pool's handle.
     Pool(u64),
-    /// Memory of a graph, and whether it exists just now.
+    /// Memory of a graph.
     Graph {
-        /// The graph has allocated it and not freed it.
-        exists: bool,
+        /// Whether it exists just now.
+        state: GraphState,
+        /// Its graph or a copy of that still lives.
+        owned: bool,
     },
     /// `cudaMallocManaged`.
     Managed,
@@ -59,6 +61,17 @@ pub enum Kind {
     Imported,
     /// A variable of a loaded module.
     Variable,
+}
+
+/// The life of a graph's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GraphState {
+    /// The graph has never run.
+    Fresh,
+    /// The graph has allocated it.
+    Live,
+    /// The graph or the program has freed it.
+    Freed,
 }
 
 /// One live allocation.
@@ -277,7 +290,7 @@ impl Book {
             Some(Kind::Heap) => self.free_heap(addr),
             Some(Kind::Managed) => self.free_managed(addr),
             Some(Kind::Pool(_)) => self.free_to_pool(addr),
-            Some(Kind::Graph { exists: true }) => self.dematerialise(addr),
+            Some(Kind::Graph { .. }) => self.dematerialise(addr),
             _ => Err(Error::INVALID_VALUE),
         }
     }

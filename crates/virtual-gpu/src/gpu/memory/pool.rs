@@ -5,7 +5,7 @@
 //! synchronisation, down to its release threshold, or when it is trimmed. The driver can put any of
 //! a pool's pages under any address, so a pool does not fragment: counters are enough.
 
-use super::{Account, Book, CHUNK, Error, GRAIN, Kind, Result};
+use super::{Account, Book, CHUNK, Error, GRAIN, GraphState, Kind, Result};
 
 /// By how much a pool grows and shrinks.
 const STEP: u64 = 32 << 20;
@@ -188,43 +188,65 @@ impl Book {
         }
         let span = size.checked_next_multiple_of(GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
         let start = self.room(device)?.pools.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
-        self.enter(start, size, span, 0, device, Kind::Graph { exists: false });
+        self.enter(
+            start,
+            size,
+            span,
+            0,
+            device,
+            Kind::Graph { state: GraphState::Fresh, owned: true },
+        );
         Ok(start)
     }
 
-    /// The graph and all its copies are gone.
-    pub fn free_graph_range(&mut self, addr: u64) -> Result {
-        self.dematerialise(addr)?;
+    /// The graph and all its copies are gone. What it has allocated and not freed lives on, as CUDA says,
+    /// until the program frees it; and a program may yet free what a graph that never ran would have
+    /// allocated.
+    pub fn disown_graph_range(&mut self, addr: u64) -> Result {
+        let (state, owned) = self.graph_range(addr)?;
+        *owned = false;
+        if *state == GraphState::Freed { self.free_graph_range(addr) } else { Ok(()) }
+    }
+
+    fn free_graph_range(&mut self, addr: u64) -> Result {
         let gone = self.leave(addr)?;
         self.room(gone.device)?.pools.put(gone.start, gone.span);
         Ok(())
     }
 
-    fn graph_range(&mut self, addr: u64, exists: bool) -> Result<Option<(usize, u64)>> {
-        let found = self.allocations.get_mut(&addr).ok_or(Error::INVALID_VALUE)?;
-        let Kind::Graph { exists: before } = found.kind else { return Err(Error::INVALID_VALUE) };
-        found.kind = Kind::Graph { exists };
-        Ok((before != exists).then_some((found.device, found.span)))
+    fn graph_range(&mut self, addr: u64) -> Result<(&mut GraphState, &mut bool)> {
+        match self.allocations.get_mut(&addr).map(|found| &mut found.kind) {
+            Some(Kind::Graph { state, owned }) => Ok((state, owned)),
+            _ => Err(Error::INVALID_VALUE),
+        }
     }
 
     /// Memory of a graph begins to exist. It comes from the device's pool for graphs, which keeps what
     /// it has until it is trimmed.
     pub fn materialise(&mut self, addr: u64) -> Result {
-        let Some((device, span)) = self.graph_range(addr, true)? else { return Ok(()) };
-        let taken = self.graph_pool(device).and_then(|pool| pool.take(span));
-        if taken.is_err() {
-            self.graph_range(addr, false)?;
+        let found = *self.allocations.get(&addr).ok_or(Error::INVALID_VALUE)?;
+        if *self.graph_range(addr)?.0 == GraphState::Live {
+            return Ok(());
         }
-        taken
+        self.graph_pool(found.device)?.take(found.span)?;
+        *self.graph_range(addr)?.0 = GraphState::Live;
+        Ok(())
     }
 
-    /// Memory of a graph ceases to exist; its addresses stay with the graph.
+    /// Memory of a graph ceases to exist; its addresses stay with the graph as long as that lives.
     pub fn dematerialise(&mut self, addr: u64) -> Result {
-        if let Some((device, span)) = self.graph_range(addr, false)? {
-            self.graph_pool(device)?.used -= span;
-            self.contents.forget(addr, span);
+        let found = *self.allocations.get(&addr).ok_or(Error::INVALID_VALUE)?;
+        let (state, owned) = self.graph_range(addr)?;
+        let (before, owned) = (*state, *owned);
+        if before == GraphState::Freed {
+            return Err(Error::INVALID_VALUE);
         }
-        Ok(())
+        if before == GraphState::Live {
+            *state = GraphState::Freed;
+            self.graph_pool(found.device)?.used -= found.span;
+            self.contents.forget(addr, found.span);
+        }
+        if owned { Ok(()) } else { self.free_graph_range(addr) }
     }
 
     /// The pool that a device's graphs take their memory from.

@@ -46,6 +46,8 @@ pub enum Status {
 pub struct Capture {
     id: u64,
     graph: u64,
+    /// The graph was made for the capture, and goes with it if it fails.
+    own_graph: bool,
     origin: u64,
     mode: Mode,
     thread: usize,
@@ -89,6 +91,16 @@ pub fn guard() -> Result {
         }
     }
     if refused { Err(Error::CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// `cudaStreamEndCapture`: the graph, or why there is none.
+pub fn end_capture(stream: u64) -> Result<u64> {
+    let mut work = work();
+    let ended = work.end_capture(stream);
+    let due = core::mem::take(&mut work.due);
+    drop(work);
+    due.call();
+    ended
 }
 
 impl Work {
@@ -153,6 +165,7 @@ impl Work {
         if self.stream(stream)?.capture.is_some() {
             return Err(Error::ILLEGAL_STATE);
         }
+        let own_graph = into.is_none();
         let (graph, nodes) = match into {
             Some((graph, nodes)) => {
                 self.graph(graph)?;
@@ -162,8 +175,9 @@ impl Work {
         };
         let id = self.issue();
         let thread = thread::id();
+        let (origin, valid) = (stream, true);
         let capture =
-            self.captures.insert(Capture { id, graph, origin: stream, mode, thread, valid: true });
+            self.captures.insert(Capture { id, graph, own_graph, origin, mode, thread, valid });
         self.capturing += 1;
         let found = self.stream(stream)?;
         found.capture = Some(capture);
@@ -223,11 +237,11 @@ impl Work {
         self.graphs.get(graph).is_some_and(|graph| graph.reaches(&last, &ends))
     }
 
-    /// `cudaStreamEndCapture`: the graph, or why there is none.
-    pub fn end_capture(&mut self, stream: u64) -> Result<u64> {
+    /// Ends a capture. The graph of one that failed is gone, and destructors may be due for it.
+    pub(super) fn end_capture(&mut self, stream: u64) -> Result<u64> {
         let capture = self.stream(stream)?.capture.ok_or(Error::ILLEGAL_STATE)?;
         let found = self.captures.get(capture).ok_or(Error::ILLEGAL_STATE)?;
-        let (graph, origin) = (found.graph, found.origin);
+        let (graph, own_graph, origin) = (found.graph, found.own_graph, found.origin);
         let failure = if origin != stream {
             Some(Error::CAPTURE_UNMATCHED)
         } else if found.mode != Mode::Relaxed && found.thread != thread::id() {
@@ -246,7 +260,11 @@ impl Work {
         self.leave_capture(capture);
         self.captures.remove(capture);
         self.capturing -= 1;
-        failure.map_or(Ok(graph), Err)
+        let Some(error) = failure else { return Ok(graph) };
+        if own_graph && let Ok(due) = self.destroy_graph(graph) {
+            self.due = core::mem::take(&mut self.due).and(due);
+        }
+        Err(error)
     }
 
     /// `cudaStreamIsCapturing`.

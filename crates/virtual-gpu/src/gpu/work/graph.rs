@@ -11,13 +11,13 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// Addresses that belong to a graph and its copies: they go with the last of them.
+/// Addresses that belong to a graph and its copies; the last of them gives them up.
 pub struct GraphMemory(u64);
 
 impl Drop for GraphMemory {
     fn drop(&mut self) {
         // The only failure is that a device reset has taken it already.
-        let _ = memory::book().free_graph_range(self.0);
+        let _ = memory::book().disown_graph_range(self.0);
     }
 }
 

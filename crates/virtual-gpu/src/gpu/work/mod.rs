@@ -18,7 +18,7 @@ mod graph;
 mod object;
 
 pub use action::{Action, HostFunction, Place, Shape};
-pub use capture::{Mode, Status, guard};
+pub use capture::{Mode, Status, end_capture, guard};
 pub use event::{query as query_event, record_now, synchronize as synchronize_event};
 pub use graph::{GraphMemory, launch as launch_graph};
 pub use object::Due;
@@ -78,6 +78,8 @@ pub struct Work {
     nodes: Table<u64>,
     execs: Table<Exec>,
     objects: Table<Object>,
+    /// Destructors to call when the lock is free.
+    due: Due,
     /// How often the host has waited.
     waits: u64,
     issued: u64,
@@ -172,6 +174,7 @@ impl Work {
             nodes: Table::new(kinds::NODE),
             execs: Table::new(kinds::EXEC),
             objects: Table::new(kinds::OBJECT),
+            due: Due::default(),
             waits: 0,
             issued: 2,
         }

@@ -217,7 +217,7 @@ fn graphs_do_their_work_when_they_are_launched() {
 
     work().begin_capture(stream, Mode::Global, None).unwrap();
     assert_eq!(guard(), Err(Error::CAPTURE_UNSUPPORTED), "an unsafe call");
-    assert_eq!(work().end_capture(stream), Err(Error::CAPTURE_INVALIDATED));
+    assert_eq!(end_capture(stream), Err(Error::CAPTURE_INVALIDATED));
 
     work().begin_capture(stream, Mode::Global, None).unwrap();
     thread::with(|thread| thread.capture_mode.set(2));
@@ -227,7 +227,7 @@ fn graphs_do_their_work_when_they_are_launched() {
     submit(stream, Action::copy(at, addr, 8)).unwrap();
     let memory_addr = work().capture_memory(stream, 0, 1 << 20).unwrap();
     submit(stream, Action::Free(memory_addr)).unwrap();
-    let graph = work().end_capture(stream).unwrap();
+    let graph = end_capture(stream).unwrap();
     assert_eq!(host, [0; 8], "nothing was done yet");
 
     let exec = work().instantiate(graph, 0).unwrap();
@@ -246,4 +246,19 @@ fn graphs_do_their_work_when_they_are_launched() {
     work().destroy_exec(exec).unwrap().call();
     assert!(memory::book().find(memory_addr).is_none(), "gone with the last copy");
     memory::free(addr).unwrap();
+
+    // What a graph allocates and does not free outlives it, until the program frees it.
+    let graph = work().create_graph();
+    let (_, live) = work().add_memory(graph, 0, 5 << 20, vec![]).unwrap();
+    let (_, never) = work().add_memory(graph, 0, 5 << 20, vec![]).unwrap();
+    let exec = work().instantiate(graph, 0).unwrap();
+    memory::book().materialise(live).unwrap();
+    work().destroy_graph(graph).unwrap().call();
+    work().destroy_exec(exec).unwrap().call();
+    assert_eq!(memory::book().graph_pool(0).unwrap().used, 5 << 20);
+    for addr in [live, never] {
+        assert_eq!(memory::free(addr), Ok(()));
+        assert_eq!(memory::free(addr), Err(Error::INVALID_VALUE));
+    }
+    assert_eq!(memory::book().graph_pool(0).unwrap().used, 0);
 }
