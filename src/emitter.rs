@@ -30,14 +30,15 @@ const ASKED: u32 = 1;
 const DONE: u32 = 2;
 
 /// Sleeps until the word is no longer `seen`, or a nap has passed.
-fn sleep_on(word: &AtomicU32, seen: u32) {
+pub(crate) fn sleep_on(word: &AtomicU32, seen: u32) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: NAP_NS };
     let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the word and the timeout outlive the call.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wait, seen, &raw const time) };
 }
 
-fn wake_all(word: &AtomicU32) {
+/// Wakes all who sleep on the word.
+pub(crate) fn wake_all(word: &AtomicU32) {
     let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: FUTEX_WAKE only uses the address as a key.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, i32::MAX) };

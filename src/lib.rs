@@ -19,15 +19,23 @@ pub mod stack;
 pub mod sync;
 pub mod virtual_gpu;
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use config::Config;
+use memtrace_format::blackbox::Life;
 use record::{Recorder, guard};
 
 /// The recorder of this process while it is on.
 pub(crate) static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
-/// Somebody is waking it, or it was on before, or it must stay off.
-pub(crate) static WOKEN: AtomicBool = AtomicBool::new(false);
+/// Whether it has been woken: [`ASLEEP`], [`WAKING`], or [`AWAKE`], also if it went off again or must stay off. A
+/// futex word.
+pub(crate) static WOKEN: AtomicU32 = AtomicU32::new(ASLEEP);
+pub(crate) const ASLEEP: u32 = 0;
+pub(crate) const WAKING: u32 = 1;
+pub(crate) const AWAKE: u32 = 2;
+
+/// How long a thread waits for another one that wakes the recorder.
+const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// The recorder, if it is on.
 pub fn recorder() -> Option<&'static Recorder> {
@@ -41,31 +49,49 @@ pub fn is_on(recorder: &Recorder) -> bool {
 }
 
 /// Turns the recorder on at the first CUDA call of the process. Cheap ever after.
+///
+/// A thread that comes while another one is at it waits, or what it allocates would be missing for ever. Not without
+/// end: it may hold a lock that the other one needs (the loader's, in a library's constructor), or be the child of a
+/// fork in that moment, where there is no other one.
 pub fn wake() {
-    if WOKEN.load(Ordering::Relaxed) || guard::inside() {
+    if WOKEN.load(Ordering::Relaxed) == AWAKE || guard::inside() {
         return;
     }
-    if WOKEN.swap(true, Ordering::AcqRel) {
-        return; // another thread is at it; what happens meanwhile in this one is before the beginning
-    }
-    guard::nested(|| {
-        let on = std::panic::catch_unwind(|| {
-            let recorder: &'static Recorder =
-                Box::leak(Box::new(Recorder::new(Config::from_env())));
-            RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
-            emitter::start(recorder);
-            hooks::torch::attach();
-            life::register();
-        });
-        if on.is_err() {
-            switch_off("an internal error at the start");
+    match WOKEN.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => guard::nested(|| {
+            if std::panic::catch_unwind(turn_on).is_err() {
+                switch_off("an internal error at the start");
+            }
+            WOKEN.store(AWAKE, Ordering::Release);
+            emitter::wake_all(&WOKEN);
+        }),
+        Err(WAKING) => {
+            let end = record::clock::now_ns() + PATIENCE_NS;
+            while WOKEN.load(Ordering::Acquire) == WAKING {
+                if record::clock::now_ns() > end {
+                    WOKEN.store(AWAKE, Ordering::Release); // nobody waits twice
+                }
+                emitter::sleep_on(&WOKEN, WAKING);
+            }
         }
-    });
+        Err(_) => {}
+    }
+}
+
+fn turn_on() {
+    let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(Config::from_env())));
+    RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+    emitter::start(recorder);
+    hooks::torch::attach();
+    life::register();
 }
 
 /// Off for ever. The program goes on as if memtrace had never been there.
 pub fn switch_off(why: &str) {
-    if !RECORDER.swap(std::ptr::null_mut(), Ordering::AcqRel).is_null() {
+    let recorder = RECORDER.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    // SAFETY: the pointer is null or a leaked recorder.
+    if let Some(recorder) = unsafe { recorder.as_ref() } {
+        recorder.blackbox.set_life(Life::SwitchedOff);
         message!("{why}: recording is switched off; the program goes on");
     }
 }

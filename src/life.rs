@@ -12,7 +12,7 @@ use memtrace_format::blackbox::Life;
 
 use crate::hooks::resolve;
 use crate::record::{Recorder, guard};
-use crate::{RECORDER, WOKEN, dump, message, recorder};
+use crate::{ASLEEP, RECORDER, WOKEN, dump, message, recorder};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -106,13 +106,13 @@ static AT_LOAD: extern "C" fn() = loading;
 /// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here.
 extern "C" fn forked() {
     RECORDER.store(std::ptr::null_mut(), Ordering::Release);
-    WOKEN.store(false, Ordering::Release);
+    WOKEN.store(ASLEEP, Ordering::Release);
     guard::local(guard::Local::forget_thread);
 }
 
 /// Runs when the process that `memtrace run` became ends: says why there is nothing to look at.
 extern "C" fn unloading() {
-    if WOKEN.load(Ordering::Relaxed) {
+    if WOKEN.load(Ordering::Relaxed) != ASLEEP {
         return;
     }
     let Some(pid) = std::env::var_os("MEMTRACE_RUN_PID") else { return };

@@ -120,7 +120,7 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
                 return Ok(Fate::Alive(pid));
             }
             if !args.keep {
-                remove(name, &real, None)?;
+                remove(name, &real, None);
             }
             return Ok(Fate::Empty);
         }
@@ -145,7 +145,7 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
             "{}: kept, since it was written on {host} and nobody here knows whether its process has ended",
             name.display()
         )),
-        _ => remove(name, &real, about["out"].as_str().map(Path::new))?,
+        _ => remove(name, &real, about["out"].as_str().map(Path::new)),
     }
     Ok(fate)
 }
@@ -183,18 +183,16 @@ fn write(
 }
 
 /// Removes the file and the links to it: the one that led here, and the one in the process's output folder.
-fn remove(name: &Path, real: &Path, out: Option<&Path>) -> Result<(), String> {
+fn remove(name: &Path, real: &Path, out: Option<&Path>) {
     let link = out.and_then(|out| Some(out.join(real.file_name()?)));
-    let links = [Some(name.to_owned()), link].into_iter().flatten();
-    let links: Vec<_> = links
-        .filter(|l| l.is_symlink() && fs::canonicalize(l).is_ok_and(|to| to == real))
-        .collect();
-    let why = |e| format!("the snapshot is written, but {} cannot be removed: {e}", real.display());
-    fs::remove_file(real).map_err(why)?;
-    for link in links {
-        fs::remove_file(link).map_err(why)?;
+    for path in [Some(name), link.as_deref()].into_iter().flatten() {
+        if path.is_symlink() && fs::canonicalize(path).is_ok_and(|to| to == real) {
+            let _ = fs::remove_file(path); // one that leads nowhere does no harm
+        }
     }
-    Ok(())
+    if let Err(e) = fs::remove_file(real) {
+        tell(&format!("{} is recovered, but cannot be removed: {e}", real.display()));
+    }
 }
 
 pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {

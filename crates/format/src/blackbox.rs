@@ -14,7 +14,8 @@
 //! **State = live table + replay of the ring from `retired` on.** A slot counts if its first word is its
 //! ticket + 1; a slot that was being written when the process died has 0 there and is counted as torn, never
 //! guessed. An entry of the live table counts if its first word is [`LIVE`]; applying the event at `retired` a
-//! second time changes nothing, so a process killed between the table and the counter loses nothing either.
+//! second time changes nothing, so a process killed between the table and the counter loses nothing either. The
+//! table's sequence number tells: it goes up by two for each event.
 //!
 //! A reader trusts nothing in the file: every position and length is checked.
 
@@ -57,7 +58,7 @@ pub mod at {
     pub const LIVE_USED: usize = 34;
     /// Entries that found no room: the live set is no longer exact.
     pub const LIVE_REFUSED: usize = 35;
-    /// Odd while a table is being changed.
+    /// Twice the number of events applied to the table; odd while it is being changed.
     pub const LIVE_SEQUENCE: usize = 36;
     /// Events that contradict the live table.
     pub const ANOMALIES: usize = 37;
@@ -283,23 +284,36 @@ impl<'a> BlackBox<'a> {
             )));
         }
         let written = self.header(at::HEAD);
-        let retired = self.header(at::RETIRED);
+        let mut retired = self.header(at::RETIRED);
         // Who claims a ticket in a full ring waits until its slot may be overwritten.
         let to = written.min(retired.saturating_add(capacity));
         let mut events = Vec::new();
         let mut torn = written.saturating_sub(to);
         let second = again.map(|b| b.region(Region::Ring));
-        for ticket in retired..to {
+        let published = |ticket: u64| {
             let slot = ticket & (capacity - 1);
             let words = Self::entry(ring, slot)
                 .filter(|w| w[0] == ticket + 1)
                 .filter(|w| second.is_none_or(|s| Self::entry(s, slot) == Some(*w)));
-            match words.and_then(Self::event) {
+            words.and_then(Self::event)
+        };
+        let mut live = self.live();
+        if retired < to
+            && self.header(at::LIVE_SEQUENCE) != retired.wrapping_mul(2)
+            && let Some(half) = published(retired)
+        {
+            let anomalies = live.anomalies;
+            live.apply(&half, &|_| "", &mut |_, _| ());
+            live.anomalies = anomalies;
+            retired += 1;
+        }
+        for ticket in retired..to {
+            match published(ticket) {
                 Some(event) => events.push(event),
                 None => torn += 1,
             }
         }
-        Ok(Contents { live: self.live(), events, written, retired, torn })
+        Ok(Contents { live, events, written, retired, torn })
     }
 
     fn live(&self) -> State {

@@ -1,0 +1,65 @@
+"""What the tests share: C programs, the environment that `memtrace run` would set, and running in it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import support
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+# See programs/cuda.h.
+LINK = ["-Wl,-z,dynamic-undefined-weak", "-pthread", "-ldl"]
+
+
+def build(folder):
+    """Every program `NAME.c` as `NAME`, every `libNAME.c` as `libNAME.so`."""
+    compiler = os.environ.get("CC", "cc")
+    for source in sorted(PROGRAMS.glob("*.c")):
+        library = source.stem.startswith("lib")
+        target = folder / (source.stem + (".so" if library else ""))
+        kind = ["-shared", "-fPIC"] if library else []
+        command = [compiler, "-O1", "-g", "-Wall", "-D_GNU_SOURCE", *kind, "-o", target, source, *LINK]
+        support.must(support.execute(command))
+    return folder
+
+
+def virtual_environment(spec="h100"):
+    """What `memtrace run --virtual` adds to an environment, with the recorder in front."""
+    command = ["run", "--virtual", spec, "--record", "off", "--", "env", "-0"]
+    printed = support.must(support.memtrace(*command)).stdout
+    wanted = dict(line.split("=", 1) for line in printed.split("\0") if "=" in line)
+    before = support.environment()
+    added = {k: v for k, v in wanted.items() if before.get(k) != v}
+    added["LD_PRELOAD"] = f"{support.LIBRARY}:{added['LD_PRELOAD']}"
+    return added
+
+
+def start(command, env, **options):
+    """Starts a program and returns at once."""
+    return subprocess.Popen(
+        [str(c) for c in command],
+        env=support.environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def recover(path, *options, code=0):
+    """Runs `memtrace recover`; returns the paths that it printed."""
+    done = support.must(support.memtrace("recover", path, *options), code=code)
+    return [Path(line) for line in done.stdout.splitlines()]
+
+
+def driver_blocks(snapshot):
+    """What the program holds from the driver: address -> size."""
+    blocks = support.live_blocks(snapshot)
+    found = {b["address"]: b["size"] for b in blocks}
+    assert len(found) == len(blocks), "an address twice"
+    return found
+
+
+def about(path):
+    return support.load(path)["memtrace"]

@@ -1,0 +1,150 @@
+"""A process that is killed loses nothing: what it held is in the black box, block for block."""
+
+import random
+import signal
+import struct
+import time
+
+import hazard
+import pytest
+import support
+
+THREADS, SLOTS = 4, 256
+EMPTY, ALLOCATING, LIVE, FREEING = range(4)
+BATCH = 10
+
+
+class Acknowledged:
+    """What a client said that it holds; see programs/client.c."""
+
+    def __init__(self, path):
+        self.live, self.between, self.done = {}, [], 0  # `done`: calls that returned
+        count = THREADS * (1 + 3 * SLOTS)
+        words = struct.unpack(f"<{count}Q", path.read_bytes() or bytes(8 * count))
+        for thread in range(THREADS):
+            first = thread * (1 + 3 * SLOTS)
+            self.done += words[first]
+            for at in range(first + 1, first + 1 + 3 * SLOTS, 3):
+                state, addr, size = words[at : at + 3]
+                if state == LIVE:
+                    self.live[addr] = size
+                elif state != EMPTY:
+                    self.between.append((state, addr, size))
+
+    def judge(self, snapshot):
+        """The recovered live set is the acknowledged one; calls in flight may have happened or not."""
+        assert len(self.between) <= THREADS, "a thread is in one call at a time"
+        blocks = hazard.driver_blocks(snapshot)
+        missing = {a: s for a, s in self.live.items() if blocks.get(a) != s}
+        assert not missing, f"acknowledged and not recovered: {missing}"
+        more = {a: s for a, s in blocks.items() if a not in self.live}
+        for state, addr, size in self.between:
+            if state == FREEING:
+                more.pop(addr, None)
+            else:
+                # The program has not written down the address yet.
+                same = [a for a, s in more.items() if s == size and addr in (0, a)]
+                if same:
+                    more.pop(same[0])
+        assert not more, f"recovered, but the program had freed it: {more}"
+        counters = snapshot["memtrace"]["counters"]
+        # Events of calls that returned are there; each thread may have written one more.
+        assert self.done <= counters["events"] <= self.done + THREADS, (self.done, counters)
+        assert counters["events"] == counters["events_kept"] + counters["events_retired"] + counters["unpublished"]
+        assert counters["unpublished"] <= THREADS
+        assert counters["anomalies"] == 0 and counters["live_refused"] == 0, counters
+
+
+def environments(gpu, out):
+    """Large and small rings, with stacks and without, in turn."""
+    base = {**gpu, "MEMTRACE_OUT": str(out), "MEMTRACE_QUIET": "1"}
+    for i in range(10**6):
+        ring = {"MEMTRACE_EVENTS": ("16384", "1024")[i // 2 % 2]} if i % 2 else {}
+        yield {**base, **ring, "MEMTRACE_STACKS": ("none", "all", "python")[i % 3]}
+
+
+def batches(programs, gpu, folder, count, end, seed):
+    """Runs clients and ends them, ten at a time; yields the folder of each ten and what they acknowledged by process."""
+    rng = random.Random(seed)
+    for first in range(0, count, BATCH):
+        out = folder / f"{first}"
+        out.mkdir()
+        said = {}
+        env = environments(gpu, out)
+        for i in range(min(BATCH, count - first)):
+            ledger = out / f"ledger-{i}"
+            ledger.touch()
+            said[end(programs, ledger, next(env), rng)] = ledger
+        yield out, {pid: Acknowledged(ledger) for pid, ledger in said.items()}
+
+
+def wait_for_work(client, ledger):
+    """Until a call has returned, so that the clock of the random moment starts there."""
+    end = time.monotonic() + 20
+    while not Acknowledged(ledger).done:
+        assert time.monotonic() < end and client.poll() is None, client.communicate()
+        time.sleep(0.001)
+
+
+def judge(out, said):
+    """Every client that made an event is recovered and right."""
+    paths = hazard.recover(out, code=0 if any(a.done for a in said.values()) else 1)
+    snapshots = {}
+    for path in paths:
+        snapshot = support.load(path)
+        about = snapshot["memtrace"]
+        assert about["reason"] == "recovered" and about["pid"] not in snapshots
+        snapshots[about["pid"]] = snapshot
+    for pid, acknowledged in said.items():
+        if pid in snapshots:
+            acknowledged.judge(snapshots[pid])
+        else:
+            assert acknowledged.done == 0, f"process {pid} left nothing after {acknowledged.done} calls"
+    support.must(support.memtrace("check", *paths))
+    assert not list(out.glob("*.blackbox")), "a recovered black box is taken away"
+    return len(paths)
+
+
+def test_killed_at_any_moment(programs, gpu, tmp_path, pytestconfig):
+    """SIGKILL, 100 times (1,000 with --extended)."""
+    count = 1000 if pytestconfig.getoption("--extended") else 100
+
+    def end(programs, ledger, env, rng):
+        client = hazard.start([programs / "client", ledger, "run"], env)
+        if rng.random() < 0.9:
+            wait_for_work(client, ledger)
+        time.sleep(rng.expovariate(1 / 0.02))
+        client.kill()
+        out, err = client.communicate()
+        assert client.returncode == -signal.SIGKILL and (out, err) == ("", ""), err
+        return client.pid
+
+    recovered = sum(judge(*batch) for batch in batches(programs, gpu, tmp_path, count, end, seed=1))
+    assert recovered > 0.8 * count
+
+
+@pytest.mark.parametrize("how, code", [("segv", -signal.SIGSEGV), ("abort", -signal.SIGABRT), ("signal", 3)])
+def test_other_ends(how, code, programs, gpu, tmp_path):
+    """Faults, and an end in the middle of a snapshot by a system call that nobody hooks."""
+
+    def end(programs, ledger, env, rng):
+        env["MEMTRACE_SIGNAL"] = "USR2"
+        client = hazard.start([programs / "client", ledger, how, rng.randrange(100)], env)
+        _, err = client.communicate(timeout=60)
+        assert client.returncode == code and err == "", err
+        return client.pid
+
+    for out, said in batches(programs, gpu, tmp_path, 10, end, seed=2):
+        whole = support.files(out)
+        assert judge(out, said) >= 8
+        assert not whole or support.must(support.memtrace("check", *whole))
+
+
+@pytest.mark.parametrize("how", ["exit", "_exit"])
+def test_ends_that_write(how, programs, gpu, tmp_path):
+    """Threads still allocate while the last snapshot is written; nothing is left to recover."""
+    env = next(environments(gpu, tmp_path))
+    support.must(support.execute([programs / "client", tmp_path / "ledger", how, "50"], env=env), code=3)
+    assert hazard.about(support.only_file(tmp_path))["reason"] == "exit"
+    support.must(support.memtrace("check", support.only_file(tmp_path)))
+    assert not list(tmp_path.glob("*.blackbox"))
