@@ -32,13 +32,7 @@ pub mod vmm;
 /// `CUresult`.
 pub type Code = i32;
 
-use crate::gpu::{self, Error, Result};
-
-/// A device that the caller names by its number.
-fn ordinal(device: i32) -> Result<usize> {
-    let device = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
-    gpu::device(device).map(|_| device)
-}
+use crate::gpu::{self, Result, ordinal};
 
 /// The device of the current context, without which most calls are refused.
 fn current() -> Result<usize> {

@@ -92,6 +92,12 @@ pub fn device(ordinal: usize) -> Result<&'static Device> {
     config::machine().device(ordinal).ok_or(Error::INVALID_DEVICE)
 }
 
+/// A device that a caller names by its CUDA number.
+pub fn ordinal(number: i32) -> Result<usize> {
+    let device = usize::try_from(number).map_err(|_| Error::INVALID_DEVICE)?;
+    self::device(device).map(|_| device)
+}
+
 /// The CUDA number of the GPU at a PCI address, written in any of the usual ways.
 pub fn device_by_pci(text: &str) -> Result<usize> {
     let mut parts = text.split([':', '.']).map(|part| u32::from_str_radix(part, 16));

@@ -33,13 +33,7 @@ pub mod stream;
 /// `cudaError_t`.
 pub type Code = i32;
 
-use crate::gpu::{self, Error, Result};
-
-/// A device that the caller names by its number.
-fn ordinal(device: i32) -> Result<usize> {
-    let device = usize::try_from(device).map_err(|_| Error::INVALID_DEVICE)?;
-    gpu::device(device).map(|_| device)
-}
+use crate::gpu::ordinal;
 
 #[cfg(test)]
 mod tests;

@@ -134,7 +134,7 @@ fn arrays_are_rows_and_volumes_are_slices() {
 
 #[test]
 fn both_layouts_of_the_properties_say_the_same() {
-    let gpu = gpu::device(0).unwrap();
+    let gpu = crate::gpu::device(0).unwrap();
     let number = |record: &[u8], field: crate::layout::Field| {
         record[field.offset..][..field.size].iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b))
     };
