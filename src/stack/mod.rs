@@ -18,9 +18,9 @@
 //!
 //! **Deep stacks** keep both ends. **Empty or cut stacks** end in the reason.
 //!
-//! **The last stack.** A thread remembers its last one. Native frames that are certainly the same are not unwound
-//! again ([`native`]), code objects that are certainly the same not looked up ([`python::code`]), and only what differs
-//! from the last stack, counted from the outermost frame, is put together and interned ([`splice`]).
+//! **The last stack.** A thread remembers its last one. Native and Python frames that are certainly the same are not
+//! walked again, by comparing all that a walk would read ([`native`], [`python::walk`]), and only what differs from the
+//! last stack, counted from the outermost frame, is put together and interned (`splice`).
 //!
 //! The caller sees to it that a capture is never begun inside another one on the same thread.
 
@@ -150,17 +150,16 @@ impl Stacks {
 
     #[inline]
     fn take(&self, mode: Mode, scratch: &mut Scratch) -> StackId {
-        let Scratch { bounds, python, native, trail, memo, last } = scratch;
+        let Scratch { bounds, python, native, found, memo, last } = scratch;
         let runtime = runtime();
-        memo.begin(self.serial);
         let no_python = match runtime {
-            Ok(runtime) => python::walk::walk(runtime, &self.codes, memo, python),
+            Ok(runtime) => python::walk::walk(runtime, &self.codes, self.serial, memo, python),
             Err(why) => {
                 python.clear();
                 Some(why)
             }
         };
-        let cut = if mode == Mode::All { native::walk(*bounds, trail, native) } else { None };
+        let cut = if mode == Mode::All { native::walk(*bounds, native, found) } else { None };
         let source = Source {
             depot: &self.depot,
             serial: self.serial,
@@ -168,7 +167,7 @@ impl Stacks {
             mode,
             reasons: [no_python, cut],
         };
-        splice(&source, python, trail, last)
+        splice(&source, python, native, last)
     }
 
     /// A namer for these stacks. Brings the list of libraries up to date: not for hooks.

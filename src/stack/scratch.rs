@@ -9,7 +9,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use super::native::{self, Bounds, Trail};
+use super::native::{self, Bounds};
 use super::python::code::Memo;
 use super::python::walk;
 use super::splice::Last;
@@ -18,12 +18,12 @@ use super::splice::Last;
 pub struct Scratch {
     /// The thread's stack.
     pub bounds: Bounds,
-    /// Python frames while they are found.
-    pub python: walk::Found,
+    /// Its Python frames, and what it remembers of them.
+    pub python: walk::Trail,
+    /// Its native frames, and what it remembers of them.
+    pub native: native::Trail,
     /// Native frames while they are found.
-    pub native: native::Found,
-    /// What it remembers of native frames.
-    pub trail: Trail,
+    pub found: native::Found,
     /// What it remembers of code objects.
     pub memo: Memo,
     /// The last stack that it took.
@@ -33,7 +33,8 @@ pub struct Scratch {
 impl Scratch {
     /// Forgets what was remembered of earlier stacks.
     pub fn forget(&mut self) {
-        self.trail.clear();
+        self.python.clear();
+        self.native.clear();
         self.memo.clear();
         self.last.clear();
     }
@@ -136,9 +137,9 @@ mod tests {
         for _ in 0..200 {
             let stale = std::thread::spawn(|| {
                 with(|s| {
-                    let remembered = s.trail.frames().len();
-                    native::walk(s.bounds, &mut s.trail, &mut s.native);
-                    assert!(!s.trail.frames().is_empty());
+                    let remembered = s.native.frames().len();
+                    native::walk(s.bounds, &mut s.native, &mut s.found);
+                    assert!(!s.native.frames().is_empty());
                     remembered
                 })
             });

@@ -13,13 +13,12 @@ use memtrace_format::stacks::{DEPOT_FULL, NO_STACK, RawFrame, Reason, StackId};
 use super::Mode;
 use super::depot::Depot;
 use super::modules;
-use super::native::{self, Native, Trail};
+use super::native::{self, Native};
 use super::python::offsets::{Evaluation, Runtime};
-use super::python::walk::{Found, PYTHON_HALF, Step};
+use super::python::walk::{self, Link};
 
-const PYTHON_MAX: usize = 2 * PYTHON_HALF;
 /// Most words of a stack: all frames, two gaps, two reasons.
-const MAX_WORDS: usize = PYTHON_MAX + native::MAX + 4;
+const MAX_WORDS: usize = 2 * walk::HALF + native::MAX + 4;
 
 /// The last stack of a thread. All zeros is none.
 pub struct Last {
@@ -28,9 +27,6 @@ pub struct Last {
     /// The ids of their nodes.
     ids: [StackId; MAX_WORDS],
     depth: usize,
-    /// Its Python frames, outermost first.
-    python: [Step; PYTHON_MAX],
-    python_len: usize,
     python_gap: bool,
     /// What else it depends on.
     kind: Kind,
@@ -49,23 +45,7 @@ struct Kind {
 impl Last {
     /// Forgets everything.
     pub fn clear(&mut self) {
-        (self.depth, self.python_len, self.kind.depot) = (0, 0, 0);
-    }
-
-    /// Takes over the Python frames of a new stack. Returns how many, from the outermost, it had already.
-    fn take(&mut self, python: &Found) -> usize {
-        let total = python.len();
-        let mut same = 0;
-        for i in 0..total {
-            let step = python.get(total - 1 - i);
-            if same == i && i < self.python_len && self.python[i] == step {
-                same += 1;
-            } else {
-                self.python[i] = step;
-            }
-        }
-        self.python_len = total;
-        same
+        (self.depth, self.kind.depot) = (0, 0);
     }
 }
 
@@ -87,14 +67,11 @@ pub struct Source<'a> {
 #[inline]
 pub fn splice(
     source: &Source<'_>,
-    python: &mut Found,
-    trail: &mut Trail,
+    python: &mut walk::Trail,
+    native: &mut native::Trail,
     last: &mut Last,
 ) -> StackId {
     let all = source.mode == Mode::All;
-    if all {
-        place(source.runtime, python, trail.frames());
-    }
     let epoch = modules::epoch();
     let kind = Kind {
         depot: source.serial,
@@ -102,31 +79,36 @@ pub fn splice(
         reasons: source.reasons.map(|r| r.map_or(0, |r| r as u8)),
         epoch,
     };
-    let python_gap = python.gap().map(|inside| python.len() - inside);
-    let (kept, native_gap) = if all { (trail.kept(), trail.gap()) } else { (0, None) };
-    let whole = python_gap.is_none() && !last.python_gap && native_gap.is_none();
-    let kept = if whole && kind == last.kind { kept } else { 0 };
+    let (python_gap, native_gap) = (python.gap(), native.gap().filter(|_| all));
+    let gaps = python_gap.is_some() || last.python_gap || native_gap.is_some();
+    let usable = kind == last.kind && !gaps;
     if last.kind.depot != source.serial {
         last.depth = 0;
     }
     (last.kind, last.python_gap) = (kind, python_gap.is_some());
-    let same_python = last.take(python);
-
-    let natives: &mut [Native] = if all { trail.frames() } else { &mut [] };
-    let Last { words, ids, depth, python, python_len, .. } = last;
-    let python = &python[..*python_len];
+    let (mut python_kept, native_kept) = (python.kept(), native.kept());
+    let (links, natives) = (python.links(), if all { native.frames() } else { &mut [] });
+    if all && let Some(runtime) = source.runtime {
+        python_kept = python_kept.min(place(runtime, links, python_gap, natives));
+    }
+    let Last { words, ids, depth, .. } = last;
     let mut out = Out { depot: source.depot, words, ids, known: *depth, at: 0, id: NO_STACK };
     let elided = RawFrame::Elided.pack();
 
-    // Everything up to and with this native frame is as it was.
-    let resume =
-        natives[..kept].iter().rposition(|frame| frame.python_outside as usize <= same_python);
+    // Everything up to and with this native frame, or Python frame where there are none, is as it was.
     let (mut next, mut done) = (0, 0);
-    if let Some(frame) = resume {
-        next = frame + 1;
-        done = natives[frame].python_outside as usize;
-        out.resume(natives[frame].word_at as usize + 1);
-    } else {
+    let mut begin = true;
+    if usable && all {
+        let same = |frame: &Native| frame.python_outside as usize <= python_kept;
+        if let Some(i) = natives[..native_kept].iter().rposition(same) {
+            (next, done, begin) = (i + 1, natives[i].python_outside as usize, false);
+            out.resume(natives[i].word_at as usize + 1);
+        }
+    } else if usable && let Some(link) = links[..python_kept].last() {
+        (done, begin) = (python_kept, false);
+        out.resume(link.words as usize);
+    }
+    if begin {
         for reason in source.reasons.into_iter().rev().flatten() {
             out.push(RawFrame::Missing(reason).pack());
         }
@@ -138,11 +120,14 @@ pub fn splice(
             (Some(_), None) => usize::MAX,
             (Some(_), Some(here)) => natives[here].sp as usize,
         };
-        while let Some(step) = python.get(done).filter(|step| step.inside >= border) {
+        while let Some(link) = links.get_mut(done).filter(|link| link.inside >= border) {
             if python_gap == Some(done) {
                 out.push(elided);
             }
-            out.push(step.word);
+            if link.word != 0 {
+                out.push(link.word);
+            }
+            link.words = out.at as u16;
             done += 1;
         }
         let Some(frame) = natives.get_mut(next) else { break };
@@ -195,34 +180,31 @@ impl Out<'_> {
     }
 }
 
-/// Gives each Python frame an address inside the native frame that runs it; `usize::MAX` if none is known.
+/// Before 3.11: gives each Python frame an address inside the native frame that runs it. Returns how many, from
+/// the outermost, had it already.
 #[inline]
-fn place(runtime: Option<&Runtime>, python: &mut Found, natives: &[Native]) {
-    let Some(runtime) = runtime else { return };
-    let total = python.len();
+fn place(runtime: &Runtime, links: &mut [Link], gap: Option<usize>, natives: &[Native]) -> usize {
+    let total = links.len();
     if runtime.layout.evaluation != Evaluation::EachFrame {
-        // The outermost frame of an evaluation has it already; so have, then, those that it called.
-        let mut inside = usize::MAX;
-        for i in (0..total).rev() {
-            let step = python.get_mut(i);
-            if step.inside == 0 {
-                step.inside = inside;
-            } else {
-                inside = step.inside;
-            }
-        }
-        return;
+        return total;
     }
     // Each main loop runs one frame. Counted from the inner end, where nothing is ever missing, as far as the
     // frames are there; beyond a gap, from the outer end.
     let loops = |frame: &&Native| runtime.eval.contains(&(frame.pc as usize).wrapping_sub(1));
-    let near = python.gap().unwrap_or(total);
-    let mut from_inside = natives.iter().rev().filter(loops);
-    let mut from_outside = natives.iter().filter(loops);
-    for i in 0..near {
-        python.get_mut(i).inside = from_inside.next().map_or(usize::MAX, |f| f.sp as usize);
+    let (mut from_inside, mut from_outside) =
+        (natives.iter().rev().filter(loops), natives.iter().filter(loops));
+    let (outer, inner) = links.split_at_mut(gap.unwrap_or(0));
+    let mut same = total;
+    for (i, link) in inner.iter_mut().enumerate().rev() {
+        let inside = from_inside.next().map_or(usize::MAX, |f| f.sp as usize);
+        if link.inside != inside {
+            link.inside = inside;
+            same = i;
+        }
     }
-    for i in (near..total).rev() {
-        python.get_mut(i).inside = from_outside.next().map_or(usize::MAX, |f| f.sp as usize);
+    for link in outer {
+        link.inside = from_outside.next().map_or(usize::MAX, |f| f.sp as usize);
+        same = 0;
     }
+    same
 }

@@ -44,9 +44,17 @@ struct Known {
     mark: u64,
     checked: u64,
     id: u32,
+    outermost: usize,
 }
 
 impl Memo {
+    /// Where the outermost frame that runs a code object was last seen, if anything is known of it.
+    #[inline]
+    pub fn outermost(&mut self, code: usize) -> Option<&mut usize> {
+        let known = &mut self.entries[memo_of(code)];
+        (known.code == code).then_some(&mut known.outermost)
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         for known in &mut self.entries {
@@ -63,6 +71,11 @@ impl Memo {
         }
         self.now += 1;
     }
+}
+
+#[inline]
+fn memo_of(code: usize) -> usize {
+    (code >> 4 ^ code >> 12) % MEMOS
 }
 
 /// The code objects seen so far.
@@ -85,27 +98,27 @@ impl CodeTable {
         &self.arena
     }
 
-    /// The id of a code object; [`NO_CODE`] if it is new and there is no room.
+    /// The id of a code object, [`NO_CODE`] if it is new and there is no room; and its fingerprint.
     ///
     /// # Safety
     /// `code` is a live code object of an interpreter with this layout, and has been alive since
     /// [`Memo::begin`].
     #[inline(always)]
-    pub unsafe fn id(&self, layout: &Layout, code: usize, memo: &mut Memo) -> u32 {
+    pub unsafe fn id(&self, layout: &Layout, code: usize, memo: &mut Memo) -> (u32, u64) {
         let now = memo.now;
-        let known = &mut memo.entries[(code >> 4 ^ code >> 12) % MEMOS];
+        let known = &mut memo.entries[memo_of(code)];
         if known.code == code && known.checked == now {
-            return known.id;
+            return (known.id, known.mark);
         }
         // SAFETY: as the caller promises.
         let mark = unsafe { fingerprint(layout, code) };
         if (known.code, known.mark) != (code, mark) {
             // SAFETY: as the caller promises.
             let id = unsafe { self.find(layout, code, mark) };
-            *known = Known { code, mark, checked: now, id };
+            *known = Known { code, mark, checked: now, id, outermost: usize::MAX };
         }
         known.checked = now;
-        known.id
+        (known.id, mark)
     }
 
     /// # Safety
@@ -189,7 +202,7 @@ impl CodeTable {
 /// # Safety
 /// `code` is a live code object of an interpreter with this layout.
 #[inline(always)]
-unsafe fn fingerprint(layout: &Layout, code: usize) -> u64 {
+pub(super) unsafe fn fingerprint(layout: &Layout, code: usize) -> u64 {
     // SAFETY: fields of a live code object, and the strings and bytes that it owns.
     unsafe {
         let field = |offset: usize| read::<u64>(code + offset);

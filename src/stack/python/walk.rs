@@ -1,8 +1,17 @@
 //! The chain of Python frames of the calling thread.
+//!
+//! **What didn't change is not worked out again.** Where the chain goes from a frame depends on a few words of that
+//! frame (whose it is, its code object, its position, the link to its caller), and what is written down of the
+//! frame on those words and on the identity of the code object. A thread remembers them for every frame of its
+//! last walk. When a new walk comes to a frame that it knows, it compares word by word, frame by frame
+//! outwards; if all are the same, so is the rest of the walk, whatever happened in between. A code object is
+//! known again by its fingerprint ([`super::code`]), as ever; within one walk it is alive, because a frame holds
+//! it, so the outermost of the frames that run it is the only one at which that is checked. No frame is read
+//! before the link that leads to it was.
 
 use memtrace_format::stacks::{RawFrame, Reason};
 
-use super::code::{CodeTable, Memo};
+use super::code::{CodeTable, Memo, fingerprint};
 use super::offsets::{
     Evaluation, LAYOUTS, Layout, OB_TYPE, OWNER_GENERATOR, OWNER_SHIM, Position, Runtime,
 };
@@ -10,52 +19,226 @@ use super::read;
 use crate::stack::deep::Deep;
 
 /// Frames that are kept of each end of a deep stack.
-pub const PYTHON_HALF: usize = 128;
+pub const HALF: usize = 128;
+/// Links that are kept: frames, and what stands between evaluations.
+pub const MAX: usize = 3 * HALF;
+/// More links than this are never followed: a chain that long is damaged, or a recursion of which the ends
+/// tell nothing that its first thousands don't.
+const MAX_STEPS: usize = 1 << 14;
 
-/// A frame.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Step {
-    /// The frame, packed.
+/// A link of the chain: a frame of Python's, or what the interpreter puts between two evaluations. One cache line.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+pub struct Link {
+    /// The frame as it is written down; 0 if it shows nothing.
     pub word: u64,
-    /// For the outermost frame of an evaluation, where the version lets us tell: an address inside the native
-    /// frame of the interpreter's main loop. 0 for others.
+    /// An address inside the native frame of the main loop that runs it; `usize::MAX` if none is known.
     pub inside: usize,
+    /// How many words the stack has up to and with this frame, where there are no native frames.
+    pub words: u16,
+    /// How many links up to and with this one show something.
+    shown: u16,
+    frame: usize,
+    /// 3.11: the record of the evaluation that it belongs to.
+    record: usize,
+    code: usize,
+    at: u64,
+    mark: u64,
+    /// Whose it is, and whether it is the outermost of its evaluation.
+    owner: u8,
+    outermost: bool,
+    /// What it is; only some kinds can be known again.
+    kind: Kind,
+    /// No frame further out runs the same code.
+    first: bool,
 }
 
-/// Frames while they are found, innermost first.
-pub type Found = Deep<Step, PYTHON_HALF>;
+const _: () = assert!(size_of::<Link>() == 64);
 
-/// More frames than this are never followed: a chain that long is damaged, or a recursion of which the ends
-/// tell nothing that its first thousands don't.
-const MAX_FRAMES: usize = 1 << 14;
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    #[default]
+    Other,
+    Frame,
+    Shim,
+}
 
-/// Walks the calling thread's frames, innermost first, into `out`. Returns why there is nothing (more).
+const INDEX: usize = 512;
+
+/// The frames of the last walk, outermost first. All zeros is an empty one.
+pub struct Trail {
+    links: [Link; MAX],
+    len: usize,
+    /// The index before which frames were left out; 0: none.
+    gap: usize,
+    kept: usize,
+    /// Of the table of code objects; 0: nothing can be known again.
+    serial: u64,
+    /// From a frame's address to where it may be found.
+    index: [u16; INDEX],
+    /// Links while they are found, innermost first.
+    fresh: [Link; MAX],
+    /// Frames of a deep stack while they are found.
+    ends: Deep<Link, HALF>,
+}
+
+#[inline]
+fn slot(frame: usize) -> usize {
+    (frame >> 3 ^ frame >> 12) % INDEX
+}
+
+impl Trail {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.len, self.gap, self.kept, self.serial) = (0, 0, 0, 0);
+    }
+
+    /// The links, outermost first.
+    #[inline]
+    pub fn links(&mut self) -> &mut [Link] {
+        &mut self.links[..self.len]
+    }
+
+    /// Frames were left out before this index.
+    #[inline]
+    pub fn gap(&self) -> Option<usize> {
+        (self.gap > 0).then_some(self.gap)
+    }
+
+    /// How many links, from the outermost, the last two walks have in common, for certain.
+    #[inline]
+    pub fn kept(&self) -> usize {
+        self.kept
+    }
+
+    /// Puts the first `n` fresh links at the inner end of the first `kept` ones.
+    #[inline]
+    fn extend(&mut self, kept: usize, n: usize, memo: &mut Memo) {
+        let (mut inside, mut shown) = match self.links[..kept].last() {
+            Some(last) => (last.inside, last.shown),
+            None => (usize::MAX, 0),
+        };
+        for (i, link) in self.fresh[..n].iter().rev().enumerate() {
+            let (at, mut link) = (kept + i, *link);
+            if link.kind == Kind::Shim {
+                inside = link.frame;
+            } else if link.outermost {
+                inside = link.record;
+            }
+            shown += u16::from(link.word != 0);
+            (link.inside, link.shown) = (inside, shown);
+            link.first = match memo.outermost(link.code) {
+                Some(other) if *other < at && self.links[*other].code == link.code => false,
+                Some(other) => {
+                    *other = at;
+                    true
+                }
+                None => true,
+            };
+            let Some(place) = self.links.get_mut(at) else { break };
+            *place = link;
+            self.index[slot(link.frame)] = at as u16;
+        }
+        (self.kept, self.len, self.gap) = (kept, kept + n, 0);
+    }
+
+    /// Takes the two ends of a deep stack.
+    fn take_ends(&mut self) {
+        let n = self.ends.len();
+        let mut inside = usize::MAX;
+        for i in 0..n {
+            let mut link = self.ends.get(n - 1 - i);
+            // Here the outermost frame of an evaluation has it already.
+            if link.inside != 0 {
+                inside = link.inside;
+            }
+            link.inside = inside;
+            self.links[i] = link;
+        }
+        (self.kept, self.len, self.serial) = (0, n, 0);
+        self.gap = self.ends.gap().map_or(0, |from_inside| n - from_inside);
+    }
+}
+
+/// Walks the calling thread's frames into `trail`. Returns why there is nothing, or nothing more.
 #[inline]
 pub fn walk(
     runtime: &Runtime,
     codes: &CodeTable,
+    serial: u64,
     memo: &mut Memo,
-    out: &mut Found,
+    trail: &mut Trail,
 ) -> Option<Reason> {
-    out.clear();
-    if runtime.finalizing() {
-        return Some(Reason::Finalizing);
-    }
-    let thread = runtime.thread_state();
-    if thread == 0 {
-        return Some(Reason::NoThreadState);
-    }
-    // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
-    let stopped = unsafe {
-        match runtime.which {
-            0 => follow::<0>(runtime, codes, memo, thread, out),
-            1 => follow::<1>(runtime, codes, memo, thread, out),
-            2 => follow::<2>(runtime, codes, memo, thread, out),
-            3 => follow::<3>(runtime, codes, memo, thread, out),
-            _ => follow::<4>(runtime, codes, memo, thread, out),
+    let thread = match (runtime.finalizing(), runtime.thread_state()) {
+        (true, _) => Err(Reason::Finalizing),
+        (_, 0) => Err(Reason::NoThreadState),
+        (_, thread) => Ok(thread),
+    };
+    let thread = match thread {
+        Ok(thread) => thread,
+        Err(why) => {
+            trail.clear();
+            return Some(why);
         }
     };
-    stopped.or_else(|| out.is_empty().then_some(Reason::NoFrame))
+    if trail.serial != serial {
+        trail.clear();
+    }
+    memo.begin(serial);
+    // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
+    let end = unsafe {
+        match runtime.which {
+            0 => follow::<0>(runtime, codes, memo, thread, trail),
+            1 => follow::<1>(runtime, codes, memo, thread, trail),
+            2 => follow::<2>(runtime, codes, memo, thread, trail),
+            3 => follow::<3>(runtime, codes, memo, thread, trail),
+            _ => follow::<4>(runtime, codes, memo, thread, trail),
+        }
+    };
+    let why = match end {
+        End::Known { kept, fresh } => {
+            trail.extend(kept, fresh, memo);
+            trail.serial = serial;
+            None
+        }
+        End::Damaged { fresh } => {
+            trail.extend(0, fresh, memo);
+            trail.serial = 0;
+            Some(Reason::Truncated)
+        }
+        End::Deep(why) => {
+            trail.take_ends();
+            why
+        }
+    };
+    why.or_else(|| trail.links().iter().all(|l| l.word == 0).then_some(Reason::NoFrame))
+}
+
+/// How a walk ended.
+enum End {
+    /// At the outermost frame, or at a part that is as remembered.
+    Known { kept: usize, fresh: usize },
+    /// At something that can't be.
+    Damaged { fresh: usize },
+    /// There is more than is kept; both ends have been taken, unless there is a reason why not.
+    Deep(Option<Reason>),
+}
+
+/// Where a walk begins: the thread's current frame, and the record of its evaluation where there is one.
+///
+/// # Safety
+/// `thread` is the state of the calling thread, in an interpreter with this layout.
+#[inline(always)]
+unsafe fn current(layout: &Layout, thread: usize) -> (usize, usize) {
+    // SAFETY: a live thread state; the record it may point to is on this thread's stack, or inside the state.
+    unsafe {
+        match (read(thread + layout.thread), layout.record) {
+            (frame, None) => (frame, 0),
+            (0, Some(_)) => (0, 0),
+            (record, Some(current)) => (read(record + current), record),
+        }
+    }
 }
 
 /// The walk for one version: its offsets are constants, which makes it twice as fast.
@@ -67,89 +250,232 @@ unsafe fn follow<const WHICH: usize>(
     codes: &CodeTable,
     memo: &mut Memo,
     thread: usize,
-    out: &mut Found,
-) -> Option<Reason> {
+    trail: &mut Trail,
+) -> End {
     let layout = const { &LAYOUTS[WHICH] };
-    // SAFETY: a live thread state; the record it may point to is on this thread's stack, or inside the state.
-    let (mut frame, mut record): (usize, usize) = unsafe {
-        match (read(thread + layout.thread), layout.record) {
-            (frame, None) => (frame, 0),
-            (0, Some(_)) => (0, 0),
-            (record, Some(current)) => (read(record + current), record),
+    // SAFETY: as the caller promises.
+    let (mut frame, mut record) = unsafe { current(layout, thread) };
+    let (mut fresh, mut kept) = (0, 0);
+    // Links at this index and further in are not what they were.
+    let mut candidates = trail.len;
+    while frame != 0 {
+        let known = trail.index[slot(frame)] as usize;
+        if known < candidates
+            && let Some(link) = trail.links.get(known)
+            && (link.frame, link.record) == (frame, record)
+        {
+            // SAFETY: the frame is alive, and its address is the remembered one.
+            match unsafe { changed::<WHICH>(trail, known) } {
+                None => {
+                    kept = known + 1;
+                    break;
+                }
+                Some(first) => candidates = first,
+            }
         }
-    };
-    for _ in 0..MAX_FRAMES {
+        // SAFETY: a frame in the chain of this thread, which keeps it alive.
+        let link = unsafe { look::<WHICH>(runtime, codes, memo, frame, record) };
+        let (Some((link, next)), Some(place)) = (link, trail.fresh.get_mut(fresh)) else {
+            if fresh < MAX {
+                return End::Damaged { fresh };
+            }
+            break;
+        };
+        *place = link;
+        fresh += 1;
+        (frame, record) = next;
+    }
+    let shown = trail.fresh[..fresh].iter().filter(|l| l.word != 0).count();
+    let shown = shown + trail.links[..kept].last().map_or(0, |l| l.shown as usize);
+    if shown > 2 * HALF || fresh + kept > MAX || fresh == MAX {
+        // SAFETY: as the caller promises.
+        return End::Deep(unsafe {
+            both_ends::<WHICH>(runtime, codes, memo, thread, &mut trail.ends)
+        });
+    }
+    End::Known { kept, fresh }
+}
+
+/// The innermost link, from `known` outwards, that is not as it was.
+///
+/// # Safety
+/// The frame of `known` is a live frame of this thread, in an interpreter whose layout is `LAYOUTS[WHICH]`.
+#[inline]
+unsafe fn changed<const WHICH: usize>(trail: &Trail, known: usize) -> Option<usize> {
+    let layout = const { &LAYOUTS[WHICH] };
+    for i in (0..=known).rev() {
+        let (link, caller) = (&trail.links[i], i.checked_sub(1).map(|i| &trail.links[i]));
+        let frame = link.frame;
+        // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged. Its code
+        // object is alive if it is the one in the frame.
+        let same = unsafe {
+            layout.owner.is_none_or(|at| read::<u8>(frame + at) == link.owner)
+                && read::<usize>(frame + layout.previous) == caller.map_or(0, |c| c.frame)
+                && match link.kind {
+                    Kind::Other => false,
+                    Kind::Shim => true,
+                    Kind::Frame => {
+                        read::<usize>(frame + layout.code) == link.code
+                            && raw_position(layout, frame) == link.at
+                            && same_evaluation(layout, link, caller)
+                            && (!link.first || fingerprint(layout, link.code) == link.mark)
+                    }
+                }
+        };
+        if !same {
+            return Some(i);
+        }
+    }
+    None
+}
+
+/// Is a link still in the evaluation that it was in, and does the record of that lead to the same outer one?
+///
+/// # Safety
+/// The link's frame and record are alive, in an interpreter with this layout.
+#[inline(always)]
+unsafe fn same_evaluation(layout: &Layout, link: &Link, caller: Option<&Link>) -> bool {
+    let Evaluation::Marked { mark, next } = layout.evaluation else { return true };
+    // SAFETY: as the caller promises.
+    unsafe {
+        (read::<u8>(link.frame + mark) != 0) == link.outermost
+            && (!link.outermost
+                || caller.is_none_or(|c| read::<usize>(link.record + next) == c.record))
+    }
+}
+
+/// Looks at a frame. Returns what it is, and the next frame and record; `None` if it can't be a frame.
+///
+/// # Safety
+/// `frame` is in the chain of the calling thread, and `record` that of its evaluation, in an interpreter whose
+/// layout is `LAYOUTS[WHICH]`.
+#[inline(always)]
+unsafe fn look<const WHICH: usize>(
+    runtime: &Runtime,
+    codes: &CodeTable,
+    memo: &mut Memo,
+    frame: usize,
+    record: usize,
+) -> Option<(Link, (usize, usize))> {
+    let layout = const { &LAYOUTS[WHICH] };
+    if !frame.is_multiple_of(align_of::<usize>()) {
+        return None;
+    }
+    let mut link = Link { frame, record, ..Link::default() };
+    let mut next_record = record;
+    // SAFETY: the frame is alive, and only this thread changes it. A frame that is Python's has a code object,
+    // which it keeps alive; others are told by their owner or by the type of what is in the code's place, which is
+    // always an object.
+    unsafe {
+        link.owner = layout.owner.map_or(0, |at| read(frame + at));
+        if link.owner >= OWNER_SHIM {
+            link.kind = Kind::Shim;
+        } else {
+            link.code = read(frame + layout.code);
+            if link.code == 0 || !link.code.is_multiple_of(align_of::<usize>()) {
+                return None;
+            }
+            link.at = raw_position(layout, frame);
+            if read::<usize>(link.code + OB_TYPE) == runtime.code_type
+                && let Some(unit) = position(layout, link.at, link.code, link.owner)
+            {
+                let (code, mark) = codes.id(layout, link.code, memo);
+                link.mark = mark;
+                link.word = RawFrame::Python { code, unit: u32::try_from(unit).ok() }.pack();
+                link.kind = Kind::Frame;
+            }
+            if let Evaluation::Marked { mark, next } = layout.evaluation {
+                link.outermost = record != 0 && read::<u8>(frame + mark) != 0;
+                if link.outermost {
+                    next_record = read(record + next);
+                }
+            }
+        }
+        Some((link, (read(frame + layout.previous), next_record)))
+    }
+}
+
+/// The walk of a deep stack, of which both ends are kept.
+///
+/// # Safety
+/// As for [`follow`].
+#[cold]
+unsafe fn both_ends<const WHICH: usize>(
+    runtime: &Runtime,
+    codes: &CodeTable,
+    memo: &mut Memo,
+    thread: usize,
+    ends: &mut Deep<Link, HALF>,
+) -> Option<Reason> {
+    ends.clear();
+    // SAFETY: as the caller promises.
+    let (mut frame, mut record) = unsafe { current(const { &LAYOUTS[WHICH] }, thread) };
+    for _ in 0..MAX_STEPS {
         if frame == 0 {
             return None;
         }
-        if !frame.is_multiple_of(align_of::<usize>()) {
-            return Some(Reason::Truncated);
+        // SAFETY: a frame in the chain of this thread, which keeps it alive.
+        let Some((mut link, next)) =
+            (unsafe { look::<WHICH>(runtime, codes, memo, frame, record) })
+        else {
+            break;
+        };
+        let end = match link.kind {
+            Kind::Shim => link.frame,
+            _ if link.outermost => link.record,
+            _ => 0,
+        };
+        if link.word != 0 {
+            link.inside = 0;
+            ends.push(link);
         }
-        // SAFETY: a frame in the chain of this thread: alive, and only this thread changes it. A frame that is
-        // Python's has a code object, which it keeps alive; others are told by their owner or by the type of
-        // what is in the code's place, which is always an object.
-        unsafe {
-            let owner = layout.owner.map_or(0, |at| read::<u8>(frame + at));
-            if owner >= OWNER_SHIM {
-                end_evaluation(out, frame);
-            } else {
-                let code: usize = read(frame + layout.code);
-                if code == 0 || !code.is_multiple_of(align_of::<usize>()) {
-                    return Some(Reason::Truncated);
-                }
-                if read::<usize>(code + OB_TYPE) == runtime.code_type
-                    && let Some(at) = position(layout, frame, code, owner)
-                {
-                    let (code, unit) = (codes.id(layout, code, memo), u32::try_from(at).ok());
-                    out.push(Step { word: RawFrame::Python { code, unit }.pack(), inside: 0 });
-                }
-                if let Evaluation::Marked { mark, next } = layout.evaluation
-                    && read::<u8>(frame + mark) != 0
-                    && record != 0
-                {
-                    end_evaluation(out, record);
-                    record = read(record + next);
-                }
-            }
-            frame = read(frame + layout.previous);
+        // The evaluation ends with the last frame that counts, unless that belongs to an earlier one because this
+        // evaluation has none.
+        if end != 0
+            && let Some(last) = ends.last_mut()
+            && last.inside == 0
+        {
+            last.inside = end;
         }
+        (frame, record) = next;
     }
     Some(Reason::Truncated)
 }
 
-/// Notes in the last frame that its evaluation ends with it, unless that frame belongs to an earlier one
-/// because this evaluation has none that count.
+/// The frame's position as it is in memory.
+///
+/// # Safety
+/// `frame` is a live frame of an interpreter with this layout.
 #[inline(always)]
-fn end_evaluation(out: &mut Found, inside: usize) {
-    if let Some(step) = out.last_mut()
-        && step.inside == 0
-    {
-        step.inside = inside;
+unsafe fn raw_position(layout: &Layout, frame: usize) -> u64 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match layout.position {
+            Position::Bytes | Position::Units => i64::from(read::<i32>(frame + layout.at)) as u64,
+            Position::Pointer => read(frame + layout.at),
+        }
     }
 }
 
-/// The index of the code unit at which the frame is, negative before the first. `None` if the frame has not begun
+/// The index of the code unit that a position means, negative before the first. `None` if the frame has not begun
 /// (its arguments are still being put in place), which Python's own tracebacks leave out, too.
 ///
 /// # Safety
-/// `frame` is a live frame and `code` its code object, in an interpreter with this layout.
+/// `code` is a live code object of an interpreter with this layout.
 #[inline(always)]
-unsafe fn position(layout: &Layout, frame: usize, code: usize, owner: u8) -> Option<i64> {
-    // SAFETY: fields of live objects.
-    unsafe {
-        match layout.position {
-            // An arithmetic shift: what is negative stays so.
-            Position::Bytes => Some(i64::from(read::<i32>(frame + layout.at)) >> 1),
-            Position::Units => Some(i64::from(read::<i32>(frame + layout.at))),
-            Position::Pointer => {
-                let first = code + layout.instructions;
-                let at: usize = read(frame + layout.at);
-                let begun = layout.first_traceable.map_or(0, |f| read::<u32>(code + f) as usize);
-                if owner != OWNER_GENERATOR && at < first + 2 * begun {
-                    return None;
-                }
-                Some((at as i64).wrapping_sub(first as i64) >> 1)
+unsafe fn position(layout: &Layout, at: u64, code: usize, owner: u8) -> Option<i64> {
+    match layout.position {
+        // An arithmetic shift: what is negative stays so.
+        Position::Bytes => Some(at as i64 >> 1),
+        Position::Units => Some(at as i64),
+        Position::Pointer => {
+            let first = (code + layout.instructions) as u64;
+            // SAFETY: a field of a live code object.
+            let begun = layout.first_traceable.map_or(0, |f| unsafe { read::<u32>(code + f) });
+            if owner != OWNER_GENERATOR && at < first + 2 * u64::from(begun) {
+                return None;
             }
+            Some((at as i64).wrapping_sub(first as i64) >> 1)
         }
     }
 }
