@@ -17,7 +17,7 @@ use crate::record::guard;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
     let Some(recorder) = crate::recorder() else { return 1 };
-    guard::nested(|| {
+    let dump = || {
         if path.is_null() {
             return if dump::to_folder(recorder, u64::MAX, Reason::Request).is_some() {
                 0
@@ -34,7 +34,8 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
                 2
             }
         }
-    })
+    };
+    guard::nested(|| guard::uncancelled(dump))
 }
 
 /// Is memtrace recording in this process?

@@ -59,7 +59,7 @@ pub fn wake() {
     }
     match WOKEN.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => guard::nested(|| {
-            if std::panic::catch_unwind(turn_on).is_err() {
+            if std::panic::catch_unwind(|| guard::uncancelled(turn_on)).is_err() {
                 switch_off("an internal error at the start");
             }
             WOKEN.store(AWAKE, Ordering::Release);

@@ -30,7 +30,7 @@ pub fn register() {
 extern "C" fn exiting() {
     let Some(recorder) = recorder() else { return };
     guard::nested(|| {
-        if std::panic::catch_unwind(|| last_snapshot(recorder)).is_err() {
+        if std::panic::catch_unwind(|| guard::uncancelled(|| last_snapshot(recorder))).is_err() {
             message!("an internal error while the last snapshot was written");
         }
     });

@@ -24,6 +24,7 @@ use memtrace_format::event::WORDS;
 
 use crate::config::Config;
 use crate::message;
+use crate::record::guard;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Slots of the ring at the start; it doubles from there.
@@ -78,14 +79,9 @@ impl Space {
             return false;
         }
         let offset = words.as_ptr() as usize - self.base;
+        let (offset, length) = (offset as libc::off_t, size_of_val(words) as libc::off_t);
         // SAFETY: plain system call on our own descriptor.
-        unsafe {
-            libc::posix_fallocate(
-                self.file,
-                offset as libc::off_t,
-                size_of_val(words) as libc::off_t,
-            ) == 0
-        }
+        guard::uncancelled(|| unsafe { libc::posix_fallocate(self.file, offset, length) == 0 })
     }
 }
 

@@ -8,6 +8,7 @@
 //! panic inside it switches memtrace off, says so once, and leaves the program alone.
 
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::record::Recorder;
@@ -105,6 +106,22 @@ pub fn nested<R>(f: impl FnOnce() -> R) -> R {
     let was = LOCAL.with(|l| l.inside.replace(true));
     let result = f();
     LOCAL.with(|l| l.inside.set(was));
+    result
+}
+
+/// Runs something that may open, write or wait. A thread that is being cancelled (`pthread_cancel`) would end in there,
+/// by unwinding through our frames, which ends the process.
+pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
+    const DISABLE: c_int = 1;
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    }
+    let mut before = 0;
+    // SAFETY: POSIX's function; it changes a word of this thread's, and the place for the old value is ours.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    let result = f();
+    // SAFETY: as above; the old value comes from the same function.
+    unsafe { pthread_setcancelstate(before, &raw mut before) };
     result
 }
 

@@ -1,6 +1,7 @@
 """What the tests share: C programs, the environment that `memtrace run` would set, and running in it."""
 
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def virtual_environment(spec="h100"):
 
 def start(command, env, **options):
     """Starts a program and returns at once."""
+    # A core dump of each killed process would take most of the time.
+    options.setdefault("preexec_fn", lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
     return subprocess.Popen(
         [str(c) for c in command],
         env=support.environment(env),

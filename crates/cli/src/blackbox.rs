@@ -177,16 +177,18 @@ pub(crate) fn at_rest(file: &File) -> Result<Image, Trouble> {
 pub(crate) fn alive(file: &File) -> Result<[Image; 2], Trouble> {
     let end = Instant::now() + PATIENCE;
     loop {
-        if let Some(both) = look(file)? {
-            return Ok(both);
+        match look(file) {
+            Ok(Some(both)) => return Ok(both),
+            // It is just being made.
+            Ok(None) | Err(Trouble::Open(OpenError::NotReady)) if Instant::now() < end => {}
+            Err(e) => return Err(e),
+            Ok(None) => {
+                let advice = "it allocates faster than its black box can be read: try again, or let \
+                              it write snapshots itself (MEMTRACE_SIGNAL=USR2)";
+                return Err(Trouble::Other(advice.to_owned()));
+            }
         }
-        if Instant::now() > end {
-            return Err(Trouble::Other(
-                "it allocates faster than its black box can be read: try again, or let it write \
-                 snapshots itself (MEMTRACE_SIGNAL=USR2)"
-                    .to_owned(),
-            ));
-        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,0 +1,299 @@
+"""Odd lives of processes: what memtrace must not disturb, and what it must still write down. T numbers are public
+reports about other tools, re-imagined as small programs."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import hazard
+import pytest
+import support
+
+OLD_BLOCKS, PAIRS = 101, 5000
+
+
+@pytest.fixture
+def odd(programs, gpu, tmp_path):
+    """Runs an odd program, recorded; returns what it printed, and its snapshots by process."""
+
+    def run(what, *more, env=None, code=0):
+        env = {**gpu, "MEMTRACE_OUT": str(tmp_path / "out"), "MEMTRACE_QUIET": "1", **(env or {})}
+        done = support.must(support.execute([programs / "odd", what, *more], env=env, timeout=120), code=code)
+        assert done.stdout.splitlines()[-1:] == ["ok"]
+        found = [support.load(p) for p in support.files(tmp_path / "out")]
+        support.must(support.memtrace("check", *support.files(tmp_path / "out"))) if found else None
+        assert not list((tmp_path / "out").glob("*.blackbox"))
+        return done, {s["memtrace"]["pid"]: s for s in found}
+
+    return run
+
+
+def sizes(snapshot):
+    return sorted(hazard.driver_blocks(snapshot).values())
+
+
+def test_a_child_that_is_first(odd):
+    """Each has a file of its own, and the child's names its parent."""
+    _, found = odd("fork_child_first")
+    of = {tuple(sizes(s)): s["memtrace"] for s in found.values()}
+    assert sorted(of) == [(1111,), (2222,)]
+    assert of[1111,]["parent"] == of[2222,]["pid"]
+
+
+def test_a_child_begins_empty(odd):
+    """T30: nothing of the parent's is charged to the child, in which CUDA refuses to work."""
+    _, found = odd("fork_parent_first")
+    assert sorted(map(sizes, found.values())) == [[], [2222, 4444]]
+
+
+def test_a_process_that_becomes_another_program(programs, gpu, tmp_path):
+    """exec ends the old program without a word: its black box is recovered, though its number lives on."""
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path)}
+    support.must(support.execute([programs / "odd", "exec"], env=env))
+    assert sizes(support.load(support.only_file(tmp_path))) == [7777]
+    (recovered,) = hazard.recover(tmp_path)
+    assert sizes(support.load(recovered)) == [1111]
+
+
+@pytest.mark.parametrize("what", ["cancel", "destructors", "exit_handlers"])
+def test_ends_of_threads(what, odd):
+    _, found = odd(what)
+    (snapshot,) = found.values()
+    assert sizes(snapshot) == [7777]
+    assert snapshot["memtrace"]["counters"]["unpublished"] == 0
+
+
+def test_exit_in_a_thread(odd):
+    _, found = odd("exit_in_thread", code=4)
+    assert [sizes(s) for s in found.values()] == [[7777]]
+
+
+def test_a_million_pairs_take_no_more_memory(odd):
+    """T15. The small ring has wrapped many times."""
+    done, found = odd("pairs", env={"MEMTRACE_EVENTS": "16384"})
+    assert int(re.search(r"grew (-?\d+) KiB", done.stdout)[1]) < 1024
+    (snapshot,) = found.values()
+    assert snapshot["memtrace"]["counters"]["events"] == 2_400_000
+
+
+def test_the_main_thread_is_no_dearer_than_another(odd):
+    """T12: the bounds of a stack are asked for once a thread."""
+    done, _ = odd("main_thread")
+    main, worker = map(int, re.search(r"main (\d+) worker (\d+)", done.stdout).groups())
+    assert main < 5 * worker + 5000, done.stdout
+
+
+def test_blocks_from_before_the_history(odd):
+    """T05, T06: what is older than the history is known as it is, and its free is one."""
+    _, found = odd("old_blocks", env={"MEMTRACE_EVENTS": "1024"})
+    (snapshot,) = found.values()
+    assert sizes(snapshot) == [1000] * 100
+    trace = snapshot["device_traces"][0]
+    assert len(trace) < 5 * 1024
+    last = trace[-3:]
+    assert [e["action"] for e in last] == ["free_requested", "free_completed", "segment_free"]
+    assert {e["size"] for e in last} == {123456}
+    counters = snapshot["memtrace"]["counters"]
+    assert counters["anomalies"] == 0 and counters["events"] == OLD_BLOCKS + 2 * PAIRS + 1
+
+
+def test_descriptors_that_are_taken_away(odd, tmp_path):
+    """The black box's descriptor may become a file of the program's: nothing is done to that."""
+    done, found = odd("close_all", tmp_path / "mine")
+    assert "its length is 0\n" in done.stdout
+    assert [sizes(s) for s in found.values()] == [[1111]]
+
+
+def test_a_late_library(programs, gpu, tmp_path):
+    """T40: loaded when everything runs already, it interposes nothing and harms nothing."""
+    env = {**gpu, "LD_PRELOAD": gpu["LD_PRELOAD"].split(":", 1)[1], "MEMTRACE_OUT": str(tmp_path)}
+    done = support.must(support.execute([programs / "odd", "late", support.LIBRARY], env=env))
+    assert done.stdout == "ok\n" and not list(tmp_path.iterdir())
+
+
+def test_a_constructor_with_a_thread(odd, programs):
+    """T40: a thread wakes the recorder while another one is inside the loader."""
+    _, found = odd("constructor", programs / "libthread.so")
+    (snapshot,) = found.values()
+    assert 7777 in sizes(snapshot)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_another_interposer(first, odd, programs, gpu):
+    """T35: before or after us in LD_PRELOAD; each sees every call."""
+    ours, rest = gpu["LD_PRELOAD"].split(":", 1)
+    other = str(programs / "libother.so")
+    preload = [other, ours] if first else [ours, other]
+    done, found = odd("plain", env={"LD_PRELOAD": ":".join([*preload, rest])})
+    assert done.stderr == "other: 1\n"
+    assert [sizes(s) for s in found.values()] == [[7777]]
+
+
+def test_programs_without_cuda(programs, tmp_path):
+    """T33, T34: no CUDA on the machine, a child: nothing is missing, nothing is started, nothing is opened."""
+    code = "import os; print(len(os.listdir('/proc/self/task')), len(os.listdir('/proc/self/fd')))"
+    command = ["sh", "-c", f"'{sys.executable}' -c \"{code}\"; exit 7"]
+    env = {"LD_PRELOAD": str(support.LIBRARY), "MEMTRACE_OUT": str(tmp_path)}
+    plain, preloaded = (support.must(support.execute(command, env=e), code=7) for e in ({}, env))
+    assert (plain.stdout, plain.stderr) == (preloaded.stdout, preloaded.stderr) and not list(tmp_path.iterdir())
+    needed = subprocess.run(["ldd", support.LIBRARY], capture_output=True, text=True, check=True).stdout
+    assert not re.search(r"cuda|nvidia|not found", needed), needed
+
+
+def test_one_of_eight_is_killed(programs, gpu, tmp_path):
+    """T31: nothing is shared between processes, so the others don't notice."""
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_QUIET": "1"}
+    victim = hazard.start([programs / "client", tmp_path / "ledger", "run"], env)
+    others = [hazard.start([programs / "odd", "cancel"], env) for _ in range(7)]
+    time.sleep(0.05)
+    victim.kill()
+    for other in others:
+        out, err = other.communicate(timeout=60)
+        assert (other.returncode, out, err) == (0, "ok\n", "")
+    victim.communicate()
+    assert len(support.files(tmp_path)) == 7
+
+
+# The output folder and the values of variables.
+
+
+def test_a_folder_that_cannot_be_written(programs, gpu, tmp_path):
+    """One line that says what to change; the program runs on, and nothing recorded is lost."""
+    out = tmp_path / "a file"
+    out.write_text("")
+    env = {**gpu, "MEMTRACE_OUT": str(out), "MEMTRACE_BLACKBOX": str(tmp_path / "box")}
+    done = support.must(support.execute([programs / "odd", "plain"], env=env))
+    assert done.stdout == "ok\n"
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and "MEMTRACE_OUT" in lines[0], done.stderr
+    (recovered,) = hazard.recover(tmp_path / "box", "--out", tmp_path)
+    assert sizes(support.load(recovered)) == [7777]
+
+
+def test_a_full_disk(programs, gpu, tmp_path):
+    """A file system with room for the start of the history: one line, a smaller ring, no SIGBUS."""
+    small = tmp_path / "small"
+    small.mkdir()
+    out = tmp_path / "out"
+    script = f"mount -t tmpfs -o size=24m tmpfs '{small}' && exec '{programs / 'client'}' '{tmp_path / 'ledger'}' exit 2000"
+    command = ["unshare", "-m", "sh", "-c", script]
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mount namespaces need root")
+    env = {**gpu, "MEMTRACE_OUT": str(out), "MEMTRACE_BLACKBOX": str(small), "MEMTRACE_STACKS": "none"}
+    done = support.must(support.execute(command, env=env), code=3)
+    said = [line for line in done.stderr.splitlines() if "wrote " not in line]
+    assert len(said) == 1 and "MEMTRACE_BLACKBOX" in said[0], done.stderr
+    counters = hazard.about(support.only_file(out))["counters"]
+    assert counters["events_retired"] > 0 and counters["live_refused"] == 0 and counters["anomalies"] == 0
+
+
+def test_no_room_at_all(programs, gpu, tmp_path):
+    """Not even the start fits: plain memory, one line."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mount namespaces need root")
+    script = f"mount -t tmpfs -o size=1m tmpfs '{small}' && exec '{programs / 'odd'}' plain"
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path / "out"), "MEMTRACE_BLACKBOX": str(small)}
+    done = support.must(support.execute(["unshare", "-m", "sh", "-c", script], env=env))
+    said = [line for line in done.stderr.splitlines() if "wrote " not in line]
+    assert len(said) == 1 and "MEMTRACE_BLACKBOX" in said[0], done.stderr
+    assert sizes(support.load(support.only_file(tmp_path / "out"))) == [7777]
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("MEMTRACE_EVENTS", "many"),
+        ("MEMTRACE_EVENTS", "99999999999999999999"),
+        ("MEMTRACE_STACKS", "some"),
+        ("MEMTRACE_FORMAT", "xml"),
+        ("MEMTRACE_SIGNAL", "KILL"),
+        ("MEMTRACE_EVERY", "-1"),
+        ("MEMTRACE_PEAK_STEP", "lots"),
+        ("MEMTRACE_CONTEXT", "none"),
+    ],
+)
+def test_absurd_values(name, value, odd):
+    done, found = odd("plain", env={name: value})
+    assert len(done.stderr.splitlines()) == 1 and f"{name}={value}" in done.stderr, done.stderr
+    assert [sizes(s) for s in found.values()] == [[7777]]
+
+
+# From outside.
+
+
+def test_a_snapshot_of_a_running_process(programs, gpu, tmp_path):
+    """Taken while four threads allocate; the process is not stopped, and its black box stays."""
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none"}
+    ledger = tmp_path / "ledger"
+    client = hazard.start([programs / "client", ledger, "run"], env)
+    try:
+        end = time.monotonic() + 20
+        while not (ledger.exists() and any(ledger.read_bytes())):
+            assert time.monotonic() < end
+        for unlink in (False, True):
+            if unlink:
+                os.unlink(os.path.realpath(next(tmp_path.glob("*.blackbox"))))
+            done = support.must(support.memtrace("snapshot", client.pid, "--out", tmp_path))
+            path = done.stdout.strip()
+            about = hazard.about(path)
+            assert (about["pid"], about["reason"]) == (client.pid, "snapshot")
+            assert about["counters"]["anomalies"] == 0 and about["counters"]["unpublished"] <= 4, about
+            assert len(hazard.driver_blocks(support.load(path))) <= 4 * 256 + 4
+            support.must(support.memtrace("check", path))
+            assert client.poll() is None
+    finally:
+        client.kill()
+        client.communicate()
+
+
+def test_the_living_are_not_recovered(programs, gpu, tmp_path):
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path)}
+    client = hazard.start([programs / "client", tmp_path / "ledger", "run"], env)
+    try:
+        while not list(tmp_path.glob("*.blackbox")):
+            time.sleep(0.01)
+        done = support.must(support.memtrace("recover", tmp_path), code=1)
+        assert done.stdout == "" and f"memtrace snapshot {client.pid}" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    finally:
+        client.kill()
+        client.communicate()
+    hazard.recover(tmp_path)
+
+
+def test_processes_without_a_black_box(tmp_path):
+    for pid, words in ((os.getpid(), "not recorded"), (2**31 - 7, "no process")):
+        done = support.must(support.memtrace("snapshot", pid), code=2)
+        assert len(done.stderr.splitlines()) == 1 and words in done.stderr
+
+
+def test_files_that_are_no_black_box(programs, gpu, tmp_path):
+    """Nonsense, another version, cut short: one clear line each, and nothing is taken away."""
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path)}
+    client = hazard.start([programs / "client", tmp_path / "ledger", "run"], env)
+    time.sleep(0.5)
+    client.kill()
+    client.communicate()
+    whole = next(tmp_path.glob("*.blackbox")).read_bytes()
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for name, content, words in (
+        ("nonsense", b"hello" * 2000, "not a memtrace black box"),
+        ("version", whole[:8] + b"\x07" + whole[9 : 1 << 20], "another version"),
+        ("cut", whole[: 1 << 17], "was the file cut?"),
+        ("header", whole[:100], "cut short"),
+        ("empty", b"", "recorded nothing"),
+    ):
+        path = bad / f"{name}.blackbox"
+        path.write_bytes(content)
+        done = support.must(support.memtrace("recover", path), code=1 if name == "empty" else 2)
+        assert len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
+        assert path.exists() == (name != "empty")
+    (bad / "good.blackbox").write_bytes(whole)
+    done = support.must(support.memtrace("recover", bad, "--keep"), code=1)
+    assert len(done.stdout.splitlines()) == 1 and len(done.stderr.splitlines()) == 4
+    hazard.recover(tmp_path)
