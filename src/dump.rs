@@ -7,6 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::blackbox::at;
@@ -20,7 +21,6 @@ use crate::hooks::table;
 use crate::message;
 use crate::record::live::Live;
 use crate::record::{Recorder, clock};
-use crate::sync::Ordering;
 use crate::virtual_gpu;
 
 /// Why a snapshot is written.

@@ -13,10 +13,24 @@ pub use std::{
     sync::{Mutex, MutexGuard},
 };
 
+// A word of a file, model or not.
+use std::sync::atomic::AtomicU64 as Real;
+
+/// The words of a black box, as the ring uses them.
+#[cfg(not(loom))]
+pub fn of_file(words: &'static [AtomicU64]) -> &'static [AtomicU64] {
+    words
+}
+
+/// A model has no file: it makes its words by [`zeroed_words`].
+#[cfg(loom)]
+pub fn of_file(_: &'static [Real]) -> &'static [AtomicU64] {
+    unreachable!("loom's atomics are not words of a file")
+}
+
 /// `n` zeros that live for ever. Pages the program never reaches cost nothing. Fewer if the address space is
 /// out.
-#[cfg(not(loom))]
-pub fn zeroed_words(n: usize) -> &'static [AtomicU64] {
+pub fn zeroed_memory(n: usize) -> &'static [Real] {
     // SAFETY: a fresh anonymous mapping that is never unmapped; all-zero words are valid atomics.
     unsafe {
         let at = libc::mmap(
@@ -29,6 +43,12 @@ pub fn zeroed_words(n: usize) -> &'static [AtomicU64] {
         );
         if at == libc::MAP_FAILED { &[] } else { std::slice::from_raw_parts(at.cast(), n) }
     }
+}
+
+/// `n` zeros that live for ever, for a ring without a file.
+#[cfg(not(loom))]
+pub fn zeroed_words(n: usize) -> &'static [AtomicU64] {
+    zeroed_memory(n)
 }
 
 /// Loom's atomics can't be made from zeroed memory.

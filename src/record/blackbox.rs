@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::blackbox::{
     HEADER_WORDS, LIVE_FIRST, LIVE_WORDS, Life, MAGIC, REGIONS, Region, VERSION, at,
@@ -25,7 +26,6 @@ use memtrace_format::event::WORDS;
 use crate::config::Config;
 use crate::message;
 use crate::record::guard;
-use crate::sync::{AtomicU64, Ordering};
 
 /// Slots of the ring at the start; it doubles from there.
 pub const FIRST_SLOTS: usize = 1 << 14;
@@ -145,7 +145,7 @@ impl Mapped {
     /// In plain memory.
     pub fn anonymous(slots: usize) -> Mapped {
         let (_, total) = layout(slots);
-        let words = crate::sync::zeroed_words(total);
+        let words = crate::sync::zeroed_memory(total);
         let slots = if words.len() < total { FIRST_SLOTS } else { slots };
         let mapped = Mapped { words, path: None, link: None, space: Space::MEMORY, _file: None };
         mapped.begin(slots);
@@ -191,11 +191,6 @@ impl Mapped {
         let (start, len) =
             (word(at::REGIONS + 2 * region as usize), word(at::REGIONS + 2 * region as usize + 1));
         &self.words[start..start + len]
-    }
-
-    /// A region in slots of [`WORDS`] words.
-    pub fn slots(&self, region: Region) -> &'static [[AtomicU64; WORDS]] {
-        self.region(region).as_chunks().0
     }
 
     /// For reserving more of it.

@@ -10,7 +10,7 @@ pub mod live;
 pub mod ring;
 pub mod stacks;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::{Event, NO_STACK, StackId};
@@ -22,7 +22,7 @@ use crate::record::blackbox::Mapped;
 use crate::record::live::Live;
 use crate::record::ring::Ring;
 use crate::record::stacks::Stacks;
-use crate::sync::Ordering;
+use crate::sync::of_file;
 
 /// Everything one process records into. Made at the first CUDA call and never freed: other threads may be
 /// inside a hook at any time, also while the process exits.
@@ -58,14 +58,11 @@ impl Recorder {
         let room = size_of_val(blackbox.region(Region::About));
         let about = crate::dump::description(&config, started_ns, stacks.about(), room);
         blackbox.describe(&about);
-        let live = Live::new(blackbox.slots(Region::Live), blackbox.header(), blackbox.space());
+        let header = of_file(blackbox.header());
+        let slots = |region| of_file(blackbox.region(region)).as_chunks().0;
+        let live = Live::new(slots(Region::Live), header, blackbox.space());
         Recorder {
-            ring: Ring::new(
-                blackbox.slots(Region::Ring),
-                blackbox.header(),
-                blackbox.space(),
-                live,
-            ),
+            ring: Ring::new(slots(Region::Ring), header, blackbox.space(), live),
             stacks,
             emitter: Emitter::new(),
             pid: pid as i32,

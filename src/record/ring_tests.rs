@@ -43,16 +43,16 @@ mod model {
     use loom::thread;
     use std::sync::Mutex as Std;
 
-    fn ring(slots: usize) -> Arc<Ring<()>> {
-        Arc::new(ring_of(slots, slots, ()))
+    fn ring(slots: usize, first: usize) -> Arc<Ring<()>> {
+        Arc::new(ring_of(slots, first, ()))
     }
 
     /// Everything that was pushed is in the live table or in the view, whole and in each thread's order.
-    fn producers(slots: usize, threads: u64, each: u64) {
+    fn producers(slots: usize, first: usize, threads: u64, each: u64) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(move || {
-            let ring = ring(slots);
+            let ring = ring(slots, first);
             let applied = std::sync::Arc::new(Std::new(Vec::new()));
             let push =
                 move |thread: u64, ring: Arc<Ring<()>>, applied: std::sync::Arc<Std<Vec<u64>>>| {
@@ -88,17 +88,22 @@ mod model {
 
     #[test]
     fn two_producers_on_two_slots() {
-        producers(2, 2, 2);
+        producers(2, 2, 2, 2);
     }
 
     #[test]
     fn two_producers_on_four_slots() {
-        producers(4, 2, 3);
+        producers(4, 4, 2, 3);
+    }
+
+    #[test]
+    fn two_producers_on_two_slots_that_become_four() {
+        producers(4, 2, 2, 3);
     }
 
     #[test]
     fn three_producers_on_two_slots() {
-        producers(2, 3, 1);
+        producers(2, 2, 3, 1);
     }
 
     #[test]
@@ -106,7 +111,7 @@ mod model {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(|| {
-            let ring = ring(2);
+            let ring = ring(2, 2);
             let writer = {
                 let ring = ring.clone();
                 thread::spawn(move || {

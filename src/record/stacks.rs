@@ -1,5 +1,7 @@
 //! The stacks of a recorder: taken into the black box, named when a snapshot is written.
 
+use std::sync::atomic::AtomicU64;
+
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::StackId;
 use memtrace_naming::{Namer, Splice};
@@ -7,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::record::blackbox::Mapped;
 use crate::stack::{Mode, Regions, Stacks as Taker};
-use crate::sync::AtomicU64;
 
 /// See the module's essay.
 pub struct Stacks {
