@@ -40,7 +40,7 @@ pub struct Native {
     fp: u64,
     pc_at: u64,
     fp_at: u64,
-    /// Where its word is in the stack that was last put together; see [`super::splice`].
+    /// Where its word is in the stack that was last put together; see `splice.rs`.
     pub word_at: u32,
     /// How many Python frames stood further out.
     pub python_outside: u32,
