@@ -20,6 +20,14 @@ use crate::failure::Failure;
 use crate::inspect::{find, inspect};
 use crate::standin::Folder;
 
+/// What PyTorch and Triton compile and time on one GPU they keep for the next run. What they find out on a virtual
+/// one must not be found by a run on a real card, so it is kept apart, unless the user has said where.
+const CACHES: [(&str, &str); 3] = [
+    ("PYTORCH_KERNEL_CACHE_PATH", "torch-kernels"),
+    ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
+    ("TRITON_CACHE_DIR", "triton"),
+];
+
 const RECORDER: &str = "libmemtrace.so";
 const VIRTUAL_GPU: &str = "libmemtrace_virtual.so";
 
@@ -58,6 +66,11 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
         command.env("MEMTRACE_VIRTUAL", spec.to_string());
         let search = list([folder.path().to_owned()], env::var_os("LD_LIBRARY_PATH"), b":");
         command.env("LD_LIBRARY_PATH", search);
+        for (variable, name) in CACHES {
+            if env::var_os(variable).is_none_or(|v| v.is_empty()) {
+                command.env(variable, folder.path().join("cache").join(name));
+            }
+        }
     }
     if !preload.is_empty() {
         for library in &preload {

@@ -21,6 +21,21 @@ fn folder(here: &Installation) -> PathBuf {
 }
 
 #[test]
+fn what_a_virtual_card_teaches_is_kept_from_real_ones() {
+    let here = Installation::new("bin");
+    let caches = ["PYTORCH_KERNEL_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"];
+    let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "env"]);
+    let env = common::ok(&command.env(caches[1], "/mine").output().expect("started"));
+    let folder = PathBuf::from(var(&env, "LD_LIBRARY_PATH").expect("set"));
+    for cache in [caches[0], caches[2]] {
+        assert!(PathBuf::from(var(&env, cache).expect("set")).starts_with(&folder), "{cache}");
+    }
+    assert_eq!(var(&env, caches[1]), Some("/mine"));
+    let env = here.prints(&["run", "--", "env"]);
+    assert!(caches.iter().all(|c| var(&env, c).is_none()), "a real card keeps its own");
+}
+
+#[test]
 fn every_library_is_preloaded_and_searched() {
     let here = Installation::new("bin");
     let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "env"]);

@@ -1,0 +1,144 @@
+"""What recording costs: PyTorch's own recorder and memtrace, side by side, on the virtual GPU with real PyTorch.
+
+    bench/recorder [--rounds N] [--pairs N]
+
+One process for each way of recording (memtrace is preloaded or it isn't), the ways taken in turn, round after round, so that
+a slow minute of the machine hits all of them. A process measures each number of Python frames and of threads: the time
+of one `torch.empty` and the free that follows, in batches short enough to see a pause and long enough not to measure
+the clock. Printed: nanoseconds *added* to the unrecorded pair (median of the rounds' medians), the 99th percentile of a
+batch, and the ratio to PyTorch's own recorder with the same stacks. Ratios are what counts; the times belong to the
+machine.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMES = (10, 40, 80)
+THREADS = (1, 2, 8)
+BATCH = 20
+
+# name → (memtrace's stacks or None, PyTorch's stacks or None)
+WAYS = {
+    "off": (None, None),
+    "pytorch python": (None, "python"),
+    "pytorch all": (None, "all"),
+    "memtrace none": ("none", None),
+    "memtrace python": ("python", None),
+    "memtrace all": ("all", None),
+}
+JUDGE = {"memtrace none": "pytorch python", "memtrace python": "pytorch python", "memtrace all": "pytorch all"}
+
+
+def measure(pairs):
+    """In a process of one way: {frames: {threads: [p50, p99]}}, nanoseconds a pair."""
+    import threading
+
+    import torch
+
+    device = torch.device("cuda")
+
+    def batches(n, out):
+        empty, clock = torch.empty, time.perf_counter_ns
+        for _ in range(n):
+            start = clock()
+            for _ in range(BATCH):
+                empty(1000, device=device)
+            out.append((clock() - start) / BATCH)
+
+    def at_depth(depth, n, out):
+        if depth <= 1:
+            batches(n, out)
+        else:
+            at_depth(depth - 1, n, out)
+
+    here = 6  # frames that stand above `at_depth` in each thread, about
+    result = {}
+    for frames in FRAMES:
+        at_depth(frames - here, 500, [])  # warm
+        for threads in THREADS:
+            outs = [[] for _ in range(threads)]
+            each = max(50, pairs // BATCH // threads)
+            workers = [threading.Thread(target=at_depth, args=(frames - here, each, out)) for out in outs]
+            for w in workers:
+                w.start()
+            for w in workers:
+                w.join()
+            every = sorted(t for out in outs for t in out)
+            result.setdefault(frames, {})[threads] = [every[len(every) // 2], every[len(every) * 99 // 100]]
+    return result
+
+
+def child(way, pairs):
+    import torch
+
+    stacks = WAYS[way][1]
+    if stacks:
+        torch.cuda.memory._record_memory_history("all", context="all", stacks=stacks, max_entries=1 << 20)
+    json.dump(measure(pairs), sys.stdout)
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9)  # no snapshot at the end: that is another bench
+
+
+def run(way, pairs, build):
+    memtrace, _ = WAYS[way]
+    command = [str(build / "memtrace"), "run", "--virtual", "h100", "--out", str(ROOT / "memtrace-out")]
+    command += ["--record", "off"] if memtrace is None else ["--stacks", memtrace]
+    command += ["--", sys.executable, __file__, "--child", way, "--pairs", str(pairs)]
+    env = {**os.environ, "MEMTRACE_QUIET": "1"}
+    out = subprocess.run(command, env=env, capture_output=True, text=True)
+    try:
+        found = json.loads(out.stdout)
+    except ValueError:
+        sys.exit(f"bench: {way}: no result\n{out.stderr}")
+    clean(ROOT / "memtrace-out")
+    return {int(f): {int(t): v for t, v in by.items()} for f, by in found.items()}
+
+
+def clean(folder):
+    for box in folder.glob("*.blackbox"):
+        box.resolve().unlink(missing_ok=True)
+        box.unlink(missing_ok=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=20_000)
+    parser.add_argument("--build", type=Path, default=ROOT / "target" / "release")
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.pairs)
+    rounds = []
+    for i in range(options.rounds):
+        print(f"bench: round {i + 1} of {options.rounds}", file=sys.stderr)
+        rounds.append({way: run(way, options.pairs, options.build) for way in WAYS})
+
+    def middle(way, frames, threads, which):
+        return statistics.median(r[way][frames][threads][which] for r in rounds)
+
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.rounds} rounds\n")
+    print("| way | frames | threads | pair p50, ns | added p50, ns | added p99, ns | of PyTorch's |")
+    print("|---|---|---|---|---|---|---|")
+    for way in WAYS:
+        for frames in FRAMES:
+            for threads in THREADS:
+                pair = middle(way, frames, threads, 0)
+                added = [middle(way, frames, threads, i) - middle("off", frames, threads, i) for i in (0, 1)]
+                ratio = ""
+                if way in JUDGE:
+                    judge = middle(JUDGE[way], frames, threads, 0) - middle("off", frames, threads, 0)
+                    ratio = f"{added[0] / judge:.2f}" if judge > 0 else "?"
+                print(f"| {way} | {frames} | {threads} | {pair:.0f} | {added[0]:.0f} | {added[1]:.0f} | {ratio} |")
+
+
+if __name__ == "__main__":
+    main()
