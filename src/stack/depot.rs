@@ -92,7 +92,8 @@ impl Depot {
     }
 
     /// Interns frames from the outermost inwards and returns the id of the innermost.
-    pub fn intern_all(&self, outermost_first: impl IntoIterator<Item = u64>) -> StackId {
+    #[cfg(test)]
+    fn intern_all(&self, outermost_first: impl IntoIterator<Item = u64>) -> StackId {
         outermost_first.into_iter().fold(0, |parent, frame| self.intern(parent, frame))
     }
 
