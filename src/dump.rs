@@ -182,6 +182,7 @@ pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
     let mut namer = recorder.stacks.namer();
     let mut stack = |id: StackId| -> Option<StackIx> { namer.as_mut()?.stack(id) };
     let assembled = replay::assemble(view.live, &view.events, &table::name, &mut stack);
+    let libraries = namer.as_ref().map_or(Value::Null, Namer::build_ids);
     let (frames, stacks) = namer.map(Namer::into_tables).unwrap_or_default();
     let counters = [
         ("events_kept", view.events.len() as u64),
@@ -189,11 +190,13 @@ pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
         ("unpublished", view.torn),
         ("anomalies", assembled.memtrace["counters"]["anomalies"].as_u64().unwrap_or(0)),
     ];
+    let mut memtrace = about(recorder, reason, counters);
+    memtrace["libraries"] = libraries;
     Snapshot {
         frames,
         stacks,
         allocator_settings: settings::from_conf(&recorder.config.allocator_conf),
-        memtrace: about(recorder, reason, counters),
+        memtrace,
         ..assembled
     }
 }

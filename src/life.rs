@@ -1,4 +1,4 @@
-//! The ends of a process: exit, `_exit`, fork, and an end without any CUDA call.
+//! The ends of a process: exit, `_exit`, fork, an end without any CUDA call; and of a library: `dlclose`.
 //!
 //! `exit` runs our handler early (it was registered late), with every other thread still running. `_exit` runs no
 //! handlers: its callers are in a hurry, or in a signal handler, or share their memory with a parent (`vfork`).
@@ -6,6 +6,7 @@
 //! If that fails, the black box still has everything.
 
 use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
@@ -92,16 +93,43 @@ fn end(status: c_int) -> ! {
 /// The `_exit` behind ours. Looked up when the library is loaded: a forked child of a program with threads, where
 /// the loader's lock may be held for ever, often has nothing to call but `_exit`.
 static NEXT_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The `dlclose` behind ours.
+static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn loading() {
-    // SAFETY: a look-up by name.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"_exit".as_ptr()) };
-    NEXT_EXIT.store(next, Ordering::Relaxed);
+    for (place, name) in [(&NEXT_EXIT, c"_exit"), (&NEXT_DLCLOSE, c"dlclose")] {
+        // SAFETY: a look-up by name.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        // A library that was opened late has nothing behind it.
+        let own = || resolve::loaded_symbol("libc.so", name).map_or(next, NonNull::as_ptr);
+        place.store(if next.is_null() { own() } else { next }, Ordering::Relaxed);
+    }
 }
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = loading;
+
+/// `dlclose`: what was learnt from a library's unwind tables ends with the library.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
+    let next = NEXT_DLCLOSE.load(Ordering::Relaxed);
+    if next.is_null() {
+        return -1; // no C library has it: nothing can have been opened either
+    }
+    // SAFETY: the C library's (or the next interposer's) function of this name, with the caller's argument.
+    let close = || unsafe {
+        let next: extern "C" fn(*mut c_void) -> c_int = std::mem::transmute(next);
+        next(handle)
+    };
+    match recorder() {
+        Some(recorder) if !guard::inside() => recorder.stacks.closing(close),
+        _ => close(),
+    }
+}
 
 /// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here.
 extern "C" fn forked() {

@@ -15,6 +15,7 @@ use memtrace_format::event::{Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer};
 
 use crate::record::guard::{self, Local};
 use crate::record::{Recorder, clock};
+use crate::stack::Site;
 use table::{Api, Out};
 
 /// An event of this thread, here and now, with everything unsaid at zero.
@@ -75,7 +76,7 @@ pub unsafe fn allocation(asked: Asked, out: Out, call: impl FnOnce() -> c_int) -
                 addr,
                 size: asked.size as u64,
                 stream: asked.stream as u64,
-                stack: recorder.stacks.capture(),
+                stack: recorder.stacks.capture(Site::Alloc),
                 ..event(local, Kind::Alloc, asked.layer)
             },
         };

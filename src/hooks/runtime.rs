@@ -9,6 +9,7 @@ use memtrace_format::event::{Event, Kind, Layer};
 use super::table::{Api, Handle, Out, Ptr, real};
 use super::{Asked, allocation, driver, event, free, torch};
 use crate::record::guard::{self, MAX_WAITS};
+use crate::stack::Site;
 
 macro_rules! forward {
     ($name:ident ( $($arg:expr),* )) => {
@@ -191,7 +192,7 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
         let request = local.request.get();
         recorder.write(&Event {
             extra: ev as u64,
-            stack: request.map_or_else(|| recorder.stacks.capture(), |r| r.stack),
+            stack: request.map_or_else(|| recorder.stacks.capture(Site::Alloc), |r| r.stack),
             ..event(local, Kind::EventReady, Layer::Framework)
         });
     });

@@ -23,6 +23,7 @@ use memtrace_format::event::{
 use super::{event, resolve};
 use crate::record::Recorder;
 use crate::record::guard::{self, Local, Request};
+use crate::stack::Site;
 
 /// File name of the library whose allocator this is.
 const LIBRARY: &str = "libc10_cuda.so";
@@ -116,7 +117,7 @@ pub struct Doing {
 pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
     let (stream, device) = current_stream(local, device);
     let request = local.request.get();
-    let stack = request.map_or_else(|| recorder.stacks.capture(), |r| r.stack);
+    let stack = request.map_or_else(|| recorder.stacks.capture(Site::Alloc), |r| r.stack);
     Doing { size: request.map_or(0, |r| r.size), stream, device, stack }
 }
 
@@ -197,7 +198,7 @@ unsafe extern "C-unwind" fn allocate(
     size: usize,
 ) -> *mut c_void {
     guard::observe(|recorder, local| {
-        let stack = recorder.stacks.capture();
+        let stack = recorder.stacks.capture(Site::Alloc);
         local.request.set(Some(Request { size: size as u64, stack }));
     });
     let _ended = Ended;

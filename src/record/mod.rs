@@ -22,6 +22,7 @@ use crate::record::blackbox::Mapped;
 use crate::record::live::Live;
 use crate::record::ring::Ring;
 use crate::record::stacks::Stacks;
+use crate::stack::Site;
 use crate::sync::of_file;
 
 /// Everything one process records into. Made at the first CUDA call and never freed: other threads may be
@@ -80,7 +81,7 @@ impl Recorder {
 
     /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
     pub fn stack_of_free(&self) -> StackId {
-        if self.config.stacks_of_frees { self.stacks.capture() } else { NO_STACK }
+        if self.config.stacks_of_frees { self.stacks.capture(Site::Free) } else { NO_STACK }
     }
 
     /// Writes one event. Returns its ticket.

@@ -8,7 +8,7 @@ use memtrace_naming::{Namer, Splice};
 use serde_json::{Value, json};
 
 use crate::record::blackbox::Mapped;
-use crate::stack::{Mode, Regions, Stacks as Taker};
+use crate::stack::{Mode, Regions, Site, Stacks as Taker};
 
 /// See the module's essay.
 pub struct Stacks {
@@ -29,8 +29,13 @@ impl Stacks {
     }
 
     /// The stack of the calling thread.
-    pub fn capture(&self) -> StackId {
-        self.taker.as_ref().map_or(0, |t| t.capture(self.mode))
+    pub fn capture(&self, site: Site) -> StackId {
+        self.taker.as_ref().map_or(0, |t| t.capture(self.mode, site))
+    }
+
+    /// Runs `close`, which may unload libraries, so that nothing learnt from them is believed afterwards.
+    pub fn closing<T>(&self, close: impl FnOnce() -> T) -> T {
+        crate::stack::closing(self.taker.as_ref(), close)
     }
 
     /// Learns of libraries that were loaded since. For the background thread.

@@ -54,6 +54,7 @@ use self::modules::ModuleTable;
 use self::python::code::CodeTable;
 use self::python::offsets::runtime;
 use self::scratch::Scratch;
+pub use self::scratch::Site;
 use self::splice::{Source, splice};
 
 /// What a stack holds.
@@ -135,11 +136,11 @@ impl Stacks {
 
     /// Takes the calling thread's stack.
     #[inline(never)]
-    pub fn capture(&self, mode: Mode) -> StackId {
+    pub fn capture(&self, mode: Mode, site: Site) -> StackId {
         if mode == Mode::None {
             return NO_STACK;
         }
-        scratch::with(|scratch| self.take(mode, scratch))
+        scratch::with(site, |scratch| self.take(mode, scratch))
             .unwrap_or_else(|| self.missing(Reason::NoMemory))
     }
 

@@ -5,6 +5,9 @@
 //! variable is then free for another thread, and a new thread that finds a block under its own address knows
 //! that the owner is gone and takes it over. So there are never more blocks than there were threads at once,
 //! more or less, and after a fork the child's thread still has its own.
+//!
+//! A thread that allocates and frees in turn stands at two places in turn, and each stack is most like the last
+//! one of its kind. So a block has a space for each [`Site`].
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -40,11 +43,21 @@ impl Scratch {
     }
 }
 
+/// What a stack is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Site {
+    /// Memory is taken.
+    Alloc = 0,
+    /// Memory is given back.
+    Free = 1,
+}
+
 /// A thread's block; all blocks are in one list, for ever.
 struct Block {
     next: AtomicPtr<Block>,
     owner: AtomicUsize,
-    scratch: UnsafeCell<Scratch>,
+    scratch: UnsafeCell<[Scratch; 2]>,
 }
 
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(std::ptr::null_mut());
@@ -53,10 +66,10 @@ thread_local! {
     static MINE: Cell<Option<&'static Block>> = const { Cell::new(None) };
 }
 
-/// Runs `f` with the calling thread's scratch space; `None` if there is no memory for it. `f` must not call
+/// Runs `f` with the calling thread's scratch space for this site; `None` if there is no memory for it. `f` must not call
 /// this.
 #[inline]
-pub fn with<T>(f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
+pub fn with<T>(site: Site, f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
     MINE.with(|mine| {
         let block = if let Some(block) = mine.get() {
             block
@@ -67,7 +80,8 @@ pub fn with<T>(f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
         };
         // SAFETY: the block is this thread's alone: its owner word has the address of this thread's variable,
         // and the caller promises not to nest.
-        Some(f(unsafe { &mut *block.scratch.get() }))
+        let spaces = unsafe { &mut *block.scratch.get() };
+        Some(f(&mut spaces[site as usize]))
     })
 }
 
@@ -86,9 +100,10 @@ fn take(me: usize) -> Option<&'static Block> {
         None => make(me)?,
     };
     // SAFETY: only one live thread can have its variable at this address, and that is the calling one.
-    unsafe {
-        let scratch = &mut *block.scratch.get();
-        scratch.bounds = Bounds::of_thread();
+    let spaces = unsafe { &mut *block.scratch.get() };
+    let bounds = Bounds::of_thread();
+    for scratch in spaces {
+        scratch.bounds = bounds;
         scratch.forget();
     }
     Some(block)
@@ -129,14 +144,14 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_its_block_and_later_threads_inherit_it() {
-        let address = || with(|s| std::ptr::from_mut(s) as usize).expect("memory");
+        let address = || with(Site::Alloc, |s| std::ptr::from_mut(s) as usize).expect("memory");
         assert_eq!(address(), address());
         let mine = address();
         assert_ne!(mine, std::thread::spawn(address).join().expect("no panic"));
         let before = blocks().count();
         for _ in 0..200 {
             let stale = std::thread::spawn(|| {
-                with(|s| {
+                with(Site::Alloc, |s| {
                     let remembered = s.native.frames().len();
                     native::walk(s.bounds, &mut s.native, &mut s.found);
                     assert!(!s.native.frames().is_empty());
