@@ -26,6 +26,7 @@ pub(crate) enum Command {
     Check(Check),
     Recover(Recover),
     Snapshot(Snapshot),
+    Symbolize(Symbolize),
     Devices(Devices),
 }
 
@@ -202,6 +203,23 @@ pub(crate) struct Snapshot {
     /// How to write the snapshot
     #[arg(long, value_name = "FORMAT", default_value = "pickle")]
     pub(crate) format: Format,
+}
+
+/// Look up source lines for C++ frames, which a recorder leaves as library and offset.
+///
+/// Needs the libraries, as they were, with debug information; frames of others stay as they are. Adds the functions
+/// that the compiler has inlined.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace symbolize memtrace-host-4711-0.pickle\n  \
+    memtrace symbolize --out with-lines.pickle memtrace-host-4711-0.pickle")]
+pub(crate) struct Symbolize {
+    /// The snapshot; - is standard input
+    pub(crate) file: PathBuf,
+
+    /// Write to this file [default: FILE itself]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// List the GPUs that `run --virtual` can be.

@@ -23,6 +23,7 @@ mod recover;
 mod report;
 mod run;
 pub mod standin;
+mod symbolize;
 mod units;
 
 use std::io::{self, Write};
@@ -53,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => judge::check(&args),
         Command::Recover(args) => recover::recover(&args),
         Command::Snapshot(args) => recover::snapshot(&args),
+        Command::Symbolize(args) => symbolize::symbolize(&args),
         Command::Devices(args) => Ok(devices::list(&args)),
     };
     let answer = answer.and_then(|answer| print(&answer.text).map(|()| answer.yes));

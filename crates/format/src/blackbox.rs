@@ -23,7 +23,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::event::{Event, Kind, LAYOUT_VERSION, Layer, WORDS};
+use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, WORDS};
 use crate::replay::State;
 
 /// First word of the file.
@@ -141,6 +141,18 @@ pub fn key(event: &Event) -> Option<(Class, u64)> {
         (Layer::Device | Layer::Host, Kind::Alloc) => (Class::Driver, event.addr),
         _ => return None,
     })
+}
+
+/// Could a hook have written this? A damaged file must not make a reader walk through exabytes.
+fn plausible(event: &Event) -> bool {
+    /// No machine maps more at a time.
+    const LARGEST: u64 = 1 << 41;
+    let numbers = [event.addr, event.size, event.stream];
+    let tried = event.flags & FLAG_FAILED != 0 || event.kind == Kind::Oom;
+    numbers.iter().all(|n| *n < 1 << 63)
+        && (tried || event.addr < 1 << 57 && event.size <= LARGEST)
+        && (event.kind != Kind::Alloc || tried || event.extra <= LARGEST)
+        && (event.kind != Kind::Oom || event.extra < 1 << 63)
 }
 
 /// Why a file can't be read.
@@ -265,7 +277,7 @@ impl<'a> BlackBox<'a> {
 
     fn event(words: [u64; WORDS]) -> Option<Event> {
         let [_, rest @ ..] = words;
-        Event::unpack(rest)
+        Event::unpack(rest).filter(plausible)
     }
 
     /// Reads state and history. `again`: the same file read a second time, if the process is alive: what

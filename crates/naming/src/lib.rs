@@ -11,6 +11,8 @@ mod file;
 mod lines;
 mod names;
 mod snapshot;
+#[cfg(feature = "dwarf")]
+pub mod source;
 mod symbols;
 #[cfg(test)]
 mod testing;

@@ -10,7 +10,7 @@
 //! end; since CPython 3.11 one main loop runs many frames, so its stacks have the outer Python functions
 //! outside of the program's entry point. [`Splice`] chooses.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use memtrace_format::snapshot::{Frame, FrameIx, StackIx};
@@ -100,6 +100,16 @@ impl<W: Words> Namer<W> {
     pub fn frames(&mut self, id: StackId) -> Vec<Frame> {
         let Some(stack) = self.stack(id) else { return Vec::new() };
         self.stacks[stack as usize].iter().map(|f| self.frames[*f as usize].clone()).collect()
+    }
+
+    /// The build ids of the libraries that frames lie in, by path, for whoever looks for more in their files.
+    pub fn build_ids(&self) -> serde_json::Value {
+        let used = self.symbols.keys().map(|i| &self.libraries[*i]);
+        let known: BTreeMap<&str, String> = used
+            .filter(|m| !m.build_id.is_empty())
+            .map(|m| (&*m.path, m.build_id.iter().map(|b| format!("{b:02x}")).collect()))
+            .collect();
+        serde_json::json!(known)
     }
 
     /// All frames and all stacks that were named, as a snapshot holds them.

@@ -53,6 +53,7 @@ pub fn snapshot(
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch);
     let assembled =
         replay::assemble(contents.live, &contents.events, &api, &mut |id| namer.stack(id));
+    let libraries = namer.build_ids();
     let (frames, stacks) = namer.into_tables();
 
     let mut said = about.clone();
@@ -74,6 +75,7 @@ pub fn snapshot(
     if file.header(at::LIFE) == Life::SwitchedOff as u64 {
         said["switched_off"] = true.into();
     }
+    said["libraries"] = libraries;
     said["counters"] = json!({
         "events": contents.written,
         "stalls": file.header(at::STALLS),
@@ -113,5 +115,170 @@ fn bound(value: &mut Value) {
         Value::Array(list) => list.iter_mut().for_each(bound),
         Value::Object(map) => map.values_mut().for_each(bound),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_format::blackbox::{HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, VERSION};
+    use memtrace_format::event::{Event, Kind, Layer, WORDS};
+    use memtrace_format::pickle;
+    use memtrace_format::snapshot::BlockState;
+    use memtrace_format::stacks::RawFrame;
+    use proptest::prelude::*;
+
+    use crate::testing::Made;
+
+    const SLOTS: usize = 16;
+
+    fn event(kind: Kind, layer: Layer, addr: u64, size: u64) -> Event {
+        let time_ns = 1_700_000_000_000_000_000;
+        Event {
+            kind,
+            layer,
+            device: 0,
+            flags: 0,
+            api: 1,
+            time_ns,
+            addr,
+            size,
+            extra: size,
+            stream: 0,
+            stack: 2,
+            thread: 7,
+        }
+    }
+
+    /// A black box with one old block, and a history of three events of which the last is half written.
+    fn made() -> Vec<u64> {
+        let mut regions = Made::new();
+        let code = regions.function("f", "a.py", 7);
+        regions.stack(&[RawFrame::Python { code, unit: Some(1) }]);
+        let mut ring = vec![0; SLOTS * WORDS];
+        let mut live = vec![0; LIVE_FIRST * WORDS];
+        let put = |words: &mut [u64], slot: usize, first: u64, event: Event| {
+            words[slot * WORDS] = first;
+            words[slot * WORDS + 1..][..WORDS - 1].copy_from_slice(&event.pack());
+        };
+        put(&mut live, 9, LIVE, event(Kind::Alloc, Layer::Device, 0x1000, 100));
+        put(&mut ring, 4, 21, event(Kind::Alloc, Layer::Device, 0x2000, 200));
+        put(&mut ring, 5, 22, event(Kind::SegmentMap, Layer::Framework, 0x20_0000, 0x40_0000));
+        put(&mut ring, 6, 0, event(Kind::FreeRequested, Layer::Device, 0x1000, 0));
+        let mut about = br#"{"pid":7,"host":"h","entry_points":["none","cudaMalloc"],"virtual":{"spec":"h100","launches":3,"devices":[{"device":0,"used":5,"total":9}]},"stacks":{"mode":"all"}}"#.to_vec();
+        let about_bytes = about.len() as u64;
+        about.resize(about.len().next_multiple_of(8), 0);
+        let about: Vec<u64> = about.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+        let mut words = vec![0; HEADER_WORDS];
+        for (i, region) in
+            [ring, live, regions.depot, regions.codes, regions.modules, about].iter().enumerate()
+        {
+            words[at::REGIONS + 2 * i] = words.len() as u64 * 8;
+            words[at::REGIONS + 2 * i + 1] = region.len() as u64 * 8;
+            words.extend(region);
+        }
+        for (i, value) in [
+            (at::MAGIC, MAGIC),
+            (at::VERSION, VERSION),
+            (at::PID, 7),
+            (at::ABOUT_BYTES, about_bytes),
+            (at::RING_CAPACITY, SLOTS as u64),
+            (at::HEAD, 23),
+            (at::RETIRED, 20),
+            (at::LIVE_SEQUENCE, 40),
+        ] {
+            words[i] = value;
+        }
+        words
+    }
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|w| w.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn everything_in_the_file_is_in_the_snapshot() {
+        let bytes = bytes(&made());
+        let file = BlackBox::open(&bytes).expect("sound");
+        let found = snapshot(&file, None, "recovered", 5).expect("sound");
+        let live = |s: &&memtrace_format::snapshot::Block| s.state != BlockState::Inactive;
+        let blocks = found.segments.iter().flat_map(|s| &s.blocks).filter(live);
+        let sizes: Vec<_> = blocks.map(|b| (b.address, b.size)).collect();
+        assert_eq!(sizes, [(0x1000, 100), (0x2000, 200)]);
+        let entries = &found.device_traces[0];
+        assert_eq!(entries.len(), 3);
+        assert_eq!(entries[0].user_metadata.as_deref(), Some("driver: cudaMalloc"));
+        assert_eq!((found.frames.len(), found.frames[0].line), (1, 8));
+        let about = &found.memtrace;
+        assert_eq!((&about["pid"], &about["reason"]), (&7.into(), &"recovered".into()));
+        let counters = &about["counters"];
+        for (key, n) in [
+            ("events", 23),
+            ("events_kept", 2),
+            ("events_retired", 20),
+            ("unpublished", 1),
+            ("anomalies", 0),
+        ] {
+            assert_eq!(counters[key], n, "{key}");
+        }
+        assert_eq!(
+            about["virtual"],
+            json!({"spec": "h100", "devices": [{"device": 0, "total": 9}]})
+        );
+        assert_eq!(about.get("entry_points"), None);
+    }
+
+    #[test]
+    fn an_event_that_is_in_the_table_already_counts_once() {
+        let mut words = made();
+        let [ring, live] = [0, 1].map(|i| words[at::REGIONS + 2 * i] as usize / 8);
+        words.copy_within(ring + 4 * WORDS..ring + 5 * WORDS, live);
+        words[live] = LIVE;
+        for sequence in [41, 42] {
+            words[at::LIVE_SEQUENCE] = sequence;
+            let bytes = bytes(&words);
+            let found = snapshot(&BlackBox::open(&bytes).expect("sound"), None, "", 0);
+            let counters = found.expect("sound").memtrace["counters"].clone();
+            assert_eq!(
+                (&counters["anomalies"], &counters["events_retired"]),
+                (&0.into(), &21.into())
+            );
+        }
+    }
+
+    fn any_word() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            any::<u64>(),
+            0_u64..64,
+            (0_u32..64).prop_map(|bit| 1 << bit),
+            (0_u64..64).prop_map(|n| u64::MAX - n),
+        ]
+    }
+
+    proptest! {
+        /// Whatever is in the file: an answer, no panic, no endless loop, and what is written can be read.
+        #[test]
+        fn damaged_files_do_no_harm(
+            changes in prop::collection::vec((prop_oneof![0_usize..128, 512_usize..640, 0_usize..1 << 16], 0_u32..64, any_word()), 1..20),
+            cut in prop::option::of(0_usize..1 << 19),
+        ) {
+            let mut words = made();
+            for (i, bit, word) in changes {
+                let n = words.len();
+                let old = &mut words[i % n];
+                *old = if bit < 8 { *old ^ 1 << word % 64 } else { word };
+            }
+            (words[at::MAGIC], words[at::VERSION]) = (MAGIC, VERSION);
+            let mut bytes = bytes(&words);
+            bytes.truncate(cut.unwrap_or(usize::MAX));
+            if let Ok(file) = BlackBox::open(&bytes)
+                && let Ok(found) = snapshot(&file, Some(&file), "recovered", 0)
+            {
+                let mut out = Vec::new();
+                if pickle::write(&found, &mut out).is_ok() {
+                    prop_assert!(Snapshot::read(&out).is_ok());
+                }
+            }
+        }
     }
 }
