@@ -48,3 +48,10 @@ def test_python_frames_among_native_ones(tmp_path):
         # A request comes out of an operator; whoever gives back is the allocator's own code at least.
         home = "at::" if entry["action"] in ("alloc", "segment_alloc") else "c10::"
         assert any(home in name for name in names), names
+
+
+def test_a_history_cut_short_is_not_equal(tmp_path):
+    """The verdict can be no: a ring of 1,024 events can't hold this program."""
+    command = [support.PYTHON, support.JUDGE, support.HERE / "scripts" / "random_program.py", "1", "3000"]
+    done = support.must(support.record(command, tmp_path, env={"MEMTRACE_EVENTS": "1024"}), code=1)
+    assert "judge: trace" in done.stderr and "random_program.py: DIFFERENT" in done.stdout
