@@ -4,6 +4,7 @@
 //! recover, or some could be read and others not; 2, nothing could be read or written.
 
 use std::ffi::OsStr;
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,8 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
         match one(name, &folder, args) {
             Ok(Fate::Written(path)) => {
                 written += 1;
-                answer.text.push_str(&format!("{}\n", path.display()));
+                // Writing to a string can't fail.
+                let _ = writeln!(answer.text, "{}", path.display());
             }
             Ok(Fate::Empty) => {
                 tell(&format!("{}: the process recorded nothing", name.display()));

@@ -18,3 +18,13 @@ pub fn map(path: &Path) -> io::Result<Mmap> {
     // library that a process runs or ran, mapped in the same way by its loader, so nothing new can go wrong.
     unsafe { Mmap::map(&file) }
 }
+
+/// A build id as people write it.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string can't fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -19,6 +19,7 @@ use memtrace_format::stacks::{
     code, frames, modules,
 };
 
+use crate::file;
 use crate::lines::line;
 use crate::symbols::names_at;
 
@@ -107,7 +108,7 @@ impl<W: Words> Namer<W> {
         let used = self.symbols.keys().map(|i| &self.libraries[*i]);
         let known: BTreeMap<&str, String> = used
             .filter(|m| !m.build_id.is_empty())
-            .map(|m| (&*m.path, m.build_id.iter().map(|b| format!("{b:02x}")).collect()))
+            .map(|m| (&*m.path, file::hex(&m.build_id)))
             .collect();
         serde_json::json!(known)
     }

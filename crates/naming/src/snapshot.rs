@@ -266,7 +266,7 @@ mod tests {
             for (i, bit, word) in changes {
                 let n = words.len();
                 let old = &mut words[i % n];
-                *old = if bit < 8 { *old ^ 1 << word % 64 } else { word };
+                *old = if bit < 8 { *old ^ (1 << (word % 64)) } else { word };
             }
             (words[at::MAGIC], words[at::VERSION]) = (MAGIC, VERSION);
             let mut bytes = bytes(&words);

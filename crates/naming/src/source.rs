@@ -20,7 +20,7 @@ use crate::file;
 /// The most debug information that is read of a library, bytes.
 pub const LARGEST: u64 = 2 << 30;
 /// The longest that a library may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What became of the native frames of a snapshot.
 #[derive(Debug, Default)]
@@ -135,7 +135,7 @@ fn library(path: &Path, build_id: &str, offsets: &[u64], patience: Duration) -> 
         return if looks_native { note(found, "is not here".to_owned()) } else { None };
     };
     let elf = object::File::parse(&*mapped).ok()?;
-    let own_id = elf.build_id().ok().flatten().map(hex);
+    let own_id = elf.build_id().ok().flatten().map(file::hex);
     if !build_id.is_empty() && own_id.is_some_and(|id| id != build_id) {
         return note(found, "is not the file that was loaded: its build id is another".to_owned());
     }
@@ -179,8 +179,4 @@ fn lines(loader: &Loader, address: u64) -> Vec<Frame> {
         }
     }
     found
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

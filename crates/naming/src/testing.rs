@@ -49,7 +49,7 @@ pub fn this_program() -> Range<u64> {
         number(start)..number(end)
     });
     let first = ranges.next().expect("mapped");
-    first.start..ranges.last().map_or(first.end, |r| r.end)
+    first.start..ranges.next_back().map_or(first.end, |r| r.end)
 }
 
 /// Three regions, filled by hand.
