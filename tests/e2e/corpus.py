@@ -54,6 +54,8 @@ PROGRAMS = [
     Program("checkpointing", "checkpointing.py", closing="trained with three ways"),
     Program("streams-eager", "streams.py", closing="used 4 streams"),
     Program("streams-lazy", "streams.py", spec=LAZY, real=False, closing="used 4 streams"),
+    Program("stream-events", "stream_events.py", closing="used 5 backward passes"),
+    Program("stream-events-lazy", "stream_events.py", spec=LAZY, real=False, closing="used 5 backward passes"),
     Program("empty-cache", "empty_cache.py", closing="reserved"),
     Program("oom", "oom.py", closing="went on after"),
     Program("oom-small-card", "oom.py", spec="sm_80,6GiB,40SM", real=False, closing="went on after"),

@@ -86,7 +86,8 @@ def python_frames(frames, native):
     frames = [f for f in frames or [] if f["filename"] != "memtrace"]
     if native:
         frames = [f for f in frames if is_python_file(f["filename"])]
-    return [(f["name"], f["filename"], f["line"]) for f in frames]
+    # An instruction without a line is −1 to PyTorch, written as 2^64 − 1, which no viewer can read; memtrace writes 0.
+    return [(f["name"], f["filename"], f["line"] if f["line"] < 1 << 63 else 0) for f in frames]
 
 
 def without_inductors_lines(frames):

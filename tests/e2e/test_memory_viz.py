@@ -44,6 +44,8 @@ def test_trace(snapshot_file):
 @pytest.mark.parametrize("options", [[], ["-s"], ["-f"]])
 def test_trace_plot_embeds_the_history(snapshot_file, tmp_path, options):
     page = tmp_path / "page.html"
+    if not set(options) <= set(re.findall(r"-\w", support.must(viz("trace_plot", "--help")).stdout)):
+        pytest.skip(f"this PyTorch's trace_plot has no {options}")
     support.must(viz("trace_plot", snapshot_file, "-o", page, *options))
     snapshot = support.load(snapshot_file)
     embedded = max(re.findall(r"[A-Za-z0-9+/=]{100,}", page.read_text()), key=len)
