@@ -46,13 +46,21 @@ def test_recovered_equals_dumped(stacks, events, tmp_path):
     support.must(support.memtrace("check", path))
     ours, theirs = own.pop("memtrace"), recovered.pop("memtrace")
     assert set(own) == set(recovered)
+    wrapped = ours["counters"]["events_retired"] > 0
+    assert wrapped == (int(events) < 2000)
+    if wrapped:
+        # Between the two the background thread may have made more room in the full ring.
+        whole, rest = own.pop("device_traces")[0], recovered.pop("device_traces")[0]
+        assert len(whole) / 2 < len(rest) <= len(whole) and whole[-len(rest) :] == rest
+        for about in (ours, theirs):
+            for key in ("events_kept", "events_retired"):
+                about["counters"].pop(key)
     for key in own:
         assert own[key] == recovered[key], key
     assert theirs["reason"] == "recovered" and set(theirs) == set(ours)
-    for key in set(ours) - {"reason", "written_us", "virtual", "stacks"}:
+    for key in set(ours) - {"reason", "written_us", "virtual", "libraries"}:
         assert ours[key] == theirs[key], key
-    assert ours["stacks"] == theirs["stacks"]
-    assert (int(events) > 2000) == (ours["counters"]["events_retired"] == 0)
+    assert theirs["libraries"].items() <= ours["libraries"].items()
     assert "ESTIMATE" in support.must(support.memtrace("summary", path)).stdout
 
 
