@@ -1,7 +1,7 @@
 //! The one table of interposed entry points. Exports, look-ups and documentation come from it.
 //!
 //! Each row makes a symbol that the loader finds before CUDA's own, because the library is preloaded. The
-//! symbol is three instructions: it puts the address it will return to into the register after its last
+//! symbol is two instructions: it puts the address it will return to into the register after its last
 //! argument and jumps to the handler of the same name. So a handler is an ordinary Rust function that also
 //! knows who called, which is how PyTorch's allocator is told from everybody else; no frame of ours is pushed
 //! in between, and the caller's stack stays as it was.
