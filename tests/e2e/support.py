@@ -63,8 +63,9 @@ def record_alive(script, out, *args, **options):
     """Runs a script of the corpus; its snapshot of the moment when it ended and still held its memory."""
     folder = HERE / "scripts"
     done = must(record([PYTHON, folder / "with_snapshot.py", folder / script, *args], out, **options))
-    first, at_exit = files(out, suffix=".json" if "json" in options.get("run", ()) else ".pickle")
-    return first, at_exit, done
+    written = files(out, suffix=".json" if "json" in options.get("run", ()) else ".pickle")
+    by_reason = {load(path)["memtrace"]["reason"]: path for path in written}
+    return by_reason["request"], by_reason["exit"], done
 
 
 def must(done, code=0):
