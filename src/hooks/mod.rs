@@ -6,6 +6,7 @@
 pub mod driver;
 pub mod resolve;
 pub mod runtime;
+pub mod sites;
 pub mod table;
 pub mod torch;
 

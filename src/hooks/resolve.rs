@@ -82,6 +82,8 @@ pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
 pub struct Loaded {
     /// As the loader knows it.
     pub path: CString,
+    /// What is added to the addresses in its file.
+    pub base: usize,
     /// First address of its code.
     pub text_start: usize,
     /// Address after its code.
@@ -115,8 +117,13 @@ pub fn loaded(name: &str) -> Option<Loaded> {
         // SAFETY: `dlpi_phnum` headers follow.
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let mut loaded =
-            Loaded { path: path.to_owned(), text_start: usize::MAX, text_end: 0, end: 0 };
+        let mut loaded = Loaded {
+            path: path.to_owned(),
+            base: info.dlpi_addr as usize,
+            text_start: usize::MAX,
+            text_end: 0,
+            end: 0,
+        };
         for h in headers.iter().filter(|h| h.p_type == libc::PT_LOAD) {
             let start = info.dlpi_addr as usize + h.p_vaddr as usize;
             let end = start + h.p_memsz as usize;

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use memtrace_format::event::{Event, Kind, Layer};
 
 use super::table::{Api, Handle, Out, Ptr, real};
-use super::{Asked, allocation, driver, event, free, torch};
+use super::{Asked, allocation, driver, event, free, sites, torch};
 use crate::record::guard::{self, MAX_WAITS};
 use crate::stack::Site;
 
@@ -159,7 +159,7 @@ pub(super) extern "C" fn cudaMemGetInfo(
 /// PyTorch's allocator records one event for each stream that a freed block was used on, then reports the free.
 pub(super) extern "C" fn cudaEventRecord(ev: Handle, stream: Handle, caller: usize) -> c_int {
     let code = forward!(cudaEventRecord(ev, stream));
-    if code == 0 && torch::is_caller(caller) {
+    if code == 0 && sites::is_allocator(caller) {
         guard::local(|l| {
             let n = l.recorded_len.get();
             if n < MAX_WAITS {
@@ -185,7 +185,7 @@ pub(super) extern "C" fn cudaEventSynchronize(ev: Handle, caller: usize) -> c_in
 
 /// An event that PyTorch's allocator asked about has completed.
 fn event_ready(code: c_int, ev: Handle, caller: usize) {
-    if code != 0 || !torch::is_caller(caller) {
+    if code != 0 || !sites::is_allocator(caller) {
         return;
     }
     guard::observe(|recorder, local| {

@@ -8,7 +8,7 @@
 //! - slot 2 of the allocator's vtable is `allocate(size_t)` in every 2.x: it knows the size that was asked
 //!   for, and it is the place to take the stack, before any lock. We put our own function there, in a copy of
 //!   the table; the object itself stays;
-//! - its calls into the CUDA runtime are known by their return address. An event it records belongs to the
+//! - its calls into the CUDA runtime are known by their return address ([`super::sites`]). An event it records belongs to the
 //!   block whose free it reports next: that free waits.
 //!
 //! Must never keep an exception from passing: an out-of-memory error is thrown through our `allocate`.
@@ -26,7 +26,7 @@ use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
 
 /// File name of the library whose allocator this is.
-const LIBRARY: &str = "libc10_cuda.so";
+pub const LIBRARY: &str = "libc10_cuda.so";
 
 static TEXT_START: AtomicUsize = AtomicUsize::new(usize::MAX);
 static TEXT_END: AtomicUsize = AtomicUsize::new(0);

@@ -13,7 +13,7 @@ mod names;
 mod snapshot;
 #[cfg(feature = "dwarf")]
 pub mod source;
-mod symbols;
+pub mod symbols;
 #[cfg(test)]
 mod testing;
 
