@@ -56,6 +56,8 @@ pub struct Emitter {
     next_peak: AtomicU64,
     /// A signal has come.
     signalled: AtomicU32,
+    /// The last snapshot is being written, or is: no other comes after it.
+    closed: AtomicU32,
     /// The process ends by `_exit`: asked for ([`ASKED`]), and done ([`DONE`]). A futex word.
     farewell: AtomicU32,
     written: Mutex<OomFiles>,
@@ -83,6 +85,7 @@ impl Emitter {
             peak: AtomicU64::new(0),
             next_peak: AtomicU64::new(u64::MAX),
             signalled: AtomicU32::new(0),
+            closed: AtomicU32::new(0),
             farewell: AtomicU32::new(0),
             written: Mutex::new(OomFiles { count: 0, last_ns: 0, passed_over: 0 }),
         }
@@ -121,6 +124,9 @@ impl Emitter {
 
     /// Writes what the user asked for beside out of memory: peaks, signals, the clock.
     fn serve_wishes(&self, recorder: &Recorder, next: &mut u64) {
+        if self.closed.load(Ordering::Acquire) != 0 {
+            return;
+        }
         let peak = self.peak.swap(0, Ordering::AcqRel);
         if peak != 0 {
             dump::to_folder(recorder, peak, dump::Reason::Peak);
@@ -135,6 +141,11 @@ impl Emitter {
                 dump::to_folder(recorder, u64::MAX, dump::Reason::Clock);
             }
         }
+    }
+
+    /// No more snapshots by the clock, at peaks or by signal: the last one comes now.
+    pub fn close(&self) {
+        self.closed.store(1, Ordering::Release);
     }
 
     /// Has the thread write the last snapshot, and waits for it. Allocates nothing and takes no lock: the

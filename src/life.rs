@@ -39,6 +39,7 @@ extern "C" fn exiting() {
 
 /// Writes what has not been written yet and takes the black box away.
 pub fn last_snapshot(recorder: &Recorder) {
+    recorder.emitter.close();
     recorder.emitter.serve_oom(recorder);
     let nothing = recorder.ring.written() == 0;
     if nothing || dump::to_folder(recorder, u64::MAX, dump::Reason::Exit).is_some() {

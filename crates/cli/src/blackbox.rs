@@ -28,7 +28,7 @@ const SLOT: usize = WORDS * 8;
 /// Bytes that are read at a time; zeros of this size stay untouched memory.
 const PIECE: usize = 1 << 16;
 /// How long a process may change its file faster than it can be read.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a black box can't be read.
 #[derive(Debug)]

@@ -199,8 +199,8 @@ fn note_zero_read(addr: u64, len: u64) {
     }
     ZERO_READS.fetch_add(1, Relaxed);
     super::log::warn_once(
-        "the program reads back a value that no kernel computed (it gets 0); sizes that depend on \
-         data (nonzero, unique, masks) come out as 0, so what follows is a lower bound",
+        "the program reads back a value that no kernel computed, and gets 0; if it takes it for a size \
+         (nonzero, unique, masks), what follows is a lower bound",
     );
 }
 
