@@ -226,8 +226,12 @@ def test_absurd_values(name, value, odd):
 
 
 def test_a_snapshot_of_a_running_process(programs, gpu, tmp_path):
-    """Taken while four threads allocate; the process is not stopped, and its black box stays."""
-    env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none"}
+    """Taken while four threads allocate; the process is not stopped, and its black box stays.
+
+    At full speed, some million calls a second, a full ring is overwritten faster than it can be read twice, and the command
+    says so. Some ten thousand a second are still more than a program that also computes can make.
+    """
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none", "CLIENT_PAUSE_US": "100"}
     ledger = tmp_path / "ledger"
     client = hazard.start([programs / "client", ledger, "run"], env)
     try:
