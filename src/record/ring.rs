@@ -44,6 +44,8 @@ struct Role<L> {
     live: L,
     /// The capacity is final.
     grown: bool,
+    /// It has been told that the capacity is less than it should be.
+    told: bool,
 }
 
 /// A consistent view: what was alive at ticket `from`, and the events since.
@@ -69,7 +71,12 @@ impl<L> Ring<L> {
         space: Space,
         live: L,
     ) -> Ring<L> {
-        let ring = Ring { slots, header, space, live: Mutex::new(Role { live, grown: false }) };
+        let ring = Ring {
+            slots,
+            header,
+            space,
+            live: Mutex::new(Role { live, grown: false, told: false }),
+        };
         assert!(slots.len().is_power_of_two() && ring.capacity().is_power_of_two());
         ring
     }
@@ -180,7 +187,7 @@ impl<L> Ring<L> {
     }
 
     /// Keeps an eighth of the ring free, by growing it as long as that is possible. For the background
-    /// thread; never in a hook. Returns `true` the one time when it finds that the ring can't grow as large
+    /// thread; never in a hook. Returns `true` the first time that it finds a ring that could not grow as large
     /// as it should have.
     pub fn retire_ahead(&self, mut apply: impl FnMut(&mut L, &Event)) -> bool {
         loop {
@@ -188,7 +195,7 @@ impl<L> Ring<L> {
             let keep = capacity - capacity / 8;
             let used = self.written() - self.retired();
             if used <= keep {
-                return false;
+                return self.is_cut_short();
             }
             let mut role = self.lock();
             if self.grow(&mut role) {
@@ -196,14 +203,19 @@ impl<L> Ring<L> {
             }
             let before = self.retired();
             self.retire(&mut role, (used - keep).min(self.batch()), &mut apply);
-            let retired = self.retired();
-            if before == 0 && retired > 0 && (capacity as usize) < self.slots.len() {
-                return true;
-            }
-            if retired == before {
-                return false; // its producer is still writing: come back later
+            drop(role);
+            if self.retired() == before {
+                return self.is_cut_short(); // its producer is still writing: come back later
             }
         }
+    }
+
+    /// Something has been retired before the ring had its full size, so it will never have it. Said once.
+    fn is_cut_short(&self) -> bool {
+        if self.retired() == 0 || self.capacity() as usize >= self.slots.len() {
+            return false;
+        }
+        !std::mem::replace(&mut self.lock().told, true)
     }
 
     /// Everything up to (not including) ticket `to`; `state` copies the live table. Holds the retiring role
