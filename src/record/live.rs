@@ -13,7 +13,7 @@
 
 use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, LIVE_TABLES, at, key, live_table};
 use memtrace_format::event::{Event, FLAG_PENDING, Kind, Layer, WORDS};
-use memtrace_format::replay::{PAGE, State};
+use memtrace_format::replay::{PAGE, State, pages};
 
 use crate::message;
 use crate::record::blackbox::Space;
@@ -59,12 +59,12 @@ impl Live {
         }
         match (event.layer, event.kind) {
             (Layer::Framework, Kind::SegmentMap) => {
-                for addr in pages(event) {
+                for addr in pages(event.addr, event.size) {
                     self.put(Class::Page, addr, &Event { addr, size: PAGE, ..*event });
                 }
             }
             (Layer::Framework, Kind::SegmentUnmap) => {
-                for addr in pages(event) {
+                for addr in pages(event.addr, event.size) {
                     self.remove(Class::Page, addr);
                 }
             }
@@ -239,11 +239,6 @@ impl Live {
 fn unpack(words: &[u64; WORDS]) -> Option<Event> {
     let [_, rest @ ..] = *words;
     Event::unpack(rest)
-}
-
-fn pages(event: &Event) -> impl Iterator<Item = u64> + use<> {
-    let first = event.addr / PAGE;
-    (first..first.saturating_add(event.size / PAGE)).map(|p| p * PAGE)
 }
 
 fn fill(entry: &Entry, event: &Event) {

@@ -541,7 +541,8 @@ impl Segment {
     }
 }
 
-fn pages(addr: u64, size: u64) -> impl Iterator<Item = u64> {
+/// The first addresses of the pages in a mapped range.
+pub fn pages(addr: u64, size: u64) -> impl Iterator<Item = u64> {
     let first = addr / PAGE;
     (first..first.saturating_add(size / PAGE)).map(|p| p * PAGE)
 }
