@@ -23,8 +23,8 @@ fn entry(action: Action, addr: u64, size: u64) -> TraceEntry {
         size,
         stream: 0,
         time_us: Some(1_000_000),
-        compile_context: Some("N/A".to_owned()),
-        user_metadata: Some(String::new()),
+        compile_context: Some("N/A".into()),
+        user_metadata: Some("".into()),
         pool_id: Some((0, 0)),
         frames: Some(0),
     }
@@ -310,7 +310,7 @@ fn a_virtual_gpu_is_an_estimate() {
 #[test]
 fn the_device_layer_is_added_up_apart() {
     let driver = |action, addr, size| TraceEntry {
-        user_metadata: Some("driver: cuMemAlloc_v2".to_owned()),
+        user_metadata: Some("driver: cuMemAlloc_v2".into()),
         ..entry(action, addr, size)
     };
     let mut snapshot = small();
@@ -427,7 +427,7 @@ prop_compose! {
             }).collect(),
             device_traces: vec![trace.into_iter().map(|(action, addr, size, driver)| TraceEntry {
                 frames: Some(7),
-                user_metadata: driver.then(|| "driver: x".to_owned()),
+                user_metadata: driver.then(|| "driver: x".into()),
                 ..entry(action, addr, size)
             }).collect()],
             ..Snapshot::default()

@@ -76,7 +76,7 @@ fn a_snapshot_of_memtraces_own() {
     });
     let trace = &mut snapshot.device_traces[0];
     let mut driver = trace[0].clone();
-    driver.user_metadata = Some("driver: cuMemAlloc_v2".to_owned());
+    driver.user_metadata = Some("driver: cuMemAlloc_v2".into());
     driver.addr = 0x7fff_0000_0000;
     driver.size = 33 << 20;
     for action in ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"] {

@@ -24,8 +24,8 @@ fn main() {
         size: u64::from(n / 3 % 1000) * 40_004,
         stream: 0,
         time_us: Some(1_795_812_485_906_378 + i64::from(n)),
-        compile_context: Some("N/A".to_owned()),
-        user_metadata: Some(String::new()),
+        compile_context: Some("N/A".into()),
+        user_metadata: Some("".into()),
         pool_id: Some((0, 0)),
         frames: Some(n % STACKS),
     };

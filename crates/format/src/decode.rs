@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use crate::error::ReadError;
 use crate::snapshot::{
     Absent, Action, Block, BlockState, Frame, FrameIx, Other, Place, PoolId, Segment, Snapshot,
-    StackIx, TraceEntry, Value,
+    StackIx, Text, TraceEntry, Value,
 };
 use crate::tree::{DictId, Item, ListId, Tree};
 use crate::words::Word;
@@ -511,10 +511,10 @@ impl Decoder<'_> {
         }
     }
 
-    fn text<const N: usize>(&self, fields: &Fields<N>, key: Word) -> Result<Option<String>> {
+    fn text<const N: usize>(&self, fields: &Fields<N>, key: Word) -> Result<Option<Text>> {
         match fields.get(key) {
             None => Ok(None),
-            Some(Item::Text(id)) => Ok(Some(self.tree.text(id).to_owned())),
+            Some(Item::Text(id)) => Ok(Some(self.tree.text(id).to_owned().into())),
             Some(_) => Err(self.wrong(fields, key, "a string")),
         }
     }

@@ -554,14 +554,14 @@ fn entry(event: &Event, action: Action, size: u64) -> TraceEntry {
         size,
         stream: event.stream,
         time_us: Some((event.time_ns / 1000) as i64),
-        compile_context: Some("N/A".to_owned()),
-        user_metadata: Some(String::new()),
+        compile_context: Some("N/A".into()),
+        user_metadata: Some("".into()),
         pool_id: Some(DEFAULT_POOL),
         frames: (event.stack != NO_STACK).then_some(event.stack),
     }
 }
 
 fn driver_entry(event: &Event, action: Action, size: u64, api: ApiName<'_>) -> TraceEntry {
-    let user_metadata = Some(format!("driver: {}", api(event.api)));
+    let user_metadata = Some(format!("driver: {}", api(event.api)).into());
     TraceEntry { user_metadata, ..entry(event, action, size) }
 }

@@ -5,12 +5,16 @@
 //! meaning are PyTorch's (see the docstring of `torch.cuda.memory._snapshot` and what the viewer reads);
 //! what memtrace adds lives under one extra top-level key, `memtrace`, which viewers ignore.
 
+use std::borrow::Cow;
+
 pub use serde_json::Value;
 
 /// Index into [`Snapshot::frames`].
 pub type FrameIx = u32;
 /// Index into [`Snapshot::stacks`].
 pub type StackIx = u32;
+/// Text of a trace entry: nearly always one of a few words, so that a history needs no memory for it.
+pub type Text = Cow<'static, str>;
 
 /// One line of code on a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
@@ -112,9 +116,9 @@ pub struct TraceEntry {
     /// Microseconds since 1970; `None` in files older than PyTorch 2.2.
     pub time_us: Option<i64>,
     /// Name of the compiled region, "N/A" outside one; `None` in files older than PyTorch 2.8.
-    pub compile_context: Option<String>,
+    pub compile_context: Option<Text>,
     /// Free text of the user (or of memtrace: the API call behind an entry that is not PyTorch's).
-    pub user_metadata: Option<String>,
+    pub user_metadata: Option<Text>,
     /// Which pool; `None` in files older than PyTorch 2.12.
     pub pool_id: Option<PoolId>,
     /// Where it happened; `None` leaves the key out.

@@ -18,8 +18,8 @@ fn entry(action: Action, addr: u64, size: u64, frames: Option<u32>) -> TraceEntr
         size,
         stream: 0,
         time_us: Some(1_795_812_485_906_378),
-        compile_context: Some("N/A".to_owned()),
-        user_metadata: Some(String::new()),
+        compile_context: Some("N/A".into()),
+        user_metadata: Some("".into()),
         pool_id: Some((0, 0)),
         frames,
     }
@@ -209,7 +209,8 @@ prop_compose! {
         frames in prop::option::of(0..stacks),
     ) -> TraceEntry {
         TraceEntry {
-            action, addr, size: size.into(), stream: stream.into(), time_us, compile_context, user_metadata,
+            action, addr, size: size.into(), stream: stream.into(), time_us,
+            compile_context: compile_context.map(Into::into), user_metadata: user_metadata.map(Into::into),
             pool_id, frames,
         }
     }
