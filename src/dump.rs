@@ -191,6 +191,7 @@ pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
         ("anomalies", assembled.memtrace["counters"]["anomalies"].as_u64().unwrap_or(0)),
     ];
     let mut memtrace = about(recorder, reason, counters);
+    memtrace["ledger"] = assembled.memtrace["ledger"].clone();
     memtrace["libraries"] = libraries;
     Snapshot {
         frames,

@@ -12,7 +12,7 @@ pub mod torch;
 
 use std::ffi::c_int;
 
-use memtrace_format::event::{Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer};
+use memtrace_format::event::{Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, What};
 
 use crate::record::guard::{self, Local};
 use crate::record::{Recorder, clock};
@@ -27,6 +27,7 @@ pub fn event(local: &Local, kind: Kind, layer: Layer) -> Event {
         device: if layer == Layer::Host { -1 } else { local.device.get() },
         flags: 0,
         api: 0,
+        what: What::Device,
         time_ns: clock::now_ns(),
         addr: 0,
         size: 0,

@@ -12,7 +12,8 @@
 //! said once, because from then on the live set is not exact.
 
 use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, LIVE_TABLES, at, key, live_table};
-use memtrace_format::event::{Event, FLAG_PENDING, Kind, Layer, WORDS};
+use memtrace_format::event::{Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, WORDS};
+use memtrace_format::ledger::{self, Books};
 use memtrace_format::replay::{PAGE, State, pages};
 
 use crate::message;
@@ -22,7 +23,7 @@ use crate::sync::{AtomicU64, Ordering};
 type Entry = [AtomicU64; WORDS];
 
 /// Where the count of events that a pending block waits for is kept, in the entry's head word.
-const WAITS_SHIFT: u32 = 48;
+const WAITS_SHIFT: u32 = 56;
 
 /// See the module's essay.
 pub struct Live {
@@ -48,15 +49,14 @@ impl Live {
     pub fn apply(&mut self, event: &Event) {
         // A reader in another process must not believe a table that changes under it.
         let sequence = &self.header[at::LIVE_SEQUENCE];
-        sequence.fetch_add(1, Ordering::AcqRel);
-        self.change(event);
+        let ticket = sequence.fetch_add(1, Ordering::AcqRel) / 2;
+        if event.flags & FLAG_FAILED == 0 {
+            self.change(event, ticket);
+        }
         sequence.fetch_add(1, Ordering::AcqRel);
     }
 
-    fn change(&mut self, event: &Event) {
-        if event.flags & memtrace_format::event::FLAG_FAILED != 0 {
-            return;
-        }
+    fn change(&mut self, event: &Event, ticket: u64) {
         match (event.layer, event.kind) {
             (Layer::Framework, Kind::SegmentMap) => {
                 for addr in pages(event.addr, event.size) {
@@ -91,13 +91,13 @@ impl Live {
                 }
             }
             (_, Kind::EventReady) => self.event_ready(event.extra),
-            (Layer::Device | Layer::Host, Kind::FreeRequested) => {
-                self.remove(Class::Driver, event.addr);
-            }
-            _ => {
+            (Layer::Framework, _) => {
                 if let Some((class, k)) = key(event) {
                     self.put(class, k, event);
                 }
+            }
+            (Layer::Device | Layer::Host, _) => {
+                ledger::apply(self, event, ticket, &mut |_| ());
             }
         }
     }
@@ -115,7 +115,7 @@ impl Live {
             return;
         }
         for entry in self.table() {
-            let words = std::array::from_fn(|i| entry[i].load(Ordering::Relaxed));
+            let words = words_of(entry);
             let event = unpack(&words).filter(|_| words[0] == LIVE);
             if let Some((Class::Wait, handle)) = event.as_ref().and_then(key)
                 && words[3] == addr
@@ -202,7 +202,7 @@ impl Live {
             return;
         }
         for entry in self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE) {
-            let words: [u64; WORDS] = std::array::from_fn(|i| entry[i].load(Ordering::Relaxed));
+            let words = words_of(entry);
             let Some((class, k)) = unpack(&words).as_ref().and_then(key) else { continue };
             let mut free = probe(next, class, k).filter(|e| e[0].load(Ordering::Relaxed) != LIVE);
             if let Some(to) = free.next() {
@@ -228,12 +228,45 @@ impl Live {
     /// The state that the table stands for.
     pub fn state(&self) -> State {
         let entries = self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE);
-        let mut state = State::restore(
-            entries.filter_map(|e| unpack(&std::array::from_fn(|i| e[i].load(Ordering::Relaxed)))),
-        );
+        let mut state = State::restore(entries.filter_map(|e| unpack(&words_of(e))));
         state.anomalies = self.header[at::ANOMALIES].load(Ordering::Relaxed);
         state
     }
+}
+
+impl Books for Live {
+    fn get(&self, class: Class, k: u64) -> Option<Event> {
+        unpack(&words_of(self.find(class, k)?))
+    }
+    fn put(&mut self, class: Class, k: u64, event: &Event) {
+        Live::put(self, class, k, event);
+    }
+    fn update(&mut self, class: Class, k: u64, change: &dyn Fn(&mut Event)) {
+        let Some(entry) = self.find(class, k) else { return };
+        let Some(mut event) = unpack(&words_of(entry)) else { return };
+        change(&mut event);
+        // A rule changes one word; each is right after its own store.
+        for (cell, word) in entry[1..].iter().zip(event.pack()) {
+            if cell.load(Ordering::Relaxed) != word {
+                cell.store(word, Ordering::Release);
+            }
+        }
+    }
+    fn remove(&mut self, class: Class, k: u64) {
+        Live::remove(self, class, k);
+    }
+    fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)> {
+        let live = self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE);
+        live.filter_map(|entry| {
+            let event = unpack(&words_of(entry))?;
+            key(&event).filter(|(class, _)| is(*class, &event))
+        })
+        .collect()
+    }
+}
+
+fn words_of(entry: &Entry) -> [u64; WORDS] {
+    std::array::from_fn(|i| entry[i].load(Ordering::Relaxed))
 }
 
 fn unpack(words: &[u64; WORDS]) -> Option<Event> {
@@ -249,8 +282,7 @@ fn fill(entry: &Entry, event: &Event) {
 }
 
 fn is(entry: &Entry, class: Class, k: u64) -> bool {
-    let words = std::array::from_fn(|i| entry[i].load(Ordering::Relaxed));
-    unpack(&words).as_ref().and_then(key) == Some((class, k))
+    unpack(&words_of(entry)).as_ref().and_then(key) == Some((class, k))
 }
 
 /// The entries of a table in the order in which a key looks at them.

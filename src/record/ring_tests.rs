@@ -4,7 +4,7 @@
 //! two to four slots is tried; without it, real threads and a model in plain Rust.
 
 use super::*;
-use memtrace_format::event::{Kind, Layer};
+use memtrace_format::event::{Kind, Layer, What};
 
 /// Checks itself: all numbers follow from `n`.
 fn event(n: u64) -> Event {
@@ -14,6 +14,7 @@ fn event(n: u64) -> Event {
         device: 0,
         flags: 0,
         api: 0,
+        what: What::Device,
         time_ns: n,
         addr: n,
         size: n * 3,
@@ -138,6 +139,7 @@ mod threads {
     use crate::record::live::Live;
     use memtrace_format::blackbox::{LIVE_FIRST, live_table};
     use memtrace_format::event::FLAG_PENDING;
+    use memtrace_format::ledger::Totals;
     use memtrace_format::replay::{PAGE, State};
     use proptest::prelude::*;
     use std::sync::atomic::AtomicBool;
@@ -203,13 +205,38 @@ mod threads {
             1 => Just((Layer::Framework, Kind::SegmentUnmap)),
             1 => Just((Layer::Device, Kind::Alloc)),
             1 => Just((Layer::Device, Kind::FreeRequested)),
+            1 => Just((Layer::Host, Kind::Alloc)),
+            2 => Just((Layer::Device, Kind::HandleCreate)),
+            1 => Just((Layer::Device, Kind::HandleRetain)),
+            3 => Just((Layer::Device, Kind::HandleRelease)),
+            3 => Just((Layer::Device, Kind::Map)),
+            2 => Just((Layer::Device, Kind::Unmap)),
+            1 => Just((Layer::Device, Kind::Reserve)),
+            1 => Just((Layer::Device, Kind::Unreserve)),
+            1 => Just((Layer::Device, Kind::Create)),
+            1 => Just((Layer::Device, Kind::Destroy)),
+            1 => Just((Layer::Device, Kind::PoolReserved)),
+            1 => Just((Layer::Device, Kind::Reset)),
         ];
-        (kinds, 0_u64..24, 0_u64..4, any::<bool>()).prop_map(
-            |((layer, kind), n, handle, pending)| {
-                // The layers' addresses are apart, as the driver's are.
-                let addr = (n + if layer == Layer::Device { 100 } else { 0 }) * PAGE;
-                let flags = if pending && kind == Kind::FreeRequested { FLAG_PENDING } else { 0 };
-                Event { kind, layer, addr, size: PAGE, extra: handle, flags, ..event(n) }
+        let whats = prop::sample::select((0..15).filter_map(What::from_u8).collect::<Vec<_>>());
+        (kinds, whats, 0_u64..24, 1_u64..5, any::<bool>()).prop_map(
+            |((layer, kind), what, n, handle, odd)| {
+                let (mut what, mut size, mut stream) = (what, PAGE, n);
+                // The layers' addresses are apart, as the driver's are, and so are handles.
+                let mut addr = (n + if layer == Layer::Framework { 0 } else { 100 }) * PAGE;
+                match kind {
+                    _ if layer == Layer::Framework => what = What::Device,
+                    Kind::HandleCreate | Kind::HandleRetain | Kind::HandleRelease => {
+                        (addr, stream) = (handle, 1);
+                        what = if odd { What::Device } else { What::Imported };
+                    }
+                    Kind::Map => stream = n % 3 * PAGE,
+                    Kind::Unmap | Kind::Unreserve if odd => size *= 2,
+                    Kind::FreeRequested if odd => what = What::Device,
+                    _ => {}
+                }
+                let flags = if odd && kind == Kind::FreeRequested { FLAG_PENDING } else { 0 };
+                Event { kind, layer, what, addr, size, stream, extra: handle, flags, ..event(n) }
             },
         )
     }
@@ -222,10 +249,10 @@ mod threads {
     }
 
     /// What a reader can tell: segments with their blocks, and what the frees wait for.
-    fn visible(state: &State) -> (Vec<memtrace_format::snapshot::Segment>, usize) {
+    fn visible(state: &State) -> (Vec<memtrace_format::snapshot::Segment>, usize, Totals) {
         let waits =
             state.devices.iter().flat_map(|d| d.blocks.values()).map(|b| b.waits as usize).sum();
-        (state.segments(&mut |_| None), waits)
+        (state.segments(&mut |_| None), waits, state.ledger.totals())
     }
 
     proptest! {

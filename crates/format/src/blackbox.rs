@@ -23,7 +23,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, WORDS};
+use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, WORDS, What};
 use crate::replay::State;
 
 /// First word of the file.
@@ -129,6 +129,24 @@ pub enum Class {
     Driver = 3,
     Block = 4,
     Wait = 5,
+    Array = 6,
+    External = 7,
+    Handle = 8,
+    Mapping = 9,
+    Reservation = 10,
+    Object = 11,
+    PoolReserved = 12,
+}
+
+impl Class {
+    /// Where an allocation of this sort is kept: handles and addresses are apart.
+    pub fn of_allocation(what: What) -> Class {
+        match what {
+            What::Array => Class::Array,
+            What::External => Class::External,
+            _ => Class::Driver,
+        }
+    }
 }
 
 /// The class and the key of an event that is kept in the live table; `None` for one that isn't.
@@ -138,7 +156,13 @@ pub fn key(event: &Event) -> Option<(Class, u64)> {
         (Layer::Framework, Kind::SegmentAlloc) => (Class::Segment, event.addr),
         (Layer::Framework, Kind::SegmentMap) => (Class::Page, event.addr),
         (Layer::Framework, Kind::WaitsFor) => (Class::Wait, event.extra),
-        (Layer::Device | Layer::Host, Kind::Alloc) => (Class::Driver, event.addr),
+        (Layer::Framework, _) => return None,
+        (_, Kind::Alloc) => (Class::of_allocation(event.what), event.addr),
+        (_, Kind::HandleCreate) => (Class::Handle, event.addr),
+        (_, Kind::Map) => (Class::Mapping, event.addr),
+        (_, Kind::Reserve) => (Class::Reservation, event.addr),
+        (_, Kind::Create) => (Class::Object, event.addr),
+        (_, Kind::PoolReserved) => (Class::PoolReserved, event.addr),
         _ => return None,
     })
 }
@@ -147,12 +171,14 @@ pub fn key(event: &Event) -> Option<(Class, u64)> {
 fn plausible(event: &Event) -> bool {
     /// No machine maps more at a time.
     const LARGEST: u64 = 1 << 41;
-    let numbers = [event.addr, event.size, event.stream];
+    let numbers = [event.addr, event.size, event.stream, event.extra];
     let tried = event.flags & FLAG_FAILED != 0 || event.kind == Kind::Oom;
+    // Addresses are cheap: libraries reserve more of them than there is memory.
+    let largest = if event.kind == Kind::Reserve { 1 << 57 } else { LARGEST };
+    let is_block = event.layer == Layer::Framework && event.kind == Kind::Alloc;
     numbers.iter().all(|n| *n < 1 << 63)
-        && (tried || event.addr < 1 << 57 && event.size <= LARGEST)
-        && (event.kind != Kind::Alloc || tried || event.extra <= LARGEST)
-        && (event.kind != Kind::Oom || event.extra < 1 << 63)
+        && (tried || event.addr < 1 << 57 && event.size <= largest)
+        && (!is_block || tried || event.extra <= LARGEST)
 }
 
 /// Why a file can't be read.
@@ -315,7 +341,9 @@ impl<'a> BlackBox<'a> {
             && let Some(half) = published(retired)
         {
             let anomalies = live.anomalies;
-            live.apply(&half, &|_| "", &mut |_, _| ());
+            if !live.ledger.counted(&half, retired) {
+                live.apply(&half, &|_| "", &mut |_, _| ());
+            }
             live.anomalies = anomalies;
             retired += 1;
         }

@@ -6,7 +6,7 @@
 //! outlives the process, so it changes only together with [`LAYOUT_VERSION`].
 
 /// Version of the word layout below; a reader refuses any other.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Words in a slot of the ring, word 0 (the ring's own sequence number) included.
 pub const WORDS: usize = 8;
@@ -42,10 +42,33 @@ pub enum Kind {
     WaitsFor = 9,
     /// The CUDA event whose handle is `extra` has completed; a block that waited for it alone is free.
     EventReady = 10,
+    /// A handle to physical memory: `addr` is the handle, `size` the memory's, `stream` how many references it
+    /// begins with (1). A handle that is there already gains a reference.
+    HandleCreate = 11,
+    /// One more reference to the handle `addr`.
+    HandleRetain = 12,
+    /// One reference to the handle `addr` fewer.
+    HandleRelease = 13,
+    /// Physical memory was mapped: its handle is `extra`, the offset in it `stream`.
+    Map = 14,
+    /// The mappings that make up this range went.
+    Unmap = 15,
+    /// A range of addresses was reserved.
+    Reserve = 16,
+    /// A reserved range went.
+    Unreserve = 17,
+    /// Something without a size that can be known was made ([`What`] says what); `addr` is its handle.
+    Create = 18,
+    /// It went.
+    Destroy = 19,
+    /// The program asked the pool `addr` how much it has reserved, and the answer was `size`.
+    PoolReserved = 20,
+    /// Everything in the context `extra` went; with [`What::Device`], in all of the device's primary context.
+    Reset = 21,
 }
 
 impl Kind {
-    const ALL: [Kind; 10] = [
+    const ALL: [Kind; 21] = [
         Kind::Alloc,
         Kind::FreeRequested,
         Kind::FreeCompleted,
@@ -56,11 +79,22 @@ impl Kind {
         Kind::Oom,
         Kind::WaitsFor,
         Kind::EventReady,
+        Kind::HandleCreate,
+        Kind::HandleRetain,
+        Kind::HandleRelease,
+        Kind::Map,
+        Kind::Unmap,
+        Kind::Reserve,
+        Kind::Unreserve,
+        Kind::Create,
+        Kind::Destroy,
+        Kind::PoolReserved,
+        Kind::Reset,
     ];
 
     /// The kind with this number, if there is one.
     pub fn from_u8(n: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|k| *k as u8 == n)
+        Kind::ALL.get(usize::from(n).checked_sub(1)?).copied()
     }
 }
 
@@ -74,6 +108,79 @@ pub enum Layer {
     Device = 1,
     /// Page-locked or managed host memory.
     Host = 2,
+}
+
+/// What an event of the device or host layer is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum What {
+    /// Memory of a device; everything in the framework's layer.
+    #[default]
+    Device = 0,
+    /// Memory of a device in stream order. `extra` is the pool, 0 for the device's current one.
+    Pool = 1,
+    /// Memory that moves between host and device.
+    Managed = 2,
+    /// An array, plain or mipmapped. `addr` is its handle, `size` the bytes of its elements.
+    Array = 3,
+    /// An address at which another process's memory can be reached; `size` is 0 if it was not said.
+    Imported = 4,
+    /// Memory of another API's or process's. `addr` is its handle.
+    External = 5,
+    /// An address at which [`What::External`] memory can be reached.
+    View = 6,
+    /// An address that a graph's allocation node will have; the memory comes when the graph runs.
+    GraphNode = 7,
+    /// Page-locked host memory that CUDA allocated.
+    Pinned = 8,
+    /// Page-locked host memory of the program's own.
+    Registered = 9,
+    /// A context.
+    Context = 10,
+    /// A module or library of kernels.
+    Module = 11,
+    /// An instantiated graph.
+    Executable = 12,
+    /// A memory pool.
+    MemoryPool = 13,
+    /// An object through which several devices write together; it has no memory of its own.
+    Multicast = 14,
+}
+
+impl What {
+    const ALL: [What; 15] = [
+        What::Device,
+        What::Pool,
+        What::Managed,
+        What::Array,
+        What::Imported,
+        What::External,
+        What::View,
+        What::GraphNode,
+        What::Pinned,
+        What::Registered,
+        What::Context,
+        What::Module,
+        What::Executable,
+        What::MemoryPool,
+        What::Multicast,
+    ];
+
+    /// The one with this number, if there is one.
+    pub fn from_u8(n: u8) -> Option<What> {
+        What::ALL.get(usize::from(n)).copied()
+    }
+
+    /// Does a call that frees `self` free `other`, too?
+    pub fn frees(self, other: What) -> bool {
+        use What::{Array, Device, GraphNode, Managed, Pool, View};
+        match self {
+            // cudaFree and cuMemFree take what any of these calls gave.
+            Device | Pool => matches!(other, Device | Pool | Managed | View | GraphNode),
+            Array => other == Array,
+            same => other == same,
+        }
+    }
 }
 
 /// Flag: the requested size is not known, `size` is the rounded one.
@@ -98,6 +205,8 @@ pub struct Event {
     pub flags: u8,
     /// Which API function, as an index into the hook table (0: none).
     pub api: u16,
+    /// What the event is about.
+    pub what: What,
     /// Wall clock, nanoseconds since 1970.
     pub time_ns: u64,
     /// Device address (host address in the host layer); 0 for `oom`.
@@ -121,7 +230,8 @@ impl Event {
             | u64::from(self.layer as u8) << 8
             | u64::from(self.device as u8) << 16
             | u64::from(self.flags) << 24
-            | u64::from(self.api) << 32;
+            | u64::from(self.api) << 32
+            | u64::from(self.what as u8) << 48;
         let place = u64::from(self.stack) | u64::from(self.thread) << 32;
         [head, self.time_ns, self.addr, self.size, self.extra, self.stream, place]
     }
@@ -141,6 +251,7 @@ impl Event {
             device: (head >> 16) as i8,
             flags: (head >> 24) as u8,
             api: (head >> 32) as u16,
+            what: What::from_u8((head >> 48) as u8)?,
             thread: (w[6] >> 32) as u32,
             time_ns: w[1],
             addr: w[2],
@@ -164,6 +275,7 @@ mod tests {
             device: -1,
             flags: FLAG_PENDING | FLAG_SMALL,
             api: 0xfedc,
+            what: What::Multicast,
             time_ns: u64::MAX - 1,
             addr: u64::MAX - 2,
             size: u64::MAX - 3,
@@ -183,5 +295,17 @@ mod tests {
         assert_eq!(Event::unpack(w), None);
         w[0] = Kind::Alloc as u64 | 9 << 8;
         assert_eq!(Event::unpack(w), None);
+        w[0] = Kind::Alloc as u64 | 99 << 48;
+        assert_eq!(Event::unpack(w), None);
+    }
+
+    #[test]
+    fn numbers_and_names_agree() {
+        for (n, what) in What::ALL.into_iter().enumerate() {
+            assert_eq!(what as usize, n);
+        }
+        for kind in Kind::ALL {
+            assert_eq!(Kind::from_u8(kind as u8), Some(kind));
+        }
     }
 }

@@ -13,6 +13,7 @@ mod decode;
 mod error;
 pub mod event;
 pub mod json;
+pub mod ledger;
 mod out;
 pub mod pickle;
 pub mod replay;

@@ -17,6 +17,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, StackId};
+use crate::ledger::Ledger;
 use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, Snapshot, StackIx, TraceEntry};
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
@@ -53,8 +54,6 @@ pub struct LiveSegment {
     pub stack: StackId,
     /// PyTorch's "small" kind.
     pub small: bool,
-    /// The API function that made it, if no framework did; its index in the table of entry points.
-    pub api: Option<u16>,
 }
 
 /// One mapped page of an expandable segment.
@@ -70,7 +69,7 @@ pub struct MappedPage {
     pub small: bool,
 }
 
-/// What is alive on one device (or in page-locked host memory).
+/// What a framework's allocator holds on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceState {
     /// Active blocks by address.
@@ -88,8 +87,8 @@ pub struct DeviceState {
 pub struct State {
     /// Devices by ordinal.
     pub devices: Vec<DeviceState>,
-    /// Page-locked and managed host memory.
-    pub host: DeviceState,
+    /// What no framework's allocator made.
+    pub ledger: Ledger,
     /// CUDA events that frees wait for: handle → (device, block).
     waiting: HashMap<u64, (usize, u64)>,
     /// Events that contradict what was known: a free of an unknown block, an address allocated twice.
@@ -117,6 +116,10 @@ impl State {
         if event.flags & FLAG_FAILED != 0 && event.kind != Kind::Oom {
             return;
         }
+        if event.layer != Layer::Framework && !matches!(event.kind, Kind::Oom | Kind::EventReady) {
+            self.driver(event, api, sink);
+            return;
+        }
         let Some(device) = self.device_of(event) else { return };
         if event.kind != Kind::SegmentUnmap {
             self.flush_unmapping(device, sink);
@@ -124,21 +127,38 @@ impl State {
         match (event.layer, event.kind) {
             (_, Kind::Oom) => {
                 let oom = TraceEntry { addr: event.extra, ..entry(event, Action::Oom, event.size) };
-                sink(device, oom);
+                sink(Place::Device(device), oom);
             }
             (_, Kind::EventReady) => self.event_ready(event, sink),
-            (Layer::Framework, _) => self.framework(event, device, sink),
-            (_, Kind::Alloc) => self.driver_alloc(event, device, api, sink),
-            (_, Kind::FreeRequested) => self.driver_free(event, device, api, sink),
-            _ => self.anomalies += 1,
+            _ => self.framework(event, device, sink),
         }
+    }
+
+    /// An event that no framework's allocator made.
+    fn driver(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
+        if event.layer == Layer::Device
+            && let Some(device) = self.device_of(event)
+        {
+            self.flush_unmapping(device, sink);
+        }
+        let fits = self.ledger.apply(event, api, sink);
+        self.anomalies += u64::from(!fits);
     }
 
     /// The state that these entries of a live table stand for: one event for each thing alive, in any order.
     pub fn restore(entries: impl Iterator<Item = Event>) -> State {
         let mut state = State::default();
         let (waits, others): (Vec<_>, Vec<_>) = entries.partition(|e| e.kind == Kind::WaitsFor);
-        for event in others.iter().chain(&waits) {
+        let (framework, driver): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|e| e.layer == Layer::Framework);
+        for event in &driver {
+            if event.layer == Layer::Device {
+                state.device_of(event);
+            }
+            state.ledger.restore(event);
+        }
+        state.ledger.settle();
+        for event in framework.iter().chain(&waits) {
             state.apply(event, &|_| "", &mut |_, _| ());
             if event.kind == Kind::Alloc
                 && event.flags & FLAG_PENDING != 0
@@ -154,16 +174,13 @@ impl State {
     /// To be called once after the last event: entries that waited to be joined with a following one.
     pub fn finish(&mut self, sink: Sink<'_>) {
         for d in 0..self.devices.len() {
-            self.flush_unmapping(Place::Device(d), sink);
+            self.flush_unmapping(d, sink);
         }
     }
 
     /// Which list an event belongs to. Addresses are unique over all devices (unified addressing), so a
     /// free is looked up where the block lives, whatever device the thread had selected.
-    fn device_of(&mut self, event: &Event) -> Option<Place> {
-        if event.layer == Layer::Host {
-            return Some(Place::Host);
-        }
+    fn device_of(&mut self, event: &Event) -> Option<usize> {
         let known = match event.kind {
             Kind::FreeRequested | Kind::FreeCompleted | Kind::WaitsFor => {
                 self.devices.iter().position(|d| d.blocks.contains_key(&event.addr))
@@ -183,19 +200,11 @@ impl State {
         if self.devices.len() <= device {
             self.devices.resize_with(device + 1, DeviceState::default);
         }
-        Some(Place::Device(device))
+        Some(device)
     }
 
-    fn list(&mut self, device: Place) -> &mut DeviceState {
-        match device {
-            // `device_of` has made room.
-            Place::Device(d) => &mut self.devices[d],
-            Place::Host => &mut self.host,
-        }
-    }
-
-    fn framework(&mut self, event: &Event, device: Place, sink: Sink<'_>) {
-        let state = self.list(device);
+    fn framework(&mut self, event: &Event, device: usize, sink: Sink<'_>) {
+        let state = &mut self.devices[device];
         match event.kind {
             Kind::Alloc => {
                 let block = LiveBlock {
@@ -209,7 +218,7 @@ impl State {
                 let before = state.blocks.insert(event.addr, block);
                 self.anomalies += u64::from(before.is_some());
                 self.forget_waits(before, event.addr);
-                sink(device, entry(event, Action::Alloc, event.size));
+                sink(Place::Device(device), entry(event, Action::Alloc, event.size));
             }
             Kind::FreeRequested => {
                 let block = state.blocks.get_mut(&event.addr);
@@ -218,14 +227,14 @@ impl State {
                 let mut e = entry(event, Action::FreeRequested, requested);
                 e.stream = stream;
                 let completed = TraceEntry { action: Action::FreeCompleted, ..e.clone() };
-                sink(device, e);
+                sink(Place::Device(device), e);
                 let known = block.is_some();
                 match block {
                     Some(block) if event.flags & FLAG_PENDING != 0 => block.pending = true,
                     _ => {
                         let gone = state.blocks.remove(&event.addr);
                         self.forget_waits(gone, event.addr);
-                        sink(device, completed);
+                        sink(Place::Device(device), completed);
                     }
                 }
                 self.anomalies += u64::from(!known);
@@ -234,12 +243,12 @@ impl State {
                 if self.waiting.contains_key(&event.extra) {
                     return;
                 }
-                match (device, self.list(device).blocks.get_mut(&event.addr)) {
-                    (Place::Device(d), Some(block)) => {
+                match self.devices[device].blocks.get_mut(&event.addr) {
+                    Some(block) => {
                         block.waits += 1;
-                        self.waiting.insert(event.extra, (d, event.addr));
+                        self.waiting.insert(event.extra, (device, event.addr));
                     }
-                    _ => self.anomalies += 1,
+                    None => self.anomalies += 1,
                 }
             }
             Kind::FreeCompleted => self.complete(event, device, event.addr, sink),
@@ -249,10 +258,9 @@ impl State {
                     stream: event.stream,
                     stack: event.stack,
                     small: event.flags & FLAG_SMALL != 0,
-                    api: None,
                 };
                 state.segments.insert(event.addr, segment);
-                sink(device, entry(event, Action::SegmentAlloc, event.size));
+                sink(Place::Device(device), entry(event, Action::SegmentAlloc, event.size));
             }
             Kind::SegmentFree => {
                 let Some(segment) = state.segments.remove(&event.addr) else {
@@ -260,7 +268,7 @@ impl State {
                     return;
                 };
                 let e = entry(event, Action::SegmentFree, segment.size);
-                sink(device, TraceEntry { stream: segment.stream, ..e });
+                sink(Place::Device(device), TraceEntry { stream: segment.stream, ..e });
             }
             Kind::SegmentMap => {
                 for page in pages(event.addr, event.size) {
@@ -272,10 +280,10 @@ impl State {
                     };
                     state.pages.insert(page, mapped);
                 }
-                sink(device, entry(event, Action::SegmentMap, event.size));
+                sink(Place::Device(device), entry(event, Action::SegmentMap, event.size));
             }
             Kind::SegmentUnmap => self.unmap(event, device, sink),
-            Kind::Oom | Kind::EventReady => {}
+            _ => {}
         }
     }
 
@@ -286,19 +294,19 @@ impl State {
         };
         block.waits = block.waits.saturating_sub(1);
         if block.waits == 0 && block.pending {
-            self.flush_unmapping(Place::Device(device), sink);
-            self.complete(event, Place::Device(device), addr, sink);
+            self.flush_unmapping(device, sink);
+            self.complete(event, device, addr, sink);
         }
     }
 
-    fn complete(&mut self, event: &Event, device: Place, addr: u64, sink: Sink<'_>) {
-        let Some(block) = self.list(device).blocks.remove(&addr) else {
+    fn complete(&mut self, event: &Event, device: usize, addr: u64, sink: Sink<'_>) {
+        let Some(block) = self.devices[device].blocks.remove(&addr) else {
             self.anomalies += 1;
             return;
         };
         self.forget_waits(Some(block), addr);
         let e = entry(event, Action::FreeCompleted, block.requested);
-        sink(device, TraceEntry { addr, stream: block.stream, ..e });
+        sink(Place::Device(device), TraceEntry { addr, stream: block.stream, ..e });
     }
 
     /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
@@ -309,15 +317,15 @@ impl State {
     }
 
     /// PyTorch unmaps chunk by chunk and writes one entry for the range.
-    fn unmap(&mut self, event: &Event, device: Place, sink: Sink<'_>) {
+    fn unmap(&mut self, event: &Event, device: usize, sink: Sink<'_>) {
         let mut stream = event.stream;
         for page in pages(event.addr, event.size) {
-            match self.list(device).pages.remove(&page) {
+            match self.devices[device].pages.remove(&page) {
                 Some(p) => stream = p.stream,
                 None => self.anomalies += 1,
             }
         }
-        if let Some((thread, e)) = &mut self.list(device).unmapping
+        if let Some((thread, e)) = &mut self.devices[device].unmapping
             && *thread == event.thread
             && e.addr + e.size == event.addr
         {
@@ -326,62 +334,36 @@ impl State {
         }
         self.flush_unmapping(device, sink);
         let e = TraceEntry { stream, ..entry(event, Action::SegmentUnmap, event.size) };
-        self.list(device).unmapping = Some((event.thread, e));
+        self.devices[device].unmapping = Some((event.thread, e));
     }
 
-    fn flush_unmapping(&mut self, device: Place, sink: Sink<'_>) {
-        if let Some((_, e)) = self.list(device).unmapping.take() {
-            sink(device, e);
+    fn flush_unmapping(&mut self, device: usize, sink: Sink<'_>) {
+        if let Some((_, e)) = self.devices[device].unmapping.take() {
+            sink(Place::Device(device), e);
         }
     }
 
-    /// Memory that no framework owns is a segment with one block, so that viewers can draw it.
-    fn driver_alloc(&mut self, e: &Event, device: Place, api: ApiName<'_>, sink: Sink<'_>) {
-        let state = self.list(device);
-        let segment = LiveSegment {
-            size: e.size,
-            stream: e.stream,
-            stack: e.stack,
-            small: false,
-            api: Some(e.api),
-        };
-        let block = LiveBlock {
-            size: e.size,
-            requested: e.size,
-            stream: e.stream,
-            stack: e.stack,
-            pending: false,
-            waits: 0,
-        };
-        let before = state.segments.insert(e.addr, segment).is_some();
-        state.blocks.insert(e.addr, block);
-        self.anomalies += u64::from(before);
-        for action in [Action::SegmentAlloc, Action::Alloc] {
-            sink(device, driver_entry(e, action, e.size, api));
+    /// The table of who holds what, for the snapshot's `memtrace` key: the driver's books, and what the framework's
+    /// allocator has reserved.
+    fn ledger_json(&self) -> serde_json::Value {
+        let mut totals = self.ledger.totals();
+        for (d, state) in self.devices.iter().enumerate() {
+            let Ok(ordinal) = i8::try_from(d) else { break };
+            let segments = state.segments.values().map(|s| s.size).sum::<u64>();
+            totals.devices.entry(ordinal).or_default().framework =
+                segments + PAGE * state.pages.len() as u64;
         }
-    }
-
-    fn driver_free(&mut self, e: &Event, device: Place, api: ApiName<'_>, sink: Sink<'_>) {
-        let state = self.list(device);
-        let (Some(segment), Some(_)) =
-            (state.segments.remove(&e.addr), state.blocks.remove(&e.addr))
-        else {
-            self.anomalies += 1;
-            return;
-        };
-        for action in [Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree] {
-            let entry = driver_entry(e, action, segment.size, api);
-            sink(device, TraceEntry { stream: segment.stream, ..entry });
-        }
+        totals.to_json()
     }
 
     /// The segments and blocks of all devices, as a snapshot lists them. `stack` turns a depot stack id into
     /// the snapshot's own index.
     pub fn segments(&self, stack: &mut dyn FnMut(StackId) -> Option<StackIx>) -> Vec<Segment> {
-        let mut out = Vec::new();
+        let mut out = self.ledger.segments(false, stack);
         for (d, state) in self.devices.iter().enumerate() {
             out.extend(state.to_segments(d as i64, stack));
         }
+        out.sort_by_key(|s| (s.device, s.address));
         out
     }
 }
@@ -415,10 +397,13 @@ pub fn assemble(
     let anomalies = live.anomalies;
     Snapshot {
         segments: live.segments(stack),
-        host_segments: live.host.to_segments(-1, stack),
+        host_segments: live.ledger.segments(true, stack),
         device_traces,
         host_traces,
-        memtrace: serde_json::json!({ "counters": { "anomalies": anomalies } }),
+        memtrace: serde_json::json!({
+            "counters": { "anomalies": anomalies },
+            "ledger": live.ledger_json(),
+        }),
         ..Snapshot::default()
     }
 }
@@ -444,13 +429,8 @@ impl DeviceState {
                 run.size += PAGE;
                 continue;
             }
-            let run = LiveSegment {
-                size: PAGE,
-                stream: page.stream,
-                stack: NO_STACK,
-                small: page.small,
-                api: None,
-            };
+            let run =
+                LiveSegment { size: PAGE, stream: page.stream, stack: NO_STACK, small: page.small };
             ranges.insert(addr, (run, true));
             open = Some((addr, page.reservation));
         }
@@ -465,7 +445,6 @@ impl DeviceState {
                     stream: block.stream,
                     stack: block.stack,
                     small: false,
-                    api: None,
                 };
                 ranges.insert(addr, (own, false));
             }
@@ -561,7 +540,12 @@ fn entry(event: &Event, action: Action, size: u64) -> TraceEntry {
     }
 }
 
-fn driver_entry(event: &Event, action: Action, size: u64, api: ApiName<'_>) -> TraceEntry {
+pub(crate) fn driver_entry(
+    event: &Event,
+    action: Action,
+    size: u64,
+    api: ApiName<'_>,
+) -> TraceEntry {
     let user_metadata = Some(format!("driver: {}", api(event.api)).into());
     TraceEntry { user_metadata, ..entry(event, action, size) }
 }

@@ -76,6 +76,7 @@ pub fn snapshot(
         said["switched_off"] = true.into();
     }
     said["libraries"] = libraries;
+    said["ledger"] = assembled.memtrace["ledger"].clone();
     said["counters"] = json!({
         "events": contents.written,
         "stalls": file.header(at::STALLS),
@@ -122,7 +123,7 @@ fn bound(value: &mut Value) {
 mod tests {
     use super::*;
     use memtrace_format::blackbox::{HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, VERSION};
-    use memtrace_format::event::{Event, Kind, Layer, WORDS};
+    use memtrace_format::event::{Event, Kind, Layer, WORDS, What};
     use memtrace_format::pickle;
     use memtrace_format::snapshot::BlockState;
     use memtrace_format::stacks::RawFrame;
@@ -140,6 +141,7 @@ mod tests {
             device: 0,
             flags: 0,
             api: 1,
+            what: What::Device,
             time_ns,
             addr,
             size,

@@ -1,0 +1,535 @@
+//! The driver's books: what the device and the host layer hold, in columns that are never added up twice.
+//!
+//! What is alive is kept as the event that made it, under the key that the live table of the black box uses, too.
+//! So there is one set of rules ([`apply`]) for both, and they can't disagree. The rules follow NVIDIA's public
+//! documentation:
+//!
+//! - memory belongs to the device that it was taken from, whatever device a later call has selected;
+//! - *physical* memory (`cuMemCreate`) goes when its last reference is released **and** its last mapping is gone,
+//!   in whichever order; a *mapping* takes addresses and no memory, however often the same memory is mapped;
+//! - what another process or another API shares (IPC, pool pointers, external memory) is in use here and held
+//!   there: it has a column of its own and is in no sum;
+//! - a call that can't have worked (a range that isn't made of whole mappings, host memory given to `cuMemFree`) changes
+//!   nothing: hooks record a free before they know how it ends;
+//! - a context takes with it what was allocated in it; a reset does so for the primary context.
+//!
+//! Memory in stream order is counted as used from the call that gives it to the call that takes it back. What a pool
+//! keeps reserved beyond that is known only if the program itself has asked for it.
+//!
+//! It must never panic on any sequence of events.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::blackbox::{Class, key};
+use crate::event::{Event, Kind, Layer, What};
+use crate::replay::{ApiName, Place, Sink, driver_entry};
+use crate::snapshot::{Action, Block, BlockState, Segment, StackIx};
+
+/// Where the rules keep what is alive.
+pub trait Books {
+    /// The entry under this key.
+    fn get(&self, class: Class, key: u64) -> Option<Event>;
+    /// Enters something new.
+    fn put(&mut self, class: Class, key: u64, event: &Event);
+    /// Changes an entry's `stream` or `extra`.
+    fn update(&mut self, class: Class, key: u64, change: &dyn Fn(&mut Event));
+    /// Takes an entry out.
+    fn remove(&mut self, class: Class, key: u64);
+    /// The keys of the entries that `is` accepts.
+    fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)>;
+}
+
+/// References to physical memory, as its entry's `stream` keeps them; the ticket of the last event that changed the
+/// number stands above it, so that an event that was being applied when its process died isn't counted twice.
+pub mod references {
+    const COUNT: u64 = 0xffff_ffff;
+    const TICKET: u64 = 0x7fff_ffff;
+
+    /// How many there are.
+    pub fn count(word: u64) -> u64 {
+        word & COUNT
+    }
+
+    /// The word with another number, changed by this ticket.
+    pub fn with(count: u64, ticket: u64) -> u64 {
+        count.min(COUNT) | (ticket & TICKET) << 32
+    }
+
+    /// Was the word last changed by this ticket?
+    pub fn changed_by(word: u64, ticket: u64) -> bool {
+        word >> 32 == ticket & TICKET
+    }
+}
+
+/// Applies one event of the device or host layer. `gone` is told what went. Says whether the event fits what was
+/// known.
+pub fn apply(
+    books: &mut dyn Books,
+    event: &Event,
+    ticket: u64,
+    gone: &mut dyn FnMut(&Event),
+) -> bool {
+    match event.kind {
+        Kind::Alloc | Kind::Reserve | Kind::Create | Kind::PoolReserved => enter(books, event),
+        Kind::FreeRequested => free(books, event, gone),
+        Kind::HandleCreate | Kind::HandleRetain => reference(books, event, ticket),
+        Kind::HandleRelease => release(books, event.addr, ticket),
+        Kind::Map => map(books, event),
+        Kind::Unmap => unmap(books, event, gone),
+        Kind::Unreserve => unreserve(books, event),
+        Kind::Destroy => destroy(books, event, gone),
+        Kind::Reset => {
+            remove_all(books, gone, &|_, e| {
+                e.device == event.device
+                    && (e.what == What::Pool || [0, event.extra].contains(&e.extra))
+            });
+            true
+        }
+        _ => false,
+    }
+}
+
+fn enter(books: &mut dyn Books, event: &Event) -> bool {
+    let Some((class, k)) = key(event) else { return false };
+    let new = books.get(class, k).is_none();
+    books.put(class, k, event);
+    new || event.kind != Kind::Alloc
+}
+
+fn free(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
+    let class = Class::of_allocation(event.what);
+    let Some(found) = books.get(class, event.addr).filter(|e| event.what.frees(e.what)) else {
+        return false;
+    };
+    books.remove(class, event.addr);
+    gone(&found);
+    true
+}
+
+/// A handle that nobody has seen made is a framework's own, or came around us: not ours to count.
+fn reference(books: &mut dyn Books, event: &Event, ticket: u64) -> bool {
+    let known = books.get(Class::Handle, event.addr);
+    match (known, event.kind) {
+        (Some(e), _) => {
+            let count = references::count(e.stream) + 1;
+            let set = |e: &mut Event| e.stream = references::with(count, ticket);
+            books.update(Class::Handle, event.addr, &set);
+        }
+        (None, Kind::HandleCreate) => {
+            let stream = references::with(references::count(event.stream), ticket);
+            books.put(Class::Handle, event.addr, &Event { stream, extra: 0, ..*event });
+        }
+        _ => {}
+    }
+    true
+}
+
+fn release(books: &mut dyn Books, handle: u64, ticket: u64) -> bool {
+    let Some(e) = books.get(Class::Handle, handle) else { return true };
+    let count = references::count(e.stream);
+    if count == 0 {
+        return false; // released already, and kept by a mapping
+    }
+    books.update(Class::Handle, handle, &|e| e.stream = references::with(count - 1, ticket));
+    drop_unused(books, handle);
+    true
+}
+
+/// A handle's `extra` is the number of its mappings.
+fn drop_unused(books: &mut dyn Books, handle: u64) {
+    let unused = |e: &Event| references::count(e.stream) == 0 && e.extra == 0;
+    if books.get(Class::Handle, handle).is_some_and(|e| unused(&e)) {
+        books.remove(Class::Handle, handle);
+    }
+}
+
+/// A mapping's `extra` is its handle, or 0 if that isn't known.
+fn map(books: &mut dyn Books, event: &Event) -> bool {
+    let before = books.get(Class::Mapping, event.addr);
+    if let Some(before) = before {
+        forget_mapping(books, &before);
+    }
+    let mapping = match books.get(Class::Handle, event.extra) {
+        Some(physical) => Event { layer: physical.layer, device: physical.device, ..*event },
+        None => Event { extra: 0, ..*event },
+    };
+    books.put(Class::Mapping, event.addr, &mapping);
+    books.update(Class::Handle, mapping.extra, &|e| e.extra += 1);
+    before.is_none()
+}
+
+fn forget_mapping(books: &mut dyn Books, mapping: &Event) {
+    books.remove(Class::Mapping, mapping.addr);
+    books.update(Class::Handle, mapping.extra, &|e| e.extra = e.extra.saturating_sub(1));
+    drop_unused(books, mapping.extra);
+}
+
+fn unmap(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
+    let end = event.addr.saturating_add(event.size);
+    let mut parts = Vec::new();
+    let mut at = event.addr;
+    while at < end
+        && let Some(mapping) = books.get(Class::Mapping, at).filter(|m| m.size > 0)
+    {
+        at = at.saturating_add(mapping.size);
+        parts.push(mapping);
+    }
+    if at != end {
+        return parts.is_empty(); // a framework's own mapping, or a range that the driver refuses
+    }
+    for mapping in parts {
+        forget_mapping(books, &mapping);
+        gone(&mapping);
+    }
+    true
+}
+
+fn unreserve(books: &mut dyn Books, event: &Event) -> bool {
+    let Some(found) = books.get(Class::Reservation, event.addr) else { return false };
+    let range = event.addr..event.addr.saturating_add(event.size);
+    let inside = |class: Class, e: &Event| class == Class::Mapping && range.contains(&e.addr);
+    if found.size != event.size || !books.select(&inside).is_empty() {
+        return false;
+    }
+    books.remove(Class::Reservation, event.addr);
+    true
+}
+
+fn destroy(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
+    let known = books.get(Class::Object, event.addr).is_some();
+    books.remove(Class::Object, event.addr);
+    match event.what {
+        What::MemoryPool => books.remove(Class::PoolReserved, event.addr),
+        What::Context if event.addr != 0 => {
+            remove_all(books, gone, &|_, e| e.what != What::Pool && e.extra == event.addr);
+        }
+        _ => {}
+    }
+    known
+}
+
+/// What lies in a context: allocations (`extra` says which context) and what was loaded into it.
+fn remove_all(
+    books: &mut dyn Books,
+    gone: &mut dyn FnMut(&Event),
+    is: &dyn Fn(Class, &Event) -> bool,
+) {
+    let in_context = |class: Class, e: &Event| match class {
+        Class::Driver | Class::Array => e.what != What::Imported,
+        Class::Object => matches!(e.what, What::Module | What::Executable),
+        _ => false,
+    };
+    for (class, k) in books.select(&|class, e| in_context(class, e) && is(class, e)) {
+        if let Some(e) = books.get(class, k) {
+            books.remove(class, k);
+            gone(&e);
+        }
+    }
+}
+
+/// What the device and the host layer hold.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ledger(BTreeMap<(Class, u64), Event>);
+
+impl Books for Ledger {
+    fn get(&self, class: Class, key: u64) -> Option<Event> {
+        self.0.get(&(class, key)).copied()
+    }
+    fn put(&mut self, class: Class, key: u64, event: &Event) {
+        self.0.insert((class, key), *event);
+    }
+    fn update(&mut self, class: Class, key: u64, change: &dyn Fn(&mut Event)) {
+        if let Some(event) = self.0.get_mut(&(class, key)) {
+            change(event);
+        }
+    }
+    fn remove(&mut self, class: Class, key: u64) {
+        self.0.remove(&(class, key));
+    }
+    fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)> {
+        self.0.iter().filter(|((class, _), e)| is(*class, e)).map(|(k, _)| *k).collect()
+    }
+}
+
+/// Bytes of one device's columns; see [`Ledger::totals`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceTotals {
+    /// What a framework's allocator has reserved.
+    pub framework: u64,
+    /// `cudaMalloc` and the like, outside every framework.
+    pub device: u64,
+    /// In stream order, from pools.
+    pub pool_used: u64,
+    /// Elements of arrays.
+    pub arrays: u64,
+    /// Physical memory of `cuMemCreate`, mapped or not.
+    pub physical: u64,
+    /// Addresses under which physical memory is mapped.
+    pub mapped: u64,
+    /// Managed memory, which may lie here or with the host.
+    pub managed: u64,
+    /// Memory of other processes and APIs that is in use here, as far as its size was said.
+    pub imported: u64,
+    /// Addresses promised to allocation nodes of graphs.
+    pub graph_nodes: u64,
+    /// Contexts that were made.
+    pub contexts: u64,
+    /// Modules and libraries that are loaded.
+    pub modules: u64,
+    /// Instantiated graphs.
+    pub executables: u64,
+}
+
+impl DeviceTotals {
+    /// What this process holds of the device's memory, each byte once.
+    pub fn held(&self) -> u64 {
+        self.framework + self.device + self.pool_used + self.arrays + self.physical
+    }
+}
+
+/// Bytes of the host's columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostTotals {
+    /// Page-locked memory that CUDA allocated.
+    pub pinned: u64,
+    /// Page-locked memory of the program's own.
+    pub registered: u64,
+    /// Physical memory of `cuMemCreate` that lies with the host.
+    pub physical: u64,
+}
+
+/// The sums of all columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// By ordinal; −1 is a device that wasn't known at the call.
+    pub devices: BTreeMap<i8, DeviceTotals>,
+    /// The host.
+    pub host: HostTotals,
+    /// Addresses that are reserved, of whatever device.
+    pub reserved_addresses: u64,
+    /// Pools whose reserved memory the program has asked for: pool, device, bytes, when (nanoseconds since 1970).
+    pub pools: Vec<(u64, i8, u64, u64)>,
+}
+
+impl Ledger {
+    /// Takes one event into account, and says what the trace says about it.
+    pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) -> bool {
+        let mut entries = |of: &Event, actions: &[Action]| {
+            let place = match of.layer {
+                Layer::Host => Some(Place::Host),
+                _ => usize::try_from(of.device).ok().map(Place::Device),
+            };
+            for action in actions {
+                let mut entry = driver_entry(event, action.clone(), of.size, api);
+                (entry.addr, entry.stream) = (of.addr, shown_stream(of));
+                place.into_iter().for_each(|place| sink(place, entry.clone()));
+            }
+        };
+        let fits = apply(self, event, 0, &mut |gone| match gone.kind {
+            Kind::Map => {
+                entries(gone, &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentUnmap])
+            }
+            Kind::Alloc if is_shown(gone.what) => {
+                entries(gone, &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree])
+            }
+            _ => {}
+        });
+        match event.kind {
+            Kind::Alloc if is_shown(event.what) => {
+                entries(event, &[Action::SegmentAlloc, Action::Alloc]);
+            }
+            Kind::Map => {
+                let mapped = self.get(Class::Mapping, event.addr).unwrap_or(*event);
+                entries(&mapped, &[Action::SegmentMap, Action::Alloc]);
+            }
+            _ => {}
+        }
+        fits
+    }
+
+    /// Enters an entry of a live table.
+    pub(crate) fn restore(&mut self, event: &Event) {
+        if let Some((class, k)) = key(event) {
+            self.put(class, k, event);
+        }
+    }
+
+    /// To be called after the last [`Self::restore`]: counts the mappings of each handle anew.
+    pub(crate) fn settle(&mut self) {
+        let mut mappings: BTreeMap<u64, u64> = BTreeMap::new();
+        for ((class, _), e) in &self.0 {
+            if *class == Class::Mapping {
+                *mappings.entry(e.extra).or_default() += 1;
+            }
+        }
+        self.0.retain(|(class, handle), e| {
+            if *class != Class::Handle {
+                return true;
+            }
+            e.extra = mappings.get(handle).copied().unwrap_or(0);
+            e.extra > 0 || references::count(e.stream) > 0
+        });
+    }
+
+    /// Had this event, which was being applied when the process died, changed a number of references already?
+    pub(crate) fn counted(&self, event: &Event, ticket: u64) -> bool {
+        matches!(event.kind, Kind::HandleCreate | Kind::HandleRetain | Kind::HandleRelease)
+            && self
+                .get(Class::Handle, event.addr)
+                .is_some_and(|e| references::changed_by(e.stream, ticket))
+    }
+
+    /// The sums of all columns.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for ((class, _), e) in &self.0 {
+            let host = e.layer == Layer::Host;
+            if host {
+                match (class, e.what) {
+                    (Class::Handle, What::Device) => totals.host.physical += e.size,
+                    (_, What::Pinned) => totals.host.pinned += e.size,
+                    (_, What::Registered) => totals.host.registered += e.size,
+                    _ => {}
+                }
+                continue;
+            }
+            match class {
+                Class::Reservation => {
+                    totals.reserved_addresses += e.size;
+                    continue;
+                }
+                Class::PoolReserved => {
+                    totals.pools.push((e.addr, e.device, e.size, e.time_ns));
+                    continue;
+                }
+                _ => {}
+            }
+            let device = totals.devices.entry(e.device).or_default();
+            let column = match (class, e.what) {
+                (Class::Mapping, _) => &mut device.mapped,
+                (Class::Handle, What::Device) => &mut device.physical,
+                (Class::Handle, What::Imported) | (_, What::Imported | What::External) => {
+                    &mut device.imported
+                }
+                (_, What::Device) => &mut device.device,
+                (_, What::Pool) => &mut device.pool_used,
+                (_, What::Managed) => &mut device.managed,
+                (_, What::Array) => &mut device.arrays,
+                (_, What::GraphNode) => &mut device.graph_nodes,
+                (_, What::Context) => &mut device.contexts,
+                (_, What::Module) => &mut device.modules,
+                (_, What::Executable) => &mut device.executables,
+                _ => continue,
+            };
+            *column += if *class == Class::Object { 1 } else { e.size };
+        }
+        totals
+    }
+
+    /// The mappings that show each byte of physical memory once: where it was mapped first, of those that are left.
+    fn shown_mappings(&self) -> Vec<Event> {
+        let mut mappings: Vec<Event> = self.of(Class::Mapping).copied().collect();
+        mappings.sort_by_key(|m| (m.extra, m.time_ns, m.addr));
+        let mut shown: Vec<Event> = Vec::new();
+        for m in mappings {
+            let physical = self.get(Class::Handle, m.extra);
+            let overlaps = |o: &&Event| {
+                o.extra == m.extra && o.stream < m.stream + m.size && m.stream < o.stream + o.size
+            };
+            let before =
+                shown.iter().rev().take_while(|o| o.extra == m.extra).any(|o| overlaps(&o));
+            if !before && physical.is_some_and(|p| p.what == What::Device) {
+                shown.push(m);
+            }
+        }
+        shown
+    }
+
+    fn of(&self, class: Class) -> impl Iterator<Item = &Event> {
+        self.0.range((class, 0)..=(class, u64::MAX)).map(|(_, e)| e)
+    }
+
+    /// Everything that has an address and that this process holds, on devices or with the host, as segments with one
+    /// block.
+    pub fn segments(
+        &self,
+        host: bool,
+        stack: &mut dyn FnMut(u32) -> Option<StackIx>,
+    ) -> Vec<Segment> {
+        let allocations = self.of(Class::Driver).chain(self.of(Class::Array)).copied();
+        let shown = allocations.filter(|e| is_shown(e.what)).chain(self.shown_mappings());
+        shown.filter(|e| (e.layer == Layer::Host) == host).map(|e| segment(&e, stack)).collect()
+    }
+}
+
+/// Is this memory that the process holds at an address of its own?
+fn is_shown(what: What) -> bool {
+    use What::{Array, Device, Managed, Pinned, Pool, Registered};
+    matches!(what, Device | Pool | Managed | Array | Pinned | Registered)
+}
+
+/// A mapping's `stream` is an offset.
+fn shown_stream(e: &Event) -> u64 {
+    if e.kind == Kind::Map { 0 } else { e.stream }
+}
+
+fn segment(e: &Event, stack: &mut dyn FnMut(u32) -> Option<StackIx>) -> Segment {
+    let frames = stack(e.stack);
+    Segment {
+        device: if e.layer == Layer::Host { -1 } else { i64::from(e.device) },
+        address: e.addr,
+        total_size: e.size,
+        allocated_size: e.size,
+        active_size: e.size,
+        requested_size: e.size,
+        stream: shown_stream(e),
+        small: false,
+        pool_id: (0, 0),
+        is_expandable: e.kind == Kind::Map,
+        frames,
+        blocks: vec![Block {
+            address: e.addr,
+            size: e.size,
+            requested_size: e.size,
+            state: BlockState::ActiveAllocated,
+            frames,
+        }],
+    }
+}
+
+impl Totals {
+    /// The table under the snapshot's `memtrace` key.
+    pub fn to_json(&self) -> Value {
+        let device = |(ordinal, t): (&i8, &DeviceTotals)| {
+            json!({
+                "device": ordinal,
+                "held": t.held(),
+                "framework": t.framework,
+                "device_bytes": t.device,
+                "pool_used": t.pool_used,
+                "arrays": t.arrays,
+                "physical": t.physical,
+                "mapped": t.mapped,
+                "managed": t.managed,
+                "imported": t.imported,
+                "graph_nodes": t.graph_nodes,
+                "contexts": t.contexts,
+                "modules": t.modules,
+                "graph_executables": t.executables,
+            })
+        };
+        let pool = |(pool, device, bytes, time): &(u64, i8, u64, u64)| json!({"pool": pool, "device": device, "reserved": bytes, "asked_us": time / 1000});
+        json!({
+            "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
+            "host": {
+                "pinned": self.host.pinned,
+                "registered": self.host.registered,
+                "physical": self.host.physical,
+            },
+            "reserved_addresses": self.reserved_addresses,
+            "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
+        })
+    }
+}
