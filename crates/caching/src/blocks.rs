@@ -1,0 +1,162 @@
+//! Blocks: pieces of segments, in a slab, linked to their neighbours in address order.
+
+use crate::visit::Visit;
+
+/// Index into the slab.
+pub(crate) type Ix = u32;
+/// No block, no reservation.
+pub(crate) const NONE: Ix = Ix::MAX;
+
+/// Names a block that was handed out. It stays wrong for ever once the block was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockId {
+    pub(crate) index: Ix,
+    pub(crate) generation: u32,
+}
+
+/// A piece of a segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub addr: u64,
+    pub size: u64,
+    /// What was asked for; stale once it is free, as in PyTorch.
+    pub requested: u64,
+    pub stream: u64,
+    /// What the pool's counter said when this block became free.
+    pub age_base: u64,
+    pub prev: Ix,
+    pub next: Ix,
+    pub pool: Ix,
+    /// The reservation it lies in, if it is expandable.
+    pub reservation: Ix,
+    /// Events that its free waits for.
+    pub events: u32,
+    generation: u32,
+    /// Handed out.
+    pub allocated: bool,
+    /// There is memory behind it.
+    pub mapped: bool,
+    /// Other streams use it: see [`Uses`].
+    pub used: bool,
+    /// Allocated, or given back and not complete yet.
+    pub active: bool,
+    live: bool,
+}
+
+impl Block {
+    pub fn new(addr: u64, size: u64, stream: u64, pool: Ix, reservation: Ix) -> Block {
+        Block {
+            addr,
+            size,
+            requested: 0,
+            stream,
+            age_base: 0,
+            prev: NONE,
+            next: NONE,
+            pool,
+            reservation,
+            events: 0,
+            generation: 0,
+            allocated: false,
+            mapped: true,
+            used: false,
+            active: false,
+            live: true,
+        }
+    }
+
+    pub fn is_split(&self) -> bool {
+        self.prev != NONE || self.next != NONE
+    }
+
+    pub fn is_expandable(&self) -> bool {
+        self.reservation != NONE
+    }
+
+    /// Nobody has it, or may still use it.
+    pub fn is_idle(&self) -> bool {
+        !self.allocated && self.events == 0 && !self.used
+    }
+}
+
+/// The streams that use a block besides its own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Uses {
+    pub streams: Visit<()>,
+    /// Those named while a graph was captured.
+    pub in_capture: Vec<u64>,
+}
+
+/// All blocks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Blocks {
+    slab: Vec<Block>,
+    free: Vec<Ix>,
+}
+
+impl std::ops::Index<Ix> for Blocks {
+    type Output = Block;
+    #[inline]
+    fn index(&self, ix: Ix) -> &Block {
+        &self.slab[ix as usize]
+    }
+}
+
+impl std::ops::IndexMut<Ix> for Blocks {
+    #[inline]
+    fn index_mut(&mut self, ix: Ix) -> &mut Block {
+        &mut self.slab[ix as usize]
+    }
+}
+
+impl Blocks {
+    pub fn add(&mut self, mut block: Block) -> Ix {
+        if let Some(ix) = self.free.pop() {
+            let slot = &mut self.slab[ix as usize];
+            block.generation = slot.generation;
+            *slot = block;
+            return ix;
+        }
+        self.slab.push(block);
+        (self.slab.len() - 1) as Ix
+    }
+
+    pub fn remove(&mut self, ix: Ix) {
+        let block = &mut self[ix];
+        block.live = false;
+        block.generation = block.generation.wrapping_add(1);
+        self.free.push(ix);
+    }
+
+    pub fn id(&self, ix: Ix) -> BlockId {
+        BlockId { index: ix, generation: self[ix].generation }
+    }
+
+    /// What was handed out under this id is handed out no more.
+    pub fn retire_id(&mut self, ix: Ix) {
+        let block = &mut self[ix];
+        block.generation = block.generation.wrapping_add(1);
+    }
+
+    /// The allocated block with this id.
+    pub fn find(&self, id: BlockId) -> Option<Ix> {
+        let block = self.slab.get(id.index as usize)?;
+        (block.live && block.allocated && block.generation == id.generation).then_some(id.index)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (Ix, &Block)> {
+        self.slab.iter().enumerate().filter(|(_, b)| b.live).map(|(i, b)| (i as Ix, b))
+    }
+
+    /// Puts `new` between two neighbours.
+    pub fn link(&mut self, before: Ix, new: Ix, after: Ix) {
+        self[new].prev = before;
+        self[new].next = after;
+        if before != NONE {
+            self[before].next = new;
+        }
+        if after != NONE {
+            self[after].prev = new;
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The allocator by address, for callers that know nothing else: a pointer in, a pointer out.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::allocator::{Allocator, Misuse, OutOfMemory};
+use crate::blocks::BlockId;
+use crate::device::Device;
+use crate::event::Sink;
+
+/// Addresses are multiples of 512: one multiplication spreads them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64(self.0 ^ u64::from(*b));
+        }
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        let spread = (n >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = spread ^ (spread >> 32);
+    }
+}
+
+/// Blocks by the address at which they were handed out.
+#[derive(Debug, Default)]
+pub struct Pointers(HashMap<u64, BlockId, BuildHasherDefault<AddressHasher>>);
+
+impl Pointers {
+    /// Memory at an address; 0 for a request of no bytes, which leaves no trace.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn malloc<D: Device, S: Sink>(
+        &mut self,
+        allocator: &mut Allocator<D, S>,
+        size: u64,
+        stream: u64,
+    ) -> Result<u64, OutOfMemory> {
+        if size == 0 {
+            return Ok(0);
+        }
+        let block = allocator.malloc(size, stream)?;
+        self.0.insert(block.addr, block.id);
+        Ok(block.addr)
+    }
+
+    /// Gives back what was handed out at an address; address 0 is nothing.
+    ///
+    /// # Errors
+    /// Nothing is handed out there: never was, or not any more, or it is the middle of a block.
+    pub fn free<D: Device, S: Sink>(
+        &mut self,
+        allocator: &mut Allocator<D, S>,
+        addr: u64,
+    ) -> Result<(), Misuse> {
+        if addr == 0 {
+            return Ok(());
+        }
+        let id = self.0.remove(&addr).ok_or(Misuse::UnknownAddress(addr))?;
+        allocator.free(id)
+    }
+
+    /// Another stream uses what lies at an address. Memory that is not ours is none of our business, as in PyTorch.
+    pub fn record_stream<D: Device, S: Sink>(
+        &self,
+        allocator: &mut Allocator<D, S>,
+        addr: u64,
+        stream: u64,
+    ) {
+        if let Some(id) = self.0.get(&addr) {
+            let _ = allocator.record_stream(*id, stream);
+        }
+    }
+
+    /// The block at an address.
+    pub fn get(&self, addr: u64) -> Option<BlockId> {
+        self.0.get(&addr).copied()
+    }
+}

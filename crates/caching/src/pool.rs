@@ -1,0 +1,68 @@
+//! Pools: the free blocks of one kind, in the order in which they are looked for.
+
+use std::collections::BTreeSet;
+
+use memtrace_format::snapshot::PoolId;
+
+use crate::blocks::Ix;
+use crate::stats::ByPool;
+
+/// Where a free block stands: streams apart, small before large, low addresses first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FreeKey {
+    pub stream: u64,
+    pub size: u64,
+    pub addr: u64,
+    pub ix: Ix,
+}
+
+/// Free blocks, and addresses without memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    pub small: bool,
+    /// (0, 0) for the default pools.
+    pub id: PoolId,
+    pub free: BTreeSet<FreeKey>,
+    /// (stream, address, block)
+    pub unmapped: BTreeSet<(u64, u64, Ix)>,
+    /// Searches so far, counted while garbage collection is on: the clock of a block's age.
+    pub searches: u64,
+    pub no_split: bool,
+}
+
+impl Pool {
+    pub fn new(small: bool, id: PoolId) -> Pool {
+        Pool {
+            small,
+            id,
+            free: BTreeSet::new(),
+            unmapped: BTreeSet::new(),
+            searches: 0,
+            no_split: false,
+        }
+    }
+
+    pub fn is_private(&self) -> bool {
+        self.id != (0, 0)
+    }
+}
+
+/// The default small pool.
+pub(crate) const SMALL: Ix = 0;
+/// The default large pool.
+pub(crate) const LARGE: Ix = 1;
+
+/// A pair of pools of a graph or a user.
+#[derive(Clone, Debug)]
+pub(crate) struct Private {
+    pub id: PoolId,
+    pub small: Ix,
+    pub large: Ix,
+    /// Captures and users that hold it.
+    pub uses: u64,
+    /// Segments that it holds.
+    pub segments: u64,
+    /// Segments come from an allocator of its own: never expandable.
+    pub own_allocator: bool,
+    pub reserved: ByPool,
+}

@@ -1,0 +1,234 @@
+//! A device that answers as a recorded driver did: the same addresses, and memory when there was some.
+//!
+//! It is made of the segment events of a trace. Asked for a segment, it looks at what comes next: if that is a segment
+//! of this size, here it is; if it is something else, there was no memory. That is an oracle, so whoever wants to know
+//! whether the refusals were right keeps books beside it ([`Script::with_capacity`]).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use memtrace_format::snapshot::PoolId;
+
+use crate::device::Device;
+use crate::event::Action;
+
+/// One thing that the driver did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// One of the segment actions, or [`Action::Oom`].
+    pub action: Action,
+    /// Its address; what the device had free for [`Action::Oom`].
+    pub addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The stream.
+    pub stream: u64,
+}
+
+/// When a recorded event is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// At once.
+    Always,
+    /// When somebody has waited for anything since it was recorded: [`Script::waited`].
+    AfterWait,
+    /// Never by itself: the caller completes frees.
+    Told,
+}
+
+/// A device that answers as recorded.
+#[derive(Clone, Debug)]
+pub struct Script {
+    steps: VecDeque<Step>,
+    total: u64,
+    /// Bytes that may be in use, and are.
+    books: Option<(u64, u64)>,
+    ready: Ready,
+    waits: u64,
+    capturing: bool,
+    hashes: BTreeMap<u64, u64>,
+    /// Base → size.
+    reservations: BTreeMap<u64, u64>,
+    /// Addresses for what was never used.
+    spare: u64,
+    problem: Option<String>,
+}
+
+impl Script {
+    /// A device of `total` bytes that takes these steps.
+    pub fn new(total: u64, steps: impl IntoIterator<Item = Step>) -> Script {
+        Script {
+            steps: steps.into_iter().collect(),
+            total,
+            books: None,
+            ready: Ready::Always,
+            waits: 0,
+            capturing: false,
+            hashes: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            spare: 1 << 60,
+            problem: None,
+        }
+    }
+
+    /// Keeps books: a refusal or a grant that `capacity` bytes do not explain is a problem.
+    #[must_use]
+    pub fn with_capacity(mut self, capacity: u64) -> Script {
+        self.books = Some((capacity, 0));
+        self
+    }
+
+    /// When events are ready.
+    #[must_use]
+    pub fn with_events(mut self, ready: Ready) -> Script {
+        self.ready = ready;
+        self
+    }
+
+    /// What PyTorch hashes a stream by.
+    pub fn set_stream_hash(&mut self, stream: u64, hash: u64) {
+        self.hashes.insert(stream, hash);
+    }
+
+    /// The program has waited for the device.
+    pub fn waited(&mut self) {
+        self.waits += 1;
+    }
+
+    /// The current stream is being captured from now on, or no more.
+    pub fn set_capturing(&mut self, capturing: bool) {
+        self.capturing = capturing;
+    }
+
+    /// The first thing that did not go by the script.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Steps that have not been taken.
+    pub fn left(&self) -> usize {
+        self.steps.len()
+    }
+
+    fn note(&mut self, what: impl FnOnce() -> String) {
+        if self.problem.is_none() {
+            self.problem = Some(what());
+        }
+    }
+
+    /// Takes the next step if it is this one.
+    fn step(&mut self, is: impl Fn(&Step) -> bool) -> Option<Step> {
+        if self.steps.front().is_some_and(is) { self.steps.pop_front() } else { None }
+    }
+
+    fn grant(&mut self, size: u64, granted: bool) {
+        let Some((capacity, used)) = self.books else { return };
+        let fits = used + size <= capacity;
+        if fits != granted {
+            self.note(|| {
+                format!(
+                    "{size} bytes on top of {used}: the script says {granted}, the books {fits}"
+                )
+            });
+        }
+        if granted {
+            self.books = Some((capacity, used + size));
+        }
+    }
+
+    fn back(&mut self, action: Action, addr: u64, size: u64) {
+        let found = self.step(|s| s.action == action && s.addr == addr && s.size == size);
+        if found.is_none() {
+            let next = self.steps.front().copied();
+            self.note(|| {
+                format!("{} at {addr:#x} of {size} bytes; the script has {next:x?}", action.name())
+            });
+            // It may come later; what was given back is not given back twice.
+            let later =
+                self.steps.iter().position(|s| (s.action, s.addr, s.size) == (action, addr, size));
+            if let Some(at) = later {
+                self.steps.remove(at);
+            }
+        }
+        if let Some((_, used)) = &mut self.books {
+            *used = used.saturating_sub(size);
+        }
+    }
+}
+
+impl Device for Script {
+    fn total(&self) -> u64 {
+        self.total
+    }
+
+    fn free_now(&mut self) -> u64 {
+        if let Some(oom) = self.step(|s| s.action == Action::Oom) {
+            return oom.addr;
+        }
+        self.books.map_or(0, |(capacity, used)| capacity.saturating_sub(used))
+    }
+
+    fn alloc(&mut self, size: u64, _: PoolId) -> Option<u64> {
+        let found = self.step(|s| s.action == Action::SegmentAlloc && s.size == size);
+        self.grant(size, found.is_some());
+        found.map(|s| s.addr)
+    }
+
+    fn free(&mut self, addr: u64, size: u64, _: PoolId) {
+        self.back(Action::SegmentFree, addr, size);
+    }
+
+    /// The base is where the stream first maps something outside all reservations that there are.
+    fn reserve(&mut self, size: u64, stream: u64) -> Option<u64> {
+        let known = |addr: u64| {
+            let before = self.reservations.range(..=addr).next_back();
+            before.is_some_and(|(base, size)| addr < base + size)
+        };
+        let mut maps =
+            self.steps.iter().filter(|s| s.action == Action::SegmentMap && s.stream == stream);
+        let base = maps.find(|s| !known(s.addr)).map(|s| s.addr);
+        let base = base.unwrap_or_else(|| {
+            self.spare += size.next_power_of_two();
+            self.spare
+        });
+        self.reservations.insert(base, size);
+        Some(base)
+    }
+
+    fn unreserve(&mut self, addr: u64, _: u64) {
+        self.reservations.remove(&addr);
+    }
+
+    fn map(&mut self, addr: u64, size: u64, _: u64, _: u64) -> bool {
+        let found = self.step(|s| (s.action, s.addr, s.size) == (Action::SegmentMap, addr, size));
+        self.grant(size, found.is_some());
+        found.is_some()
+    }
+
+    fn unmap(&mut self, addr: u64, size: u64, _: u64, _: u64) {
+        self.back(Action::SegmentUnmap, addr, size);
+    }
+
+    fn record(&mut self, _: u64) -> u64 {
+        self.waits
+    }
+
+    fn query(&mut self, event: u64) -> bool {
+        match self.ready {
+            Ready::Always => true,
+            Ready::AfterWait => event != self.waits,
+            Ready::Told => false,
+        }
+    }
+
+    fn synchronize(&mut self, _: u64) {
+        self.waits += 1;
+    }
+
+    fn capturing(&mut self) -> bool {
+        self.capturing
+    }
+
+    fn stream_hash(&self, stream: u64) -> u64 {
+        self.hashes.get(&stream).copied().unwrap_or(stream)
+    }
+}
