@@ -73,6 +73,7 @@ PROGRAMS = [
     Program("expandable-random", "random_program.py", ("3", "20000"), env=EXPANDABLE, closing="live"),
     Program("compiled", "compiled.py", closing="compiled and trained 3 steps"),
     Program("dataloader", "dataloader.py", closing="trained 16 batches"),
+    Program("sites", "sites.py", closing="allocated at 11 kinds of sites"),
     Program("save-load", "save_load.py", closing="saved"),
     Program("ddp", "ddp.py", spec=f"{H100}*2", devices=2, ranks=2, closing="rank"),
     Program("fsdp2", "fsdp2.py", spec=f"{H100}*2", devices=2, ranks=2, closing="rank"),

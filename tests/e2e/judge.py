@@ -8,6 +8,9 @@ SCRIPT runs in this process, then both are asked for a snapshot at the same poin
 * the trace of each device, entry for entry: action, addr, size, stream (for `oom`: device_free and size);
 * the Python frames of each entry: name, filename, line, innermost first (but for lines that were on no stack: next to a
   frame of code that inductor generated, PyTorch writes the user's lines it was made from, out of inductor's memory);
+* with --native (and `--stacks all`) the C++ frames, too, in one list with the Python ones: library, offset in it, and the name
+  where PyTorch knows one (it knows exported names only). Taken off before are the innermost frames, of the two recorders
+  and of the allocator, inside which each takes the stack at another place;
 * the segments and blocks at the end: addresses, sizes, states, sums, stream, kind;
 * the shape of the file: every key that PyTorch of this version writes is there.
 
@@ -23,6 +26,7 @@ import ctypes
 import json
 import os
 import pickle
+import re
 import runpy
 import statistics
 import sys
@@ -49,7 +53,7 @@ class Comparison:
     """What two snapshots have in common, and the first difference of each kind."""
 
     def __init__(self):
-        self.counts = {"entries": 0, "frames": 0, "segments": 0, "blocks": 0, "driver": 0}
+        self.counts = {"entries": 0, "frames": 0, "native": 0, "segments": 0, "blocks": 0, "driver": 0}
         self.differences = {}
 
     def differ(self, kind, text):
@@ -105,6 +109,31 @@ def without_inductors_lines(frames):
     return captured
 
 
+def whole_stack(frames):
+    """A stack with its C++ frames, without those of whoever took it. Rows as [`python_frames`] has them."""
+    frames = [f for f in frames or [] if f["filename"] != "memtrace"]
+    at = 0
+    if frames and frames[0]["name"] == "torch::unwind::unwind()":
+        gather = [f["name"].startswith("torch::CapturedTraceback::gather(") for f in frames[:3]]
+        at = gather.index(True) + 2  # and who calls it: the function in libtorch_cuda.so that the allocator was given
+    own = ("libc10_cuda.so", "libmemtrace.so") if at else ("libc10_cuda.so",)
+    while at < len(frames) and os.path.basename(frames[at]["filename"]) in own:
+        at += 1
+    return python_frames(frames[at:], False)
+
+
+def same_stacks(theirs, ours):
+    """Equal, but for names that only memtrace knows."""
+    pairs = zip_longest(theirs, ours, fillvalue=("", "", 0))
+    return all(a[1:] == b[1:] and (a[0] == "??" or plain(a[0]) == plain(b[0])) for a, b in pairs)
+
+
+def plain(name):
+    """A C++ name without what decoders write in different ways: blanks, and the types of numbers (`2ul`, `(unsigned long)2`)."""
+    name = re.sub(r"\((?:bool|(?:unsigned )?(?:char|int|long))\)(-?\d+)", r"\1", name)
+    return re.sub(r"\b(\d+)u?l{0,2}\b", r"\1", name).replace(" ", "")
+
+
 def is_python_file(filename):
     if filename.endswith(NATIVE_SUFFIXES) or ".so" in os.path.basename(filename):
         return False
@@ -124,6 +153,16 @@ def around(theirs, ours, at):
     return "\n".join(lines)
 
 
+def show_difference(what, theirs, ours):
+    """Two stacks side by side, one row a frame, innermost first."""
+    rows = [what]
+    for a, b in zip_longest(theirs, ours, fillvalue=("", "", 0)):
+        same = same_stacks([a], [b])
+        rows += [f"    {' ' if same else '>'} {'' if same else who:9}{name} {file}:{line}"
+                 for who, (name, file, line) in ([("", b)] if same else [("PyTorch", a), ("memtrace", b)])]
+    return "\n".join(rows)
+
+
 def compare_traces(theirs, ours, native, result):
     """The histories of all devices."""
     times = []
@@ -137,8 +176,8 @@ def compare_traces(theirs, ours, native, result):
                 result.differ("trace", f"device {device}, entry {i} of {len(a)} / {len(b)}:\n{around(a, b, i)}")
                 break  # what follows is shifted and would say nothing
             result.counts["entries"] += 1
-            fx = python_frames(without_inductors_lines(x.get("frames")), False)
-            fy = python_frames(y.get("frames"), native)
+            captured = without_inductors_lines(x.get("frames"))
+            fx, fy = python_frames(captured, native), python_frames(y.get("frames"), native)
             if fx != fy:
                 result.differ(
                     "frames",
@@ -146,6 +185,11 @@ def compare_traces(theirs, ours, native, result):
                     f"\n    memtrace:\n{show_frames(y.get('frames', []))}",
                 )
             result.counts["frames"] += len(fx)
+            if native:
+                nx, ny = whole_stack(captured), whole_stack(y.get("frames"))
+                if not nx or not same_stacks(nx, ny):
+                    result.differ("native frames", show_difference(f"device {device}, entry {i}, {show_row(x)}", nx, ny))
+                result.counts["native"] += len(nx) - len(fx)
             if "time_us" in x:
                 times.append(abs(x["time_us"] - y["time_us"]))
     if times and statistics.median(times) > 100_000:
@@ -246,7 +290,7 @@ def stop(message):
 
 def main():
     parser = argparse.ArgumentParser(description="compare memtrace with PyTorch's own recorder")
-    parser.add_argument("--native", action="store_true", help="memtrace records C++ frames too; compare the Python ones")
+    parser.add_argument("--native", action="store_true", help="compare C++ frames too")
     parser.add_argument("--results", metavar="DIR", help="write the verdict as JSON, one file a process")
     parser.add_argument("--keep", metavar="DIR", help="keep both snapshots there")
     parser.add_argument("script")
@@ -258,7 +302,7 @@ def main():
     if not torch.cuda.is_available():
         stop(f"torch {torch.__version__} sees no CUDA device")
     record = torch.cuda.memory._record_memory_history
-    record("all", context="all", stacks="python", max_entries=sys.maxsize)
+    record("all", context="all", stacks="all" if options.native else "python", max_entries=sys.maxsize)
 
     sys.argv = [options.script, *options.args]
     sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
@@ -286,7 +330,7 @@ def main():
     c = result.counts
     print(
         f"judge: {verdict['script']}: {'DIFFERENT' if result.differences else 'equal'}: {c['entries']} entries, "
-        f"{c['frames']} frames, {c['segments']} segments, {c['blocks']} blocks; {c['driver']} of the driver's",
+        f"{c['frames']} Python and {c['native']} native frames, {c['segments']} segments, {c['blocks']} blocks; {c['driver']} of the driver's",
         flush=True,
     )
     sys.exit(1 if result.differences else 0)

@@ -33,23 +33,6 @@ def test_equals_pytorch(program, tmp_path):
         support.must(support.memtrace("check", path))
 
 
-def test_python_frames_among_native_ones(tmp_path):
-    """With C++ stacks on, the Python part is the same, and the C++ part has names."""
-    keep = tmp_path / "keep"
-    keep.mkdir()
-    script = support.HERE / "scripts" / "backward_threads.py"
-    command = [support.PYTHON, support.JUDGE, "--native", "--keep", keep, script]
-    support.must(support.record(command, tmp_path / "out", stacks="all"))
-    ours = support.load(next(keep.glob("judged-*.pickle")))
-    trace = support.history(ours)
-    assert len(trace) > 1000
-    for entry in trace:
-        names = [f["name"] for f in entry["frames"]]
-        # A request comes out of an operator; whoever gives back is the allocator's own code at least.
-        home = "at::" if entry["action"] in ("alloc", "segment_alloc") else "c10::"
-        assert any(home in name for name in names), names
-
-
 def test_a_history_cut_short_is_not_equal(tmp_path):
     """The verdict can be no: a ring of 1,024 events can't hold this program."""
     command = [support.PYTHON, support.JUDGE, support.HERE / "scripts" / "random_program.py", "1", "3000"]

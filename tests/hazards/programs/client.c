@@ -5,7 +5,8 @@
 // that say LIVE are live, those that say EMPTY are not, and at most one slot of each thread is in between.
 //
 // Arguments: the file, and how to end: "run" (until killed), or as many milliseconds after the first call as the third
-// argument says "segv", "abort", "exit", "_exit", "signal" (asks for a snapshot and exits in the middle of it).
+// argument says "segv", "abort", "exit", "_exit"; or in the middle of a snapshot that it asks for: "signal" (by a system call
+// that nobody hooks), "signal-exit", "signal-segv", "signal-kill".
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "cuda.h"
@@ -80,13 +82,15 @@ int main(int argc, char **argv) {
     if (argc > 3) usleep(1000 * (useconds_t)atoi(argv[3]));
     const char *end = argv[2];
     if (strcmp(end, "run") == 0) pause();
+    if (strncmp(end, "signal", 6) == 0) {
+        raise(SIGUSR2);
+        usleep(1000 * (useconds_t)(getpid() % 20));
+        if (strcmp(end, "signal") == 0) syscall(SYS_exit_group, 3); // no handler of anybody's runs
+        if (strcmp(end, "signal-kill") == 0) raise(SIGKILL);
+        end += strlen("signal-");
+    }
     if (strcmp(end, "segv") == 0) *(volatile int *)8 = 1;
     if (strcmp(end, "abort") == 0) abort();
     if (strcmp(end, "_exit") == 0) _exit(3);
-    if (strcmp(end, "signal") == 0) {
-        raise(SIGUSR2);
-        usleep(1000 * (useconds_t)(getpid() % 20));
-        syscall(231, 3); // exit_group: no handler of anybody's runs
-    }
     exit(3);
 }
