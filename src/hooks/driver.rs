@@ -1,18 +1,19 @@
-//! Handlers for the CUDA driver, and the mappings of PyTorch's expandable segments.
+//! Handlers for the CUDA driver that no role describes: mappings, which are PyTorch's expandable segments if its
+//! allocator makes them, and look-ups by name.
 //!
 //! PyTorch's allocator maps a range piece by piece (`cuMemMap`), then makes the whole range accessible
-//! (`cuMemSetAccess`, once more for each peer device) and writes one trace entry for it. It gets these
-//! functions by name from the runtime, so [`hand_out`] answers that look-up with our own.
+//! (`cuMemSetAccess`, once more for each peer device) and writes one trace entry for it.
 
 #![allow(non_snake_case)]
 
-use std::ffi::{CStr, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 
-use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer};
+use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
 use memtrace_format::replay::PAGE;
 
-use super::table::{Api, Handle, Out, Ptr, exports, real};
-use super::{Asked, allocation, event, free, torch};
+use super::roles::note;
+use super::table::{Door, Out, Ptr, real};
+use super::{event, lookup, torch};
 use crate::record::guard;
 
 macro_rules! forward {
@@ -22,181 +23,56 @@ macro_rules! forward {
     };
 }
 
-/// Replaces a driver function that PyTorch's allocator has just looked up by ours, keeping `code`.
-///
-/// # Safety
-/// `name` is a C string and `out` was filled by the real look-up if `code` is 0.
-pub unsafe fn hand_out(code: c_int, name: *const i8, out: Out, caller: usize) -> c_int {
-    if code != 0 || name.is_null() || out.is_null() || !torch::is_caller(caller) {
-        return code;
-    }
-    // SAFETY: promised by the caller.
-    let (name, found) = unsafe { (CStr::from_ptr(name), *out) };
-    let ours = match name.to_bytes() {
-        b"cuMemAddressReserve" => exports::cuMemAddressReserve as *mut c_void,
-        b"cuMemMap" => exports::cuMemMap as *mut c_void,
-        b"cuMemSetAccess" => exports::cuMemSetAccess as *mut c_void,
-        b"cuMemUnmap" => exports::cuMemUnmap as *mut c_void,
-        _ => return code,
-    };
-    if !found.is_null() {
-        // SAFETY: promised by the caller.
-        unsafe { *out = ours };
-    }
-    code
-}
-
-pub(super) extern "C" fn cuMemAlloc_v2(out: Out, size: usize, caller: usize) -> c_int {
-    let asked = Asked { api: Api::cuMemAlloc_v2, caller, layer: Layer::Device, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cuMemAlloc_v2(out, size)) }
-}
-
-pub(super) extern "C" fn cuMemAllocPitch_v2(
-    out: Out,
-    pitch: *mut usize,
-    width: usize,
-    height: usize,
-    element: c_uint,
-    caller: usize,
-) -> c_int {
-    let size = width.saturating_mul(height);
-    let asked =
-        Asked { api: Api::cuMemAllocPitch_v2, caller, layer: Layer::Device, size, stream: 0 };
-    let call = || forward!(cuMemAllocPitch_v2(out, pitch, width, height, element));
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, call) }
-}
-
-pub(super) extern "C" fn cuMemAllocManaged(
-    out: Out,
-    size: usize,
-    flags: c_uint,
-    caller: usize,
-) -> c_int {
-    let asked =
-        Asked { api: Api::cuMemAllocManaged, caller, layer: Layer::Device, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cuMemAllocManaged(out, size, flags)) }
-}
-
-pub(super) extern "C" fn cuMemAllocAsync(
-    out: Out,
-    size: usize,
-    stream: Handle,
-    caller: usize,
-) -> c_int {
-    let asked = Asked { api: Api::cuMemAllocAsync, caller, layer: Layer::Device, size, stream };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cuMemAllocAsync(out, size, stream)) }
-}
-
-pub(super) extern "C" fn cuMemAllocFromPoolAsync(
-    out: Out,
-    size: usize,
-    pool: Handle,
-    stream: Handle,
-    caller: usize,
-) -> c_int {
-    let api = Api::cuMemAllocFromPoolAsync;
-    let asked = Asked { api, caller, layer: Layer::Device, size, stream };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cuMemAllocFromPoolAsync(out, size, pool, stream)) }
-}
-
-pub(super) extern "C" fn cuMemFree_v2(addr: Ptr, caller: usize) -> c_int {
-    free(Api::cuMemFree_v2, caller, Layer::Device, addr as usize, 0);
-    forward!(cuMemFree_v2(addr))
-}
-
-pub(super) extern "C" fn cuMemFreeAsync(addr: Ptr, stream: Handle, caller: usize) -> c_int {
-    free(Api::cuMemFreeAsync, caller, Layer::Device, addr as usize, stream);
-    forward!(cuMemFreeAsync(addr, stream))
-}
-
-pub(super) extern "C" fn cuMemAllocHost_v2(out: Out, size: usize, caller: usize) -> c_int {
-    let asked = Asked { api: Api::cuMemAllocHost_v2, caller, layer: Layer::Host, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cuMemAllocHost_v2(out, size)) }
-}
-
-pub(super) extern "C" fn cuMemHostAlloc(
-    out: Out,
-    size: usize,
-    flags: c_uint,
-    caller: usize,
-) -> c_int {
-    let asked = Asked { api: Api::cuMemHostAlloc, caller, layer: Layer::Host, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cuMemHostAlloc(out, size, flags)) }
-}
-
-pub(super) extern "C" fn cuMemFreeHost(addr: Ptr, caller: usize) -> c_int {
-    free(Api::cuMemFreeHost, caller, Layer::Host, addr as usize, 0);
-    forward!(cuMemFreeHost(addr))
-}
-
-pub(super) extern "C" fn cuMemHostRegister_v2(
-    addr: Ptr,
-    size: usize,
-    flags: c_uint,
-    caller: usize,
-) -> c_int {
-    let asked =
-        Asked { api: Api::cuMemHostRegister_v2, caller, layer: Layer::Host, size, stream: 0 };
-    let mut at = addr;
-    // SAFETY: `at` is ours and holds the address that is registered.
-    unsafe { allocation(asked, &raw mut at, || real::cuMemHostRegister_v2(addr, size, flags)) }
-}
-
-pub(super) extern "C" fn cuMemHostUnregister(addr: Ptr, caller: usize) -> c_int {
-    free(Api::cuMemHostUnregister, caller, Layer::Host, addr as usize, 0);
-    forward!(cuMemHostUnregister(addr))
-}
-
-pub(super) extern "C" fn cuMemAddressReserve(
+pub(super) fn cuMemAddressReserve(
+    door: Door,
     out: Out,
     size: usize,
     align: usize,
     addr: Ptr,
     flags: c_ulonglong,
-    _caller: usize,
 ) -> c_int {
-    let code = forward!(cuMemAddressReserve(out, size, align, addr, flags));
+    crate::wake();
+    let code = guard::nested(|| forward!(cuMemAddressReserve(out, size, align, addr, flags)));
     if code == 0 && !out.is_null() {
         // SAFETY: the real function succeeded with this out-parameter.
-        torch::remember_reservation(unsafe { *out } as u64, size as u64);
+        let addr = unsafe { *out } as u64;
+        torch::remember_reservation(addr, size as u64);
+        note(door, Kind::Reserve, What::Device, |e| (e.addr, e.size) = (addr, size as u64));
     }
     code
 }
 
-pub(super) extern "C" fn cuMemMap(
+pub(super) fn cuMemMap(
+    door: Door,
     addr: Ptr,
     size: usize,
     offset: usize,
     handle: u64,
     flags: c_ulonglong,
-    caller: usize,
 ) -> c_int {
-    let code = forward!(cuMemMap(addr, size, offset, handle, flags));
-    if code == 0 && torch::is_caller(caller) {
+    let code = guard::nested(|| forward!(cuMemMap(addr, size, offset, handle, flags)));
+    if code == 0 && torch::is_caller(door.caller) {
         guard::local(|l| {
             let (bytes, piece) = l.mapped.get();
             l.mapped.set((bytes + size as u64, piece.max(size as u64)));
+        });
+    } else if code == 0 {
+        note(door, Kind::Map, What::Device, |e| {
+            (e.addr, e.size, e.extra, e.stream) = (addr as u64, size as u64, handle, offset as u64);
         });
     }
     code
 }
 
-pub(super) extern "C" fn cuMemSetAccess(
+pub(super) fn cuMemSetAccess(
+    door: Door,
     addr: Ptr,
     size: usize,
     access: *const c_void,
     count: usize,
-    caller: usize,
 ) -> c_int {
     let code = forward!(cuMemSetAccess(addr, size, access, count));
-    if code != 0 || !torch::is_caller(caller) {
+    if code != 0 || !torch::is_caller(door.caller) {
         return code;
     }
     guard::observe(|recorder, local| {
@@ -219,8 +95,8 @@ pub(super) extern "C" fn cuMemSetAccess(
     code
 }
 
-pub(super) extern "C" fn cuMemUnmap(addr: Ptr, size: usize, caller: usize) -> c_int {
-    if torch::is_caller(caller) {
+pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
+    if torch::is_caller(door.caller) {
         guard::observe(|recorder, local| {
             let request = torch::doing(recorder, local, -1);
             recorder.write(&Event {
@@ -231,5 +107,33 @@ pub(super) extern "C" fn cuMemUnmap(addr: Ptr, size: usize, caller: usize) -> c_
             });
         });
     }
-    forward!(cuMemUnmap(addr, size))
+    note(door, Kind::Unmap, What::Device, |e| (e.addr, e.size) = (addr as u64, size as u64));
+    guard::nested(|| forward!(cuMemUnmap(addr, size)))
+}
+
+pub(super) fn cuGetProcAddress(
+    _door: Door,
+    name: *const c_char,
+    out: Out,
+    version: c_int,
+    flags: u64,
+) -> c_int {
+    let code = forward!(cuGetProcAddress(name, out, version, flags));
+    let per_thread = lookup::is_per_thread(flags, false);
+    // SAFETY: name and out are the caller's, as the real function has just used them.
+    unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }
+}
+
+pub(super) fn cuGetProcAddress_v2(
+    _door: Door,
+    name: *const c_char,
+    out: Out,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> c_int {
+    let code = forward!(cuGetProcAddress_v2(name, out, version, flags, status));
+    let per_thread = lookup::is_per_thread(flags, false);
+    // SAFETY: name and out are the caller's, as the real function has just used them.
+    unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }
 }

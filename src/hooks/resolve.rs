@@ -8,7 +8,8 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::hooks::table::{Api, ENTRY_POINTS};
+use crate::hooks::lookup;
+use crate::hooks::table::{Api, ENTRY_POINTS, ROWS};
 use crate::message;
 
 /// What an entry point answers when the real function is nowhere: both APIs have 500 for a symbol that was
@@ -30,17 +31,37 @@ impl Real {
         Real(AtomicPtr::new(std::ptr::null_mut()))
     }
 
+    /// That of a row of the table.
+    pub fn of(api: Api) -> &'static Real {
+        static REAL: [Real; ROWS] = [const { Real::new() }; ROWS];
+        &REAL[api as usize]
+    }
+
     /// The address; `None`, said once a call, if no loaded library has it.
     pub fn get(&self, api: Api) -> Option<*mut c_void> {
-        let row = &ENTRY_POINTS[api as usize];
-        let found = self.find(row.name, row.library);
+        let found = self.find_row(api);
         if found.is_none() {
             message!(
                 "no loaded library has {}: the call fails as if memtrace were not there",
-                row.name
+                ENTRY_POINTS[api as usize].name
             );
         }
         found
+    }
+
+    /// The address, if a loaded library has it.
+    pub fn find_row(&self, api: Api) -> Option<*mut c_void> {
+        let row = &ENTRY_POINTS[api as usize];
+        self.find(row.name, row.library)
+    }
+
+    /// The address, which is this one unless another is known.
+    pub fn or_else(&self, found: *mut c_void) -> *mut c_void {
+        let none = std::ptr::null_mut();
+        match self.0.compare_exchange(none, found, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => found,
+            Err(known) => known,
+        }
     }
 
     /// The address of `symbol` in a library whose file name begins with `library`.
@@ -74,7 +95,7 @@ pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
         if handle.is_null() {
             return None;
         }
-        NonNull::new(libc::dlsym(handle, symbol.as_ptr()))
+        NonNull::new(lookup::really(handle, symbol))
     }
 }
 
@@ -140,4 +161,113 @@ pub fn loaded(name: &str) -> Option<Loaded> {
     // SAFETY: `visit` matches the prototype and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.found
+}
+
+/// A function of the C library, by its own symbol table: `dlsym` can't find itself.
+pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
+    struct Search<'a> {
+        name: &'a CStr,
+        found: Option<NonNull<c_void>>,
+    }
+    unsafe extern "C" fn visit(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        search: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader hands in a valid record and our own pointer.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        if info.dlpi_name.is_null() {
+            return 0;
+        }
+        // SAFETY: the loader's names are C strings.
+        let path = unsafe { CStr::from_ptr(info.dlpi_name) };
+        let file = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default();
+        // Until glibc 2.34 these functions had a library of their own.
+        if file.starts_with(b"libc.so") || file.starts_with(b"libdl.so") {
+            // SAFETY: the loader has mapped this library, and its headers describe it.
+            search.found = unsafe { symbol_of(info, search.name) };
+        }
+        c_int::from(search.found.is_some())
+    }
+    let mut search = Search { name, found: None };
+    // SAFETY: `visit` matches the prototype and `search` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.found
+}
+
+/// A function in a loaded library's dynamic symbol table, by its GNU hash.
+///
+/// # Safety
+/// `info` describes a loaded library.
+unsafe fn symbol_of(info: &libc::dl_phdr_info, name: &CStr) -> Option<NonNull<c_void>> {
+    const DT_STRTAB: i64 = 5;
+    const DT_SYMTAB: i64 = 6;
+    const DT_GNU_HASH: i64 = 0x6fff_fef5;
+    let base = info.dlpi_addr as usize;
+    // SAFETY: promised by the caller: the program headers, the dynamic section that one of them names and the tables
+    // that it names are mapped, in the layout that the System V ABI and the GNU hash section give.
+    unsafe {
+        let headers = std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
+        let dynamic = headers.iter().find(|h| h.p_type == libc::PT_DYNAMIC)?;
+        let mut entry = (base + dynamic.p_vaddr as usize) as *const [i64; 2];
+        let (mut strings, mut symbols, mut hashes) = (0, 0, 0);
+        while (*entry)[0] != 0 {
+            // The loader has put addresses there; where it hasn't (a read-only section), it is an offset.
+            let value = (*entry)[1] as usize;
+            let at = if value < base { base + value } else { value };
+            match (*entry)[0] {
+                DT_STRTAB => strings = at,
+                DT_SYMTAB => symbols = at,
+                DT_GNU_HASH => hashes = at,
+                _ => {}
+            }
+            entry = entry.add(1);
+        }
+        if strings == 0 || symbols == 0 || hashes == 0 {
+            return None;
+        }
+        let header = *(hashes as *const [u32; 4]);
+        let [buckets, first, filter_words, _] = header.map(|n| n as usize);
+        let bucket_table = (hashes + 16 + filter_words * 8) as *const u32;
+        let chain = bucket_table.add(buckets);
+        let hash = gnu_hash(name.to_bytes());
+        let mut i = *bucket_table.add(hash as usize % buckets.max(1)) as usize;
+        while i >= first {
+            let link = *chain.add(i - first);
+            let symbol = &*(symbols as *const libc::Elf64_Sym).add(i);
+            let own = CStr::from_ptr((strings + symbol.st_name as usize) as *const _);
+            if link | 1 == hash | 1 && symbol.st_shndx != 0 && own == name {
+                return NonNull::new((base + symbol.st_value as usize) as *mut c_void);
+            }
+            if link & 1 == 1 {
+                break;
+            }
+            i += 1;
+        }
+        None
+    }
+}
+
+fn gnu_hash(name: &[u8]) -> u32 {
+    name.iter().fold(5381, |h: u32, b| h.wrapping_mul(33).wrapping_add(u32::from(*b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_librarys_own_table_is_read_right() {
+        for name in [c"dlsym", c"dlvsym", c"malloc", c"getpid"] {
+            let found = in_c_library(name).expect("glibc has it").as_ptr();
+            let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+            // SAFETY: dladdr fills the record if it knows the address.
+            let said = unsafe {
+                assert_ne!(libc::dladdr(found, info.as_mut_ptr()), 0);
+                CStr::from_ptr(info.assume_init().dli_sname).to_owned()
+            };
+            assert!(said.to_bytes().ends_with(name.to_bytes()), "{said:?} for {name:?}");
+        }
+        assert_eq!(in_c_library(c"no such function"), None);
+    }
 }

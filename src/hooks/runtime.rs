@@ -1,13 +1,13 @@
-//! Handlers for the CUDA runtime. Each has the arguments of its row in the table, and who called.
+//! Handlers for the CUDA runtime that no role describes: what PyTorch's allocator asks and records, and look-ups.
 
 #![allow(non_snake_case)]
 
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 use memtrace_format::event::{Event, Kind, Layer};
 
-use super::table::{Api, Handle, Out, Ptr, real};
-use super::{Asked, allocation, driver, event, free, sites, torch};
+use super::table::{Door, Handle, Out, real};
+use super::{event, lookup, place, sites, torch};
 use crate::record::guard::{self, MAX_WAITS};
 use crate::stack::Site;
 
@@ -18,138 +18,24 @@ macro_rules! forward {
     };
 }
 
-pub(super) extern "C" fn cudaGetDeviceCount(count: *mut c_int, _caller: usize) -> c_int {
+/// The number of devices; PyTorch's first call, which wakes the recorder.
+pub(super) fn cudaGetDeviceCount(_door: Door, count: *mut c_int) -> c_int {
     crate::wake();
     forward!(cudaGetDeviceCount(count))
 }
 
-pub(super) extern "C" fn cudaSetDevice(device: c_int, _caller: usize) -> c_int {
+pub(super) fn cudaSetDevice(_door: Door, device: c_int) -> c_int {
     crate::wake();
     let code = forward!(cudaSetDevice(device));
     if code == 0 {
-        guard::local(|l| l.device.set(device as i8));
+        place::set_device(device as i8);
     }
     code
 }
 
-pub(super) extern "C" fn cudaMalloc(out: Out, size: usize, caller: usize) -> c_int {
-    let asked = Asked { api: Api::cudaMalloc, caller, layer: Layer::Device, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cudaMalloc(out, size)) }
-}
-
-pub(super) extern "C" fn cudaMallocPitch(
-    out: Out,
-    pitch: *mut usize,
-    width: usize,
-    height: usize,
-    caller: usize,
-) -> c_int {
-    // The real size is pitch × height; the pitch is known after the call.
-    let mut code = 0;
-    let size = width.saturating_mul(height);
-    let asked = Asked { api: Api::cudaMallocPitch, caller, layer: Layer::Device, size, stream: 0 };
-    let call = || {
-        code = forward!(cudaMallocPitch(out, pitch, width, height));
-        code
-    };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, call) }
-}
-
-pub(super) extern "C" fn cudaMallocManaged(
-    out: Out,
-    size: usize,
-    flags: c_uint,
-    caller: usize,
-) -> c_int {
-    let asked =
-        Asked { api: Api::cudaMallocManaged, caller, layer: Layer::Device, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cudaMallocManaged(out, size, flags)) }
-}
-
-pub(super) extern "C" fn cudaMallocAsync(
-    out: Out,
-    size: usize,
-    stream: Handle,
-    caller: usize,
-) -> c_int {
-    let asked = Asked { api: Api::cudaMallocAsync, caller, layer: Layer::Device, size, stream };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cudaMallocAsync(out, size, stream)) }
-}
-
-pub(super) extern "C" fn cudaMallocFromPoolAsync(
-    out: Out,
-    size: usize,
-    pool: Handle,
-    stream: Handle,
-    caller: usize,
-) -> c_int {
-    let api = Api::cudaMallocFromPoolAsync;
-    let asked = Asked { api, caller, layer: Layer::Device, size, stream };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cudaMallocFromPoolAsync(out, size, pool, stream)) }
-}
-
-pub(super) extern "C" fn cudaFree(addr: Ptr, caller: usize) -> c_int {
-    crate::wake();
-    free(Api::cudaFree, caller, Layer::Device, addr as usize, 0);
-    guard::nested(|| forward!(cudaFree(addr)))
-}
-
-pub(super) extern "C" fn cudaFreeAsync(addr: Ptr, stream: Handle, caller: usize) -> c_int {
-    free(Api::cudaFreeAsync, caller, Layer::Device, addr as usize, stream);
-    guard::nested(|| forward!(cudaFreeAsync(addr, stream)))
-}
-
-pub(super) extern "C" fn cudaMallocHost(out: Out, size: usize, caller: usize) -> c_int {
-    let asked = Asked { api: Api::cudaMallocHost, caller, layer: Layer::Host, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cudaMallocHost(out, size)) }
-}
-
-pub(super) extern "C" fn cudaHostAlloc(
-    out: Out,
-    size: usize,
-    flags: c_uint,
-    caller: usize,
-) -> c_int {
-    let asked = Asked { api: Api::cudaHostAlloc, caller, layer: Layer::Host, size, stream: 0 };
-    // SAFETY: `out` is the caller's.
-    unsafe { allocation(asked, out, || real::cudaHostAlloc(out, size, flags)) }
-}
-
-pub(super) extern "C" fn cudaFreeHost(addr: Ptr, caller: usize) -> c_int {
-    free(Api::cudaFreeHost, caller, Layer::Host, addr as usize, 0);
-    guard::nested(|| forward!(cudaFreeHost(addr)))
-}
-
-pub(super) extern "C" fn cudaHostRegister(
-    addr: Ptr,
-    size: usize,
-    flags: c_uint,
-    caller: usize,
-) -> c_int {
-    let asked = Asked { api: Api::cudaHostRegister, caller, layer: Layer::Host, size, stream: 0 };
-    let mut at = addr;
-    // SAFETY: `at` is ours and holds the address that is registered.
-    unsafe { allocation(asked, &raw mut at, || real::cudaHostRegister(addr, size, flags)) }
-}
-
-pub(super) extern "C" fn cudaHostUnregister(addr: Ptr, caller: usize) -> c_int {
-    free(Api::cudaHostUnregister, caller, Layer::Host, addr as usize, 0);
-    guard::nested(|| forward!(cudaHostUnregister(addr)))
-}
-
-pub(super) extern "C" fn cudaMemGetInfo(
-    free: *mut usize,
-    total: *mut usize,
-    caller: usize,
-) -> c_int {
+pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) -> c_int {
     let code = forward!(cudaMemGetInfo(free, total));
-    if code == 0 && !free.is_null() && torch::is_caller(caller) {
+    if code == 0 && !free.is_null() && torch::is_caller(door.caller) {
         // SAFETY: the real function succeeded with this out-parameter.
         guard::local(|l| l.device_free.set(unsafe { *free } as u64));
     }
@@ -157,9 +43,9 @@ pub(super) extern "C" fn cudaMemGetInfo(
 }
 
 /// PyTorch's allocator records one event for each stream that a freed block was used on, then reports the free.
-pub(super) extern "C" fn cudaEventRecord(ev: Handle, stream: Handle, caller: usize) -> c_int {
+pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
     let code = forward!(cudaEventRecord(ev, stream));
-    if code == 0 && sites::is_allocator(caller) {
+    if code == 0 && sites::is_allocator(door.caller) {
         guard::local(|l| {
             let n = l.recorded_len.get();
             if n < MAX_WAITS {
@@ -171,15 +57,15 @@ pub(super) extern "C" fn cudaEventRecord(ev: Handle, stream: Handle, caller: usi
     code
 }
 
-pub(super) extern "C" fn cudaEventQuery(ev: Handle, caller: usize) -> c_int {
+pub(super) fn cudaEventQuery(door: Door, ev: Handle) -> c_int {
     let code = forward!(cudaEventQuery(ev));
-    event_ready(code, ev, caller);
+    event_ready(code, ev, door.caller);
     code
 }
 
-pub(super) extern "C" fn cudaEventSynchronize(ev: Handle, caller: usize) -> c_int {
+pub(super) fn cudaEventSynchronize(door: Door, ev: Handle) -> c_int {
     let code = forward!(cudaEventSynchronize(ev));
-    event_ready(code, ev, caller);
+    event_ready(code, ev, door.caller);
     code
 }
 
@@ -198,27 +84,26 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
     });
 }
 
-pub(super) extern "C" fn cudaGetDriverEntryPoint(
-    name: *const i8,
-    out: Out,
-    flags: c_ulonglong,
-    status: *mut c_int,
-    caller: usize,
-) -> c_int {
-    let code = forward!(cudaGetDriverEntryPoint(name, out, flags, status));
-    // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { driver::hand_out(code, name, out, caller) }
+/// A look-up through the runtime, which asks for the version that it was built with.
+macro_rules! looks_up {
+    ($name:ident ($version:expr, $per_thread:expr $(, $arg:ident : $ty:ty)*)) => {
+        pub(super) fn $name(
+            _door: Door,
+            name: *const c_char,
+            out: Out,
+            $($arg: $ty,)*
+            flags: c_ulonglong,
+            status: *mut c_int,
+        ) -> c_int {
+            let code = forward!($name(name, out $(, $arg)*, flags, status));
+            let per_thread = lookup::is_per_thread(flags, $per_thread);
+            // SAFETY: name and out are the caller's, as the real function has just used them.
+            unsafe { lookup::hand_out(code, name, out, $version, per_thread) }
+        }
+    };
 }
 
-pub(super) extern "C" fn cudaGetDriverEntryPointByVersion(
-    name: *const i8,
-    out: Out,
-    version: c_uint,
-    flags: c_ulonglong,
-    status: *mut c_int,
-    caller: usize,
-) -> c_int {
-    let code = forward!(cudaGetDriverEntryPointByVersion(name, out, version, flags, status));
-    // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { driver::hand_out(code, name, out, caller) }
-}
+looks_up!(cudaGetDriverEntryPoint(None, false));
+looks_up!(cudaGetDriverEntryPoint_ptsz(None, true));
+looks_up!(cudaGetDriverEntryPointByVersion(Some(version), false, version: c_uint));
+looks_up!(cudaGetDriverEntryPointByVersion_ptsz(Some(version), true, version: c_uint));

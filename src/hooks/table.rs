@@ -1,15 +1,26 @@
-//! The one table of interposed entry points. Exports, look-ups and documentation come from it.
+//! The one table of interposed entry points. Exports, handlers, look-ups and documentation come from it.
 //!
-//! Each row makes a symbol that the loader finds before CUDA's own, because the library is preloaded. The
-//! symbol is two instructions: it puts the address it will return to into the register after its last
-//! argument and jumps to the handler of the same name. So a handler is an ordinary Rust function that also
-//! knows who called, which is how PyTorch's allocator is told from everybody else; no frame of ours is pushed
-//! in between, and the caller's stack stays as it was.
+//! A row is a function of NVIDIA's public headers, with its arguments and its *role* ([`super::roles`]): what the call
+//! does to memory, and which argument says what. A new door is one line here. Rows whose role is `own` have a
+//! handler written by hand, in the module that the section names. A driver row begins with the version of CUDA in
+//! which its interface appeared: `cuGetProcAddress` chooses by that.
 //!
-//! The System V ABI for x86-64 passes the first six integer arguments in rdi, rsi, rdx, rcx, r8, r9; rows
-//! therefore have at most five. Prototypes: NVIDIA's public headers for the runtime and driver API.
+//! Each row makes a symbol that the loader finds before CUDA's own, because the library is preloaded. The symbol
+//! is two instructions: it puts the address it will return to into the first floating-point register and jumps to
+//! the row's handler. None of these functions has a floating-point argument, so that register is free, however many
+//! other arguments there are, in registers or on the stack. So a handler is an ordinary Rust function that also
+//! knows who called ([`Caller`]), which is how PyTorch's allocator is told from everybody else; no frame of ours is
+//! pushed in between, and the caller's stack stays as it was.
 
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use memtrace_format::event::What;
+
+use super::records::{
+    ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,
+    IpcHandle, Location, MemoryProperties, PitchedPtr, PoolProperties,
+};
+use super::resolve::Real;
 
 /// A row of the table.
 pub struct EntryPoint {
@@ -17,32 +28,66 @@ pub struct EntryPoint {
     pub name: &'static str,
     /// Start of the file name of the library that has the real one.
     pub library: &'static str,
+    /// The version of CUDA in which a driver function's interface appeared; 0 if that doesn't matter.
+    pub since: u32,
+    /// Our symbol.
+    pub export: Export,
 }
 
-/// The register that the System V ABI gives to the argument after these.
-macro_rules! next_register {
-    () => {
-        "rdi"
-    };
-    ($a:ident) => {
-        "rsi"
-    };
-    ($a:ident $b:ident) => {
-        "rdx"
-    };
-    ($a:ident $b:ident $c:ident) => {
-        "rcx"
-    };
-    ($a:ident $b:ident $c:ident $d:ident) => {
-        "r8"
-    };
-    ($a:ident $b:ident $c:ident $d:ident $e:ident) => {
-        "r9"
-    };
+/// The address of one of our symbols.
+#[derive(Clone, Copy)]
+pub struct Export(pub *const ());
+
+// SAFETY: the address of a function is the same in every thread.
+unsafe impl Sync for Export {}
+
+impl EntryPoint {
+    /// The name under which `cuGetProcAddress` knows the function: without the suffixes of its interface.
+    pub fn base(&self) -> &'static str {
+        let name = self.plain();
+        let (start, version) = name.rsplit_once("_v").unwrap_or((name, ""));
+        let versioned = !version.is_empty() && version.bytes().all(|b| b.is_ascii_digit());
+        if versioned { start } else { name }
+    }
+
+    fn plain(&self) -> &'static str {
+        ["_ptsz", "_ptds"]
+            .iter()
+            .find_map(|suffix| self.name.strip_suffix(suffix))
+            .unwrap_or(self.name)
+    }
+
+    /// Is this the variant for a default stream per thread?
+    pub fn is_per_thread(&self) -> bool {
+        self.plain().len() < self.name.len()
+    }
 }
+
+/// Who called, in a register that no argument needs.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Caller(f64);
+
+/// What a handler knows of the call beside its arguments.
+#[derive(Clone, Copy)]
+pub struct Door {
+    /// The entry point.
+    pub api: Api,
+    /// The address that the call will return to.
+    pub caller: usize,
+}
+
+/// `void *`, or a device address.
+pub type Ptr = *mut c_void;
+/// `void **`: where an allocation's address or an object's handle goes.
+pub type Out = *mut *mut c_void;
+/// A handle, of which only the value matters.
+pub type Handle = usize;
 
 macro_rules! entry_points {
-    ($( $library:literal $module:ident { $( $(#[$doc:meta])* $name:ident ( $($arg:ident : $ty:ty),* $(,)? ); )* } )*) => {
+    ($( $library:literal $module:ident {
+        $( $($since:literal)? $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) => $role:ident $( ( $($what:expr),* ) )? ; )*
+    } )*) => {
         /// Numbers of the rows, as events carry them; 0 is no entry point.
         #[allow(non_camel_case_types, missing_docs, clippy::upper_case_acronyms)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,15 +96,20 @@ macro_rules! entry_points {
 
         /// All rows, by number.
         pub static ENTRY_POINTS: &[EntryPoint] = &[
-            EntryPoint { name: "none", library: "" },
-            $($( EntryPoint { name: stringify!($name), library: $library }, )*)*
+            EntryPoint { name: "none", library: "", since: 0, export: Export(std::ptr::null()) },
+            $($( EntryPoint {
+                name: stringify!($name),
+                library: $library,
+                since: 0 $( + $since )?,
+                export: Export(exports::$name as *const ()),
+            }, )*)*
         ];
 
         /// The exported symbols.
         pub mod exports {
             use super::*;
             $($(
-                $(#[$doc])*
+                #[doc = concat!("`", stringify!($name), "`, recorded and passed on.")]
                 ///
                 /// # Safety
                 /// As NVIDIA documents for the function of this name.
@@ -67,10 +117,22 @@ macro_rules! entry_points {
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
                     core::arch::naked_asm!(
-                        concat!("mov ", next_register!($($arg)*), ", [rsp]"),
+                        "movq xmm0, qword ptr [rsp]",
                         "jmp {handler}",
-                        handler = sym crate::hooks::$module::$name,
+                        handler = sym super::handlers::$name,
                     )
+                }
+            )*)*
+        }
+
+        /// What the symbols jump to.
+        mod handlers {
+            use super::*;
+            $($(
+                #[allow(non_snake_case, clippy::too_many_arguments)]
+                pub(super) unsafe extern "C" fn $name($($arg: $ty,)* caller: Caller) -> c_int {
+                    let door = Door { api: Api::$name, caller: caller.0.to_bits() as usize };
+                    entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?)
                 }
             )*)*
         }
@@ -79,14 +141,13 @@ macro_rules! entry_points {
         pub mod real {
             use super::*;
             $($(
-                $(#[$doc])*
+                #[doc = concat!("The real `", stringify!($name), "`.")]
                 ///
                 /// # Safety
                 /// As NVIDIA documents for the function of this name.
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 pub unsafe fn $name($($arg: $ty),*) -> c_int {
-                    static REAL: crate::hooks::resolve::Real = crate::hooks::resolve::Real::new();
-                    let Some(f) = REAL.get(Api::$name) else {
+                    let Some(f) = Real::of(Api::$name).get(Api::$name) else {
                         return crate::hooks::resolve::MISSING;
                     };
                     // SAFETY: the address is that of the function of this name in CUDA's own library, whose
@@ -99,91 +160,247 @@ macro_rules! entry_points {
             )*)*
         }
     };
+    (@do $door:ident $module:ident $name:ident ($($arg:ident),*) own) => {
+        crate::hooks::$module::$name($door $(, $arg)*)
+    };
+    (@do $door:ident $module:ident $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+        // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
+        unsafe {
+            crate::hooks::roles::$role($door $(, $what)*, || real::$name($($arg),*))
+        }
+    };
 }
-
-/// `void *`.
-pub type Ptr = *mut c_void;
-/// `void **`: where an allocation's address goes.
-pub type Out = *mut *mut c_void;
-/// A stream or event handle, of which only the value matters.
-pub type Handle = usize;
 
 entry_points! {
     "libcudart.so" runtime {
-        /// The number of devices; PyTorch's first call, which wakes the recorder.
-        cudaGetDeviceCount(count: *mut c_int);
-        /// Chooses the device of the calling thread.
-        cudaSetDevice(device: c_int);
-        /// Device memory.
-        cudaMalloc(out: Out, size: usize);
-        /// Device memory in rows.
-        cudaMallocPitch(out: Out, pitch: *mut usize, width: usize, height: usize);
-        /// Memory that moves between host and device.
-        cudaMallocManaged(out: Out, size: usize, flags: c_uint);
-        /// Device memory in stream order.
-        cudaMallocAsync(out: Out, size: usize, stream: Handle);
-        /// Device memory in stream order from a given pool.
-        cudaMallocFromPoolAsync(out: Out, size: usize, pool: Handle, stream: Handle);
-        /// Frees device memory.
-        cudaFree(addr: Ptr);
-        /// Frees device memory in stream order.
-        cudaFreeAsync(addr: Ptr, stream: Handle);
-        /// Page-locked host memory.
-        cudaMallocHost(out: Out, size: usize);
-        /// Page-locked host memory with flags.
-        cudaHostAlloc(out: Out, size: usize, flags: c_uint);
-        /// Frees page-locked host memory.
-        cudaFreeHost(addr: Ptr);
-        /// Page-locks memory of the program's own.
-        cudaHostRegister(addr: Ptr, size: usize, flags: c_uint);
-        /// Undoes `cudaHostRegister`.
-        cudaHostUnregister(addr: Ptr);
-        /// Free and total memory of the device.
-        cudaMemGetInfo(free: *mut usize, total: *mut usize);
-        /// Records an event on a stream.
-        cudaEventRecord(event: Handle, stream: Handle);
-        /// Asks whether an event has completed.
-        cudaEventQuery(event: Handle);
-        /// Waits for an event.
-        cudaEventSynchronize(event: Handle);
-        /// The address of a driver function, by name.
-        cudaGetDriverEntryPoint(name: *const i8, out: Out, flags: c_ulonglong, status: *mut c_int);
-        /// The address of a driver function, by name and version.
-        cudaGetDriverEntryPointByVersion(name: *const i8, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int);
+        // devices
+        cudaGetDeviceCount(count: *mut c_int) => own;
+        cudaSetDevice(device: c_int) => own;
+        cudaGetDevice(device: *mut c_int) => tells_device(device);
+        cudaDeviceReset() => resets(None);
+        cudaThreadExit() => resets(None);
+        cudaMemGetInfo(free: *mut usize, total: *mut usize) => own;
+
+        // memory
+        cudaMalloc(out: Out, size: usize) => allocates(What::Device, out, size, 0);
+        cudaMallocPitch(out: Out, pitch: *mut usize, width: usize, height: usize) => allocates_rows(out, pitch, height);
+        cudaMalloc3D(out: *mut PitchedPtr, extent: Extent) => allocates_slices(out, extent);
+        cudaMallocManaged(out: Out, size: usize, flags: c_uint) => allocates(What::Managed, out, size, 0);
+        cudaFree(addr: Ptr) => frees(What::Device, addr as usize, 0);
+        cudaMallocArray(out: Out, format: *const ChannelFormat, width: usize, height: usize, flags: c_uint)
+            => allocates_array(out, ChannelFormat::bytes(format, Extent { width, height, depth: 0 }, 1));
+        cudaMalloc3DArray(out: Out, format: *const ChannelFormat, extent: Extent, flags: c_uint)
+            => allocates_array(out, ChannelFormat::bytes(format, extent, 1));
+        cudaMallocMipmappedArray(out: Out, format: *const ChannelFormat, extent: Extent, levels: c_uint, flags: c_uint)
+            => allocates_array(out, ChannelFormat::bytes(format, extent, levels));
+        cudaFreeArray(array: Handle) => frees(What::Array, array, 0);
+        cudaFreeMipmappedArray(array: Handle) => frees(What::Array, array, 0);
+
+        // memory in stream order
+        cudaMallocAsync(out: Out, size: usize, stream: Handle) => allocates(What::Pool, out, size, stream);
+        cudaMallocAsync_ptsz(out: Out, size: usize, stream: Handle) => allocates(What::Pool, out, size, stream);
+        cudaMallocFromPoolAsync(out: Out, size: usize, pool: Handle, stream: Handle)
+            => allocates_from(out, size, pool, stream);
+        cudaMallocFromPoolAsync_ptsz(out: Out, size: usize, pool: Handle, stream: Handle)
+            => allocates_from(out, size, pool, stream);
+        cudaFreeAsync(addr: Ptr, stream: Handle) => frees(What::Pool, addr as usize, stream);
+        cudaFreeAsync_ptsz(addr: Ptr, stream: Handle) => frees(What::Pool, addr as usize, stream);
+        cudaMemPoolCreate(out: Out, properties: *const PoolProperties)
+            => creates_pool(out, PoolProperties::device(properties));
+        cudaMemPoolImportFromShareableHandle(out: Out, handle: Ptr, kind: c_uint, flags: c_uint) => creates_pool(out, None);
+        cudaMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
+        cudaMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => imports(out, 0);
+        cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(pool, attribute, value);
+        cudaDeviceGetDefaultMemPool(out: Out, device: c_int) => tells_pool(out, device);
+        cudaDeviceGetMemPool(out: Out, device: c_int) => tells_pool(out, device);
+        cudaDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
+            => tells_graph_memory(device, attribute, value);
+
+        // memory of the host
+        cudaMallocHost(out: Out, size: usize) => allocates(What::Pinned, out, size, 0);
+        cudaHostAlloc(out: Out, size: usize, flags: c_uint) => allocates(What::Pinned, out, size, 0);
+        cudaFreeHost(addr: Ptr) => frees(What::Pinned, addr as usize, 0);
+        cudaHostRegister(addr: Ptr, size: usize, flags: c_uint) => registers(addr, size);
+        cudaHostUnregister(addr: Ptr) => frees(What::Registered, addr as usize, 0);
+
+        // memory of others
+        cudaIpcOpenMemHandle(out: Out, handle: IpcHandle, flags: c_uint) => imports(out, 0);
+        cudaIpcCloseMemHandle(addr: Ptr) => frees(What::Imported, addr as usize, 0);
+        cudaImportExternalMemory(out: Out, descriptor: *const ExternalDescriptor)
+            => allocates(What::External, out, ExternalDescriptor::bytes(descriptor), 0);
+        cudaDestroyExternalMemory(handle: Handle) => frees(What::External, handle, 0);
+        cudaExternalMemoryGetMappedBuffer(out: Out, handle: Handle, buffer: *const BufferDescriptor)
+            => allocates(What::View, out, BufferDescriptor::bytes(buffer), 0);
+
+        // streams, events, graphs, libraries of kernels
+        cudaStreamCreate(out: Out) => creates_stream(out);
+        cudaStreamCreateWithFlags(out: Out, flags: c_uint) => creates_stream(out);
+        cudaStreamCreateWithPriority(out: Out, flags: c_uint, priority: c_int) => creates_stream(out);
+        cudaStreamDestroy(stream: Handle) => destroys_stream(stream);
+        cudaEventRecord(event: Handle, stream: Handle) => own;
+        cudaEventQuery(event: Handle) => own;
+        cudaEventSynchronize(event: Handle) => own;
+        // Until CUDA 11 this had five arguments, since then three.
+        cudaGraphInstantiate(out: Out, graph: Handle, a: usize, b: usize, c: usize) => creates(What::Executable, out);
+        cudaGraphInstantiateWithFlags(out: Out, graph: Handle, flags: c_ulonglong) => creates(What::Executable, out);
+        cudaGraphInstantiateWithParams(out: Out, graph: Handle, params: Ptr) => creates(What::Executable, out);
+        cudaGraphInstantiateWithParams_ptsz(out: Out, graph: Handle, params: Ptr) => creates(What::Executable, out);
+        cudaGraphExecDestroy(graph: Handle) => destroys(What::Executable, graph);
+        cudaGraphAddMemAllocNode(out: Out, graph: Handle, after: Ptr, count: usize, node: *mut GraphAllocation)
+            => promises(node);
+        cudaGraphAddMemFreeNode(out: Out, graph: Handle, after: Ptr, count: usize, addr: Ptr)
+            => frees(What::GraphNode, addr as usize, 0);
+        cudaLibraryLoadData(out: Out, code: Ptr, jit: Ptr, jit_values: Ptr, n: c_uint, options: Ptr, values: Ptr, m: c_uint)
+            => creates(What::Module, out);
+        cudaLibraryLoadFromFile(out: Out, file: Ptr, jit: Ptr, jit_values: Ptr, n: c_uint, options: Ptr, values: Ptr, m: c_uint)
+            => creates(What::Module, out);
+        cudaLibraryUnload(library: Handle) => destroys(What::Module, library);
+
+        // the driver's functions by name
+        cudaGetDriverEntryPoint(name: *const c_char, out: Out, flags: c_ulonglong, status: *mut c_int) => own;
+        cudaGetDriverEntryPoint_ptsz(name: *const c_char, out: Out, flags: c_ulonglong, status: *mut c_int) => own;
+        cudaGetDriverEntryPointByVersion(name: *const c_char, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int) => own;
+        cudaGetDriverEntryPointByVersion_ptsz(name: *const c_char, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int) => own;
     }
     "libcuda.so" driver {
-        /// Device memory.
-        cuMemAlloc_v2(out: Out, size: usize);
-        /// Device memory in rows.
-        cuMemAllocPitch_v2(out: Out, pitch: *mut usize, width: usize, height: usize, element: c_uint);
-        /// Memory that moves between host and device.
-        cuMemAllocManaged(out: Out, size: usize, flags: c_uint);
-        /// Device memory in stream order.
-        cuMemAllocAsync(out: Out, size: usize, stream: Handle);
-        /// Device memory in stream order from a given pool.
-        cuMemAllocFromPoolAsync(out: Out, size: usize, pool: Handle, stream: Handle);
-        /// Frees device memory.
-        cuMemFree_v2(addr: Ptr);
-        /// Frees device memory in stream order.
-        cuMemFreeAsync(addr: Ptr, stream: Handle);
-        /// Page-locked host memory.
-        cuMemAllocHost_v2(out: Out, size: usize);
-        /// Page-locked host memory with flags.
-        cuMemHostAlloc(out: Out, size: usize, flags: c_uint);
-        /// Frees page-locked host memory.
-        cuMemFreeHost(addr: Ptr);
-        /// Page-locks memory of the program's own.
-        cuMemHostRegister_v2(addr: Ptr, size: usize, flags: c_uint);
-        /// Undoes `cuMemHostRegister`.
-        cuMemHostUnregister(addr: Ptr);
-        /// Reserves a range of addresses.
-        cuMemAddressReserve(out: Out, size: usize, align: usize, addr: Ptr, flags: c_ulonglong);
-        /// Maps memory into a reserved range.
-        cuMemMap(addr: Ptr, size: usize, offset: usize, handle: u64, flags: c_ulonglong);
-        /// Makes a mapped range accessible.
-        cuMemSetAccess(addr: Ptr, size: usize, access: *const c_void, count: usize);
-        /// Unmaps memory from a range.
-        cuMemUnmap(addr: Ptr, size: usize);
+        // contexts
+        2000 cuCtxCreate(out: Out, flags: c_uint, device: c_int) => creates_context(out, device);
+        3020 cuCtxCreate_v2(out: Out, flags: c_uint, device: c_int) => creates_context(out, device);
+        11040 cuCtxCreate_v3(out: Out, affinity: Ptr, count: c_int, flags: c_uint, device: c_int) => creates_context(out, device);
+        12050 cuCtxCreate_v4(out: Out, params: Ptr, flags: c_uint, device: c_int) => creates_context(out, device);
+        2000 cuCtxDestroy(context: Handle) => destroys_context(context);
+        4000 cuCtxDestroy_v2(context: Handle) => destroys_context(context);
+        4000 cuCtxSetCurrent(context: Handle) => sets_context(context);
+        2000 cuCtxPushCurrent(context: Handle) => pushes_context(context);
+        4000 cuCtxPushCurrent_v2(context: Handle) => pushes_context(context);
+        2000 cuCtxPopCurrent(out: Out) => pops_context();
+        4000 cuCtxPopCurrent_v2(out: Out) => pops_context();
+        2000 cuCtxGetDevice(device: *mut c_int) => tells_device(device);
+        7000 cuDevicePrimaryCtxRetain(out: Out, device: c_int) => retains_primary(out, device);
+        7000 cuDevicePrimaryCtxRelease(device: c_int) => releases_primary(device);
+        11000 cuDevicePrimaryCtxRelease_v2(device: c_int) => releases_primary(device);
+        7000 cuDevicePrimaryCtxReset(device: c_int) => resets(Some(device));
+        11000 cuDevicePrimaryCtxReset_v2(device: c_int) => resets(Some(device));
+
+        // memory. The oldest interfaces are from 32-bit days: addresses and sizes of 32 bits.
+        2000 cuMemAlloc(out: *mut u32, size: c_uint) => passes_old();
+        2000 cuMemAllocPitch(out: *mut u32, pitch: *mut u32, width: c_uint, height: c_uint, element: c_uint) => passes_old();
+        2000 cuMemFree(addr: u32) => passes_old();
+        3020 cuMemAlloc_v2(out: Out, size: usize) => allocates(What::Device, out, size, 0);
+        3020 cuMemAllocPitch_v2(out: Out, pitch: *mut usize, width: usize, height: usize, element: c_uint)
+            => allocates_rows(out, pitch, height);
+        6000 cuMemAllocManaged(out: Out, size: usize, flags: c_uint) => allocates(What::Managed, out, size, 0);
+        3020 cuMemFree_v2(addr: Ptr) => frees(What::Device, addr as usize, 0);
+        2000 cuArrayCreate(out: Out, descriptor: *const ArrayDescriptor<2, u32>)
+            => allocates_array(out, ArrayDescriptor::bytes(descriptor, 1));
+        3020 cuArrayCreate_v2(out: Out, descriptor: *const ArrayDescriptor<2, u64>)
+            => allocates_array(out, ArrayDescriptor::bytes(descriptor, 1));
+        2000 cuArray3DCreate(out: Out, descriptor: *const ArrayDescriptor<3, u32>)
+            => allocates_array(out, ArrayDescriptor::bytes(descriptor, 1));
+        3020 cuArray3DCreate_v2(out: Out, descriptor: *const ArrayDescriptor<3, u64>)
+            => allocates_array(out, ArrayDescriptor::bytes(descriptor, 1));
+        5000 cuMipmappedArrayCreate(out: Out, descriptor: *const ArrayDescriptor<3, u64>, levels: c_uint)
+            => allocates_array(out, ArrayDescriptor::bytes(descriptor, levels));
+        2000 cuArrayDestroy(array: Handle) => frees(What::Array, array, 0);
+        5000 cuMipmappedArrayDestroy(array: Handle) => frees(What::Array, array, 0);
+
+        // memory in stream order
+        11020 cuMemAllocAsync(out: Out, size: usize, stream: Handle) => allocates(What::Pool, out, size, stream);
+        11020 cuMemAllocAsync_ptsz(out: Out, size: usize, stream: Handle) => allocates(What::Pool, out, size, stream);
+        11020 cuMemAllocFromPoolAsync(out: Out, size: usize, pool: Handle, stream: Handle)
+            => allocates_from(out, size, pool, stream);
+        11020 cuMemAllocFromPoolAsync_ptsz(out: Out, size: usize, pool: Handle, stream: Handle)
+            => allocates_from(out, size, pool, stream);
+        11020 cuMemFreeAsync(addr: Ptr, stream: Handle) => frees(What::Pool, addr as usize, stream);
+        11020 cuMemFreeAsync_ptsz(addr: Ptr, stream: Handle) => frees(What::Pool, addr as usize, stream);
+        11020 cuMemPoolCreate(out: Out, properties: *const PoolProperties)
+            => creates_pool(out, PoolProperties::device(properties));
+        11020 cuMemPoolImportFromShareableHandle(out: Out, handle: Ptr, kind: c_uint, flags: c_ulonglong)
+            => creates_pool(out, None);
+        11020 cuMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
+        11020 cuMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => imports(out, 0);
+        11020 cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(pool, attribute, value);
+        11020 cuDeviceGetDefaultMemPool(out: Out, device: c_int) => tells_pool(out, device);
+        11020 cuDeviceGetMemPool(out: Out, device: c_int) => tells_pool(out, device);
+        13000 cuMemGetDefaultMemPool(out: Out, location: *const Location, kind: c_int)
+            => tells_pool(out, Location::device(location).unwrap_or(-1));
+        13000 cuMemGetMemPool(out: Out, location: *const Location, kind: c_int)
+            => tells_pool(out, Location::device(location).unwrap_or(-1));
+        11040 cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
+            => tells_graph_memory(device, attribute, value);
+
+        // memory of the host
+        2000 cuMemAllocHost(out: Out, size: c_uint) => allocates(What::Pinned, out, size as usize, 0);
+        3020 cuMemAllocHost_v2(out: Out, size: usize) => allocates(What::Pinned, out, size, 0);
+        2020 cuMemHostAlloc(out: Out, size: usize, flags: c_uint) => allocates(What::Pinned, out, size, 0);
+        2000 cuMemFreeHost(addr: Ptr) => frees(What::Pinned, addr as usize, 0);
+        4000 cuMemHostRegister(addr: Ptr, size: usize, flags: c_uint) => registers(addr, size);
+        6050 cuMemHostRegister_v2(addr: Ptr, size: usize, flags: c_uint) => registers(addr, size);
+        4000 cuMemHostUnregister(addr: Ptr) => frees(What::Registered, addr as usize, 0);
+
+        // addresses and physical memory
+        10020 cuMemAddressReserve(out: Out, size: usize, align: usize, addr: Ptr, flags: c_ulonglong) => own;
+        10020 cuMemAddressFree(addr: Ptr, size: usize) => unreserves(addr as usize, size);
+        10020 cuMemCreate(out: *mut u64, size: usize, properties: *const MemoryProperties, flags: c_ulonglong)
+            => creates_physical(out, size, properties);
+        10020 cuMemRelease(handle: u64) => releases_physical(handle);
+        11000 cuMemRetainAllocationHandle(out: *mut u64, addr: Ptr) => retains_physical(out);
+        10020 cuMemImportFromShareableHandle(out: *mut u64, handle: Ptr, kind: c_uint) => imports_physical(out);
+        10020 cuMemMap(addr: Ptr, size: usize, offset: usize, handle: u64, flags: c_ulonglong) => own;
+        10020 cuMemUnmap(addr: Ptr, size: usize) => own;
+        10020 cuMemSetAccess(addr: Ptr, size: usize, access: *const c_void, count: usize) => own;
+        12010 cuMulticastCreate(out: *mut u64, properties: *const c_void) => creates_multicast(out);
+
+        // memory of others
+        4010 cuIpcOpenMemHandle(out: Out, handle: IpcHandle, flags: c_uint) => imports(out, 0);
+        11000 cuIpcOpenMemHandle_v2(out: Out, handle: IpcHandle, flags: c_uint) => imports(out, 0);
+        4010 cuIpcCloseMemHandle(addr: Ptr) => frees(What::Imported, addr as usize, 0);
+        10000 cuImportExternalMemory(out: Out, descriptor: *const ExternalDescriptor)
+            => allocates(What::External, out, ExternalDescriptor::bytes(descriptor), 0);
+        10000 cuDestroyExternalMemory(handle: Handle) => frees(What::External, handle, 0);
+        10000 cuExternalMemoryGetMappedBuffer(out: Out, handle: Handle, buffer: *const BufferDescriptor)
+            => allocates(What::View, out, BufferDescriptor::bytes(buffer), 0);
+
+        // streams, graphs, modules and libraries of kernels
+        2000 cuStreamCreate(out: Out, flags: c_uint) => creates_stream(out);
+        5050 cuStreamCreateWithPriority(out: Out, flags: c_uint, priority: c_int) => creates_stream(out);
+        2000 cuStreamDestroy(stream: Handle) => destroys_stream(stream);
+        4000 cuStreamDestroy_v2(stream: Handle) => destroys_stream(stream);
+        10000 cuGraphInstantiate(out: Out, graph: Handle, node: Out, log: Ptr, size: usize) => creates(What::Executable, out);
+        11000 cuGraphInstantiate_v2(out: Out, graph: Handle, node: Out, log: Ptr, size: usize) => creates(What::Executable, out);
+        11040 cuGraphInstantiateWithFlags(out: Out, graph: Handle, flags: c_ulonglong) => creates(What::Executable, out);
+        12000 cuGraphInstantiateWithParams(out: Out, graph: Handle, params: Ptr) => creates(What::Executable, out);
+        12000 cuGraphInstantiateWithParams_ptsz(out: Out, graph: Handle, params: Ptr) => creates(What::Executable, out);
+        10000 cuGraphExecDestroy(graph: Handle) => destroys(What::Executable, graph);
+        11040 cuGraphAddMemAllocNode(out: Out, graph: Handle, after: Ptr, count: usize, node: *mut GraphAllocation)
+            => promises(node);
+        11040 cuGraphAddMemFreeNode(out: Out, graph: Handle, after: Ptr, count: usize, addr: Ptr)
+            => frees(What::GraphNode, addr as usize, 0);
+        2000 cuModuleLoad(out: Out, file: Ptr) => creates(What::Module, out);
+        2000 cuModuleLoadData(out: Out, image: Ptr) => creates(What::Module, out);
+        2010 cuModuleLoadDataEx(out: Out, image: Ptr, count: c_uint, options: Ptr, values: Ptr) => creates(What::Module, out);
+        2000 cuModuleLoadFatBinary(out: Out, image: Ptr) => creates(What::Module, out);
+        2000 cuModuleUnload(module: Handle) => destroys(What::Module, module);
+        12000 cuLibraryLoadData(out: Out, code: Ptr, jit: Ptr, jit_values: Ptr, n: c_uint, options: Ptr, values: Ptr, m: c_uint)
+            => creates(What::Module, out);
+        12000 cuLibraryLoadFromFile(out: Out, file: Ptr, jit: Ptr, jit_values: Ptr, n: c_uint, options: Ptr, values: Ptr, m: c_uint)
+            => creates(What::Module, out);
+        12000 cuLibraryUnload(library: Handle) => destroys(What::Module, library);
+
+        // functions by name
+        11030 cuGetProcAddress(name: *const c_char, out: Out, version: c_int, flags: u64) => own;
+        12000 cuGetProcAddress_v2(name: *const c_char, out: Out, version: c_int, flags: u64, status: *mut c_int) => own;
+    }
+}
+
+/// How many rows there are, with row 0.
+pub const ROWS: usize = Api::cuGetProcAddress_v2 as usize + 1;
+
+impl Api {
+    /// The row with this number, if there is one.
+    pub fn from_number(n: usize) -> Option<Api> {
+        // SAFETY: the numbers of the rows are 0 to ROWS - 1, without a gap, and the enumeration is a u16.
+        (n < ROWS).then(|| unsafe { std::mem::transmute::<u16, Api>(n as u16) })
     }
 }
 

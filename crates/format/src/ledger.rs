@@ -316,6 +316,10 @@ pub struct Totals {
 impl Ledger {
     /// Takes one event into account, and says what the trace says about it.
     pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) -> bool {
+        const UNMAPPED: &[Action] =
+            &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentUnmap];
+        const FREED: &[Action] =
+            &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree];
         let mut entries = |of: &Event, actions: &[Action]| {
             let place = match of.layer {
                 Layer::Host => Some(Place::Host),
@@ -324,16 +328,14 @@ impl Ledger {
             for action in actions {
                 let mut entry = driver_entry(event, action.clone(), of.size, api);
                 (entry.addr, entry.stream) = (of.addr, shown_stream(of));
-                place.into_iter().for_each(|place| sink(place, entry.clone()));
+                if let Some(place) = place {
+                    sink(place, entry);
+                }
             }
         };
         let fits = apply(self, event, 0, &mut |gone| match gone.kind {
-            Kind::Map => {
-                entries(gone, &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentUnmap])
-            }
-            Kind::Alloc if is_shown(gone.what) => {
-                entries(gone, &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree])
-            }
+            Kind::Map => entries(gone, UNMAPPED),
+            Kind::Alloc if is_shown(gone.what) => entries(gone, FREED),
             _ => {}
         });
         match event.kind {

@@ -1,0 +1,283 @@
+//! Functions by name: whoever asks for one of ours gets ours.
+//!
+//! A program with a static CUDA runtime (NCCL, cuBLAS and most libraries have one) calls no symbol of CUDA's. It
+//! asks `dlsym` for `cuGetProcAddress`, and asks that for everything else, itself included. `ctypes` and whoever opens
+//! `libcuda.so.1` on his own ask `dlsym`, too. So these look-ups are doors like the others.
+//!
+//! `dlsym` and `dlvsym` are the most delicate ones: the C library answers `RTLD_NEXT` by looking at who called. So
+//! everything that doesn't concern us must be no call but a *jump*: the real function sees its caller as if we weren't
+//! here. Only a name that begins like one of ours, asked of a library's own handle (where the caller plays no part),
+//! gets as far as Rust. `RTLD_DEFAULT` and `RTLD_NEXT` need nothing: the loader's own order finds us, or whoever is next.
+//!
+//! `dlsym` is called before anything of ours has run: by the loader's helpers, by other preloaded libraries, by Rust's
+//! standard library. So the real one is found by reading the C library's own symbol table, with no state but one word.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use super::resolve::{self, Real};
+use super::table::{Api, ENTRY_POINTS, EntryPoint, Out};
+use crate::message;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+/// The `dlsym` behind ours, and the `dlvsym`.
+static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu" or "dl" and the
+/// handle (rdi) is neither `RTLD_DEFAULT` (0) nor `RTLD_NEXT` (-1).
+macro_rules! jump_or_look {
+    ($next:ident, $find:ident, $ours:ident) => {
+        core::arch::naked_asm!(
+            "test rsi, rsi",
+            "jz 2f",
+            "lea rax, [rdi + 1]",
+            "cmp rax, 1",
+            "jbe 2f",
+            "cmp byte ptr [rsi], 0x63", // c
+            "je 3f",
+            "cmp byte ptr [rsi], 0x64", // d
+            "jne 2f",
+            "cmp byte ptr [rsi + 1], 0x6c", // l
+            "je {ours}",
+            "2:",
+            "mov rax, qword ptr [rip + {next}]",
+            "test rax, rax",
+            "jz 4f",
+            "jmp rax",
+            "3:",
+            "cmp byte ptr [rsi + 1], 0x75", // u
+            "je {ours}",
+            "jmp 2b",
+            "4:",
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "call {find}",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "jmp rax",
+            next = sym $next,
+            find = sym $find,
+            ours = sym $ours,
+        )
+    };
+}
+
+/// `dlsym`.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    jump_or_look!(NEXT_DLSYM, find_dlsym, named)
+}
+
+/// `dlvsym`.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlvsym(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
+    jump_or_look!(NEXT_DLVSYM, find_dlvsym, versioned)
+}
+
+extern "C" fn find_dlsym() -> *mut c_void {
+    next(&NEXT_DLSYM, c"dlsym")
+}
+
+extern "C" fn find_dlvsym() -> *mut c_void {
+    next(&NEXT_DLVSYM, c"dlvsym")
+}
+
+/// The function behind ours: the next interposer's, or the C library's.
+fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = place.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let Some(own) = resolve::in_c_library(c"dlsym") else { std::process::abort() };
+    // SAFETY: the C library's `dlsym`, called from here: what is next is next to this library. Found nothing, it is
+    // because this library was opened late, and then nobody is behind it.
+    let found = unsafe {
+        let own: Dlsym = std::mem::transmute(own.as_ptr());
+        own(libc::RTLD_NEXT, name.as_ptr())
+    };
+    let in_c = || resolve::in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    let found = if found.is_null() { in_c() } else { found };
+    place.store(found, Ordering::Release);
+    found
+}
+
+/// A symbol of one library, as the loader has it and not as we would show it.
+///
+/// # Safety
+/// `handle` is an open library's.
+pub unsafe fn really(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let next: Dlsym = std::mem::transmute(find_dlsym());
+        next(handle, name.as_ptr())
+    }
+}
+
+unsafe extern "C" fn named(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the caller's arguments; a name is a C string.
+    unsafe {
+        let row = row_named(CStr::from_ptr(name));
+        prepare(row);
+        let next: Dlsym = std::mem::transmute(find_dlsym());
+        show(row, CStr::from_ptr(name), next(handle, name))
+    }
+}
+
+unsafe extern "C" fn versioned(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
+    // SAFETY: the caller's arguments; a name is a C string.
+    unsafe {
+        let row = row_named(CStr::from_ptr(name));
+        prepare(row);
+        let next: Dlvsym = std::mem::transmute(find_dlvsym());
+        show(row, CStr::from_ptr(name), next(handle, name, version))
+    }
+}
+
+fn row_named(name: &CStr) -> Option<Api> {
+    let found = ENTRY_POINTS.iter().position(|e| e.name.as_bytes() == name.to_bytes())?;
+    Api::from_number(found)
+}
+
+/// Learns where the real function is, before the program's own look-up: what `dlerror` says afterwards is then about
+/// that one.
+fn prepare(row: Option<Api>) {
+    if let Some(api) = row {
+        Real::of(api).find_row(api);
+    }
+}
+
+/// Ours instead of what a library's handle gave, if it is what ours stands for. A program may have a second runtime
+/// (bundled, or linked statically into a library), with errors and streams of its own: it keeps it, and is seen at the
+/// driver's doors. The driver is one.
+fn show(row: Option<Api>, name: &CStr, found: *mut c_void) -> *mut c_void {
+    if found.is_null() {
+        return found;
+    }
+    match row {
+        Some(api) => {
+            let known = Real::of(api).or_else(found);
+            let ours = ENTRY_POINTS[api as usize].export.0.cast_mut().cast();
+            let is_driver = api as u16 >= Api::cuCtxCreate as u16;
+            if is_driver || known == found { ours } else { found }
+        }
+        None if name == c"dlsym" => dlsym as *mut c_void,
+        None if name == c"dlvsym" => dlvsym as *mut c_void,
+        None => found,
+    }
+}
+
+// --- cuGetProcAddress and the runtime's way to it ------------------------------------------------------
+
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`, and the same of the runtime.
+const PER_THREAD: u64 = 2;
+/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, and the same of the runtime.
+const LEGACY: u64 = 1;
+
+/// Does a look-up with these flags ask for the variants for a default stream per thread?
+pub fn is_per_thread(flags: u64, default: bool) -> bool {
+    flags & PER_THREAD != 0 || default && flags & LEGACY == 0
+}
+
+/// The newest version of CUDA whose interfaces the table was made from.
+const NEWEST: u32 = 13_020;
+
+/// Replaces what a look-up has just found by our own, keeping `code`. `version` is the version of CUDA whose interface
+/// the caller wants, if it said so.
+///
+/// # Safety
+/// `name` is a C string and `out` was filled by the real look-up if `code` is 0.
+pub unsafe fn hand_out(
+    code: c_int,
+    name: *const c_char,
+    out: Out,
+    version: Option<u32>,
+    per_thread: bool,
+) -> c_int {
+    if code != 0 || name.is_null() || out.is_null() {
+        return code;
+    }
+    // SAFETY: promised by the caller.
+    let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
+    if found.is_null() {
+        return code;
+    }
+    if let Some(ours) = ours_for(name, found, version, per_thread) {
+        // SAFETY: promised by the caller.
+        unsafe { *out = ours };
+    }
+    code
+}
+
+fn driver_rows() -> impl Iterator<Item = (Api, &'static EntryPoint)> {
+    let first = Api::cuCtxCreate as usize;
+    (first..ENTRY_POINTS.len()).filter_map(|i| Some((Api::from_number(i)?, &ENTRY_POINTS[i])))
+}
+
+/// The row whose real function this is: the one that the driver exports at this address, or the one that the version
+/// means.
+fn ours_for(
+    name: &[u8],
+    found: *mut c_void,
+    version: Option<u32>,
+    per_thread: bool,
+) -> Option<*mut c_void> {
+    let mut chosen: Option<(Api, &EntryPoint)> = None;
+    for (api, row) in driver_rows() {
+        if row.base().as_bytes() != name && row.name.as_bytes() != name {
+            continue;
+        }
+        if Real::of(api).find_row(api) == Some(found) {
+            return Some(row.export.0.cast_mut().cast());
+        }
+        let exact = row.name.as_bytes() == name && row.name != row.base();
+        let fits = exact || version.is_some_and(|v| v <= NEWEST && row.since <= v);
+        let streams = |r: &EntryPoint| r.is_per_thread() == per_thread;
+        let better = |old: &EntryPoint| (streams(row), row.since) > (streams(old), old.since);
+        let usable = !row.is_per_thread() || per_thread;
+        if fits && usable && chosen.is_none_or(|(_, old)| better(old)) {
+            chosen = Some((api, row));
+        }
+    }
+    if let Some((api, row)) = chosen {
+        Real::of(api).or_else(found);
+        return Some(row.export.0.cast_mut().cast());
+    }
+    if driver_rows().any(|(_, row)| row.base().as_bytes() == name) {
+        unknown_interface(name);
+    }
+    None
+}
+
+/// A driver newer than the table may have an interface with other arguments: it is left alone, and said once.
+fn unknown_interface(name: &[u8]) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        message!(
+            "the driver has an interface of {} that this version of memtrace doesn't know: calls through it are not \
+             recorded; a newer memtrace may know it",
+            String::from_utf8_lossy(name)
+        );
+    }
+}

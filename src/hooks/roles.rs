@@ -1,0 +1,658 @@
+//! What calls do to memory: one function for each role of the table.
+//!
+//! A role gets the door, what the row says of its arguments, and the real call. It passes the call on, and if the call
+//! is the program's own (and not one that a call of the program's makes inside CUDA), writes down what became
+//! of it. A call that gives something back is written down *before* the real call, one that gets something *after* it:
+//! so what is used again never seems to exist twice. The real function's answer is passed on untouched.
+//!
+//! What PyTorch's allocator gets is written down as its segments, in [`super::torch`]'s terms; that it makes them of
+//! physical memory and mappings stays its own business, so nothing is counted twice.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use memtrace_format::event::{Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, NO_STACK, What};
+
+use super::records::{Extent, GraphAllocation, MemoryProperties, PitchedPtr, PoolProperties};
+use super::table::{Api, Door, Out, Ptr};
+use super::{event, place, torch};
+use crate::message;
+use crate::record::Recorder;
+use crate::record::guard::{self, Local};
+use crate::stack::Site;
+
+fn entered(door: Door) {
+    crate::wake();
+    if (door.api as u16) < Api::cuCtxCreate as u16 && !RUNTIME.load(Ordering::Relaxed) {
+        RUNTIME.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Passes a call on. Says, too, whether the call is the program's own.
+fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
+    entered(door);
+    if guard::inside() { (call(), false) } else { (guard::nested(call), true) }
+}
+
+/// Passes a call on that gives something back, which `before` writes down.
+fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -> c_int {
+    entered(door);
+    if guard::inside() {
+        return call();
+    }
+    before();
+    guard::nested(call)
+}
+
+/// The handle or address that a successful call has put there; 0 if none.
+///
+/// # Safety
+/// `out` is null or the out-parameter of a call that has just returned `code`.
+unsafe fn got<T: Copy>(code: c_int, out: *const T) -> u64 {
+    const { assert!(size_of::<T>() == 8) };
+    // SAFETY: promised by the caller; 8 bytes, whatever the caller calls them.
+    if code == 0 && !out.is_null() { unsafe { out.cast::<u64>().read_unaligned() } } else { 0 }
+}
+
+fn layer_of(what: What) -> Layer {
+    if matches!(what, What::Pinned | What::Registered) { Layer::Host } else { Layer::Device }
+}
+
+/// An event of this door, here and now.
+fn of_door(door: Door, local: &Local, kind: Kind, what: What) -> Event {
+    Event { api: door.api as u16, what, ..event(local, kind, layer_of(what)) }
+}
+
+// --- allocations and frees -----------------------------------------------------------------------------
+
+/// An allocation that has returned.
+#[derive(Clone, Copy)]
+struct Allocated {
+    what: What,
+    code: c_int,
+    addr: u64,
+    size: usize,
+    stream: usize,
+    pool: usize,
+}
+
+fn allocated(door: Door, it: Allocated) {
+    let of_others = matches!(it.what, What::Imported | What::Array);
+    if it.size == 0 && !of_others || it.code == 0 && it.addr == 0 {
+        return;
+    }
+    guard::observe(|recorder, local| {
+        let event = if door.api == Api::cudaMalloc && torch::is_caller(door.caller) {
+            segment(recorder, local, it)
+        } else {
+            let context = place::current();
+            let (device, extra) = match it.what {
+                What::Pool if it.pool != 0 => (place::of(it.pool), it.pool),
+                What::Pool => (Some(place::of_stream(it.stream)), 0),
+                _ => (Some(context.device), context.handle),
+            };
+            Event {
+                device: device.unwrap_or(place::UNKNOWN),
+                addr: it.addr,
+                size: it.size as u64,
+                stream: it.stream as u64,
+                extra: extra as u64,
+                stack: recorder.stacks.capture(Site::Alloc),
+                ..of_door(door, local, Kind::Alloc, it.what)
+            }
+        };
+        let flags = event.flags | if it.code == 0 { 0 } else { FLAG_FAILED };
+        recorder.write(&Event { flags, ..event });
+    });
+}
+
+/// PyTorch's allocator got a segment for the request that is under way.
+fn segment(recorder: &Recorder, local: &Local, it: Allocated) -> Event {
+    let request = torch::doing(recorder, local, -1);
+    // PyTorch asks the driver for exactly 2 MiB for requests of at most 1 MiB and never otherwise.
+    let flags = if it.size == 2 << 20 { FLAG_SMALL } else { 0 };
+    Event {
+        flags,
+        addr: it.addr,
+        size: it.size as u64,
+        stream: request.stream,
+        stack: request.stack,
+        device: request.device,
+        ..event(local, Kind::SegmentAlloc, Layer::Framework)
+    }
+}
+
+/// Memory (or a handle to it) of a size that is known before the call.
+pub unsafe fn allocates(
+    door: Door,
+    what: What,
+    out: Out,
+    size: usize,
+    stream: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let addr = unsafe { got(code, out) };
+        allocated(door, Allocated { what, code, addr, size, stream, pool: 0 });
+    }
+    code
+}
+
+/// Memory from a pool that is named.
+pub unsafe fn allocates_from(
+    door: Door,
+    out: Out,
+    size: usize,
+    pool: usize,
+    stream: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let addr = unsafe { got(code, out) };
+        allocated(door, Allocated { what: What::Pool, code, addr, size, stream, pool });
+    }
+    code
+}
+
+/// Memory in rows: the call says how far apart they are.
+pub unsafe fn allocates_rows(
+    door: Door,
+    out: Out,
+    pitch: *mut usize,
+    height: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's out-parameters, of the call that has just returned.
+        let (addr, pitch) = unsafe { (got(code, out), got(code, pitch)) };
+        let size = (pitch as usize).saturating_mul(height);
+        let what = What::Device;
+        // A request that failed has no pitch; that it failed is worth an event all the same.
+        let size = if code == 0 { size } else { height.max(1) };
+        allocated(door, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+    }
+    code
+}
+
+/// Memory in rows and slices.
+pub unsafe fn allocates_slices(
+    door: Door,
+    out: *mut PitchedPtr,
+    extent: Extent,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 && !out.is_null() {
+        // SAFETY: the caller's out-parameter, which a successful call has filled.
+        let PitchedPtr { addr, pitch, .. } = unsafe { *out };
+        let size = pitch.saturating_mul(extent.height).saturating_mul(extent.depth);
+        let (what, addr) = (What::Device, addr as u64);
+        allocated(door, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+    }
+    code
+}
+
+/// An array; what is counted are its elements, since how they are laid out is the device's secret.
+pub unsafe fn allocates_array(
+    door: Door,
+    out: Out,
+    size: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's out-parameter.
+    unsafe { allocates(door, What::Array, out, size, 0, call) }
+}
+
+/// Memory that another process holds.
+pub unsafe fn imports(door: Door, out: Out, size: usize, call: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: the caller's out-parameter.
+    unsafe { allocates(door, What::Imported, out, size, 0, call) }
+}
+
+/// Memory of the program's own is page-locked.
+pub unsafe fn registers(door: Door, addr: Ptr, size: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let mut at = addr;
+    // SAFETY: `at` is ours and outlives the call.
+    unsafe { allocates(door, What::Registered, &raw mut at, size, 0, call) }
+}
+
+/// Memory (or a handle to it) goes back.
+pub unsafe fn frees(
+    door: Door,
+    what: What,
+    addr: usize,
+    stream: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    pass_after(
+        door,
+        || {
+            if addr != 0 {
+                freed(door, what, addr, stream);
+            }
+        },
+        call,
+    )
+}
+
+fn freed(door: Door, what: What, addr: usize, stream: usize) {
+    guard::observe(|recorder, local| {
+        let framework = door.api == Api::cudaFree && torch::is_caller(door.caller);
+        let stack = match local.request.get() {
+            Some(request) if framework => request.stack,
+            _ => recorder.stack_of_free(),
+        };
+        let event = if framework {
+            event(local, Kind::SegmentFree, Layer::Framework)
+        } else {
+            of_door(door, local, Kind::FreeRequested, what)
+        };
+        recorder.write(&Event { addr: addr as u64, stream: stream as u64, stack, ..event });
+    });
+}
+
+// --- physical memory and addresses ---------------------------------------------------------------------
+
+/// Writes an event about a handle or a range, unless PyTorch's allocator is at work. Call outside the real call.
+pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Event)) {
+    if torch::is_caller(door.caller) {
+        return;
+    }
+    guard::observe(|recorder, local| {
+        let mut event = of_door(door, local, kind, what);
+        event.stack = match kind {
+            Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
+                recorder.stacks.capture(Site::Alloc)
+            }
+            Kind::Destroy | Kind::HandleRelease | Kind::Unmap | Kind::Reset => {
+                recorder.stack_of_free()
+            }
+            _ => NO_STACK,
+        };
+        fill(&mut event);
+        recorder.write(&event);
+    });
+}
+
+/// Physical memory.
+pub unsafe fn creates_physical(
+    door: Door,
+    out: *mut u64,
+    size: usize,
+    properties: *const MemoryProperties,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's own parameters, of the call that has just returned.
+        let (handle, device) = unsafe { (got(code, out), PoolProperties::device(properties)) };
+        note(door, Kind::HandleCreate, What::Device, |e| {
+            (e.addr, e.size, e.stream) = (handle, size as u64, 1);
+            (e.layer, e.device) = match device {
+                Some(device) => (Layer::Device, device as i8),
+                None => (Layer::Host, e.device),
+            };
+            e.flags = if code == 0 { 0 } else { FLAG_FAILED };
+        });
+    }
+    code
+}
+
+/// A handle to physical memory of another process's, or one more of this process's.
+pub unsafe fn imports_physical(door: Door, out: *mut u64, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        note(door, Kind::HandleCreate, What::Imported, |e| (e.addr, e.stream) = (handle, 1));
+    }
+    code
+}
+
+/// A handle through which several devices write together.
+pub unsafe fn creates_multicast(door: Door, out: *mut u64, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        note(door, Kind::HandleCreate, What::Multicast, |e| (e.addr, e.stream) = (handle, 1));
+    }
+    code
+}
+
+/// One more reference to what is mapped somewhere.
+pub unsafe fn retains_physical(door: Door, out: *mut u64, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        note(door, Kind::HandleRetain, What::Device, |e| e.addr = handle);
+    }
+    code
+}
+
+/// One reference fewer.
+pub unsafe fn releases_physical(door: Door, handle: u64, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || note(door, Kind::HandleRelease, What::Device, |e| e.addr = handle);
+    pass_after(door, before, call)
+}
+
+/// A reserved range of addresses goes back.
+pub unsafe fn unreserves(
+    door: Door,
+    addr: usize,
+    size: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let before = || {
+        note(door, Kind::Unreserve, What::Device, |e| {
+            (e.addr, e.size) = (addr as u64, size as u64);
+        });
+    };
+    pass_after(door, before, call)
+}
+
+// --- objects -------------------------------------------------------------------------------------------
+
+/// Something whose size nobody says.
+pub unsafe fn creates(door: Door, what: What, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        note(door, Kind::Create, what, |e| {
+            (e.addr, e.extra) = (handle, place::current().handle as u64);
+        });
+    }
+    code
+}
+
+/// It goes.
+pub unsafe fn destroys(
+    door: Door,
+    what: What,
+    handle: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let before = || note(door, Kind::Destroy, what, |e| e.addr = handle as u64);
+    let code = pass_after(door, before, call);
+    if code == 0 && what == What::MemoryPool {
+        place::forget(handle);
+    }
+    code
+}
+
+/// A pool, on a device or with the host (or wherever an imported one is).
+pub unsafe fn creates_pool(
+    door: Door,
+    out: Out,
+    device: Option<c_int>,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's out-parameter.
+    let code = unsafe { creates(door, What::MemoryPool, out, call) };
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let pool = unsafe { got(code, out) };
+    place::remember(pool as usize, device.map_or(place::UNKNOWN, |d| d as i8));
+    code
+}
+
+/// A stream, on the current device.
+pub unsafe fn creates_stream(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let stream = unsafe { got(code, out) };
+    place::remember(stream as usize, place::current().device);
+    code
+}
+
+/// A stream goes.
+pub unsafe fn destroys_stream(door: Door, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    place::forget(stream);
+    pass(door, call).0
+}
+
+/// An address that an allocation node of a graph will have.
+pub unsafe fn promises(
+    door: Door,
+    node: *mut GraphAllocation,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own
+        && code == 0
+        // SAFETY: the caller's parameter, which a successful call has filled.
+        && let Some(node) = unsafe { node.as_ref() }
+    {
+        note(door, Kind::Alloc, What::GraphNode, |e| {
+            (e.addr, e.size) = (node.addr as u64, node.size as u64);
+            e.device = node.device().map_or(e.device, |d| d as i8);
+        });
+    }
+    code
+}
+
+// --- what is said in passing ---------------------------------------------------------------------------
+
+/// The program asks which device is current.
+pub unsafe fn tells_device(door: Door, device: *mut c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 && !device.is_null() {
+        // SAFETY: the caller's out-parameter, which a successful call has filled.
+        place::told(unsafe { *device } as i8);
+    }
+    code
+}
+
+/// The program asks for a device's pool.
+pub unsafe fn tells_pool(
+    door: Door,
+    out: Out,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, _) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    place::remember(unsafe { got(code, out) } as usize, device as i8);
+    code
+}
+
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+const RESERVED: c_int = 5;
+/// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
+const GRAPHS_RESERVED: c_int = 2;
+
+/// The program asks a pool for one of its numbers.
+pub unsafe fn tells_reserved(
+    door: Door,
+    pool: usize,
+    attribute: c_int,
+    value: *mut c_void,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && attribute == RESERVED {
+        // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
+        let bytes = unsafe { got(code, value.cast::<u64>()) };
+        if code == 0 {
+            note(door, Kind::PoolReserved, What::MemoryPool, |e| {
+                (e.addr, e.size) = (pool as u64, bytes);
+                e.device = place::of(pool).unwrap_or(place::UNKNOWN);
+            });
+        }
+    }
+    code
+}
+
+/// The program asks how much a device keeps for graphs.
+pub unsafe fn tells_graph_memory(
+    door: Door,
+    device: c_int,
+    attribute: c_int,
+    value: *mut c_void,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && attribute == GRAPHS_RESERVED {
+        // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
+        let bytes = unsafe { got(code, value.cast::<u64>()) };
+        if code == 0 {
+            note(door, Kind::PoolReserved, What::GraphNode, |e| {
+                (e.addr, e.size, e.device) = (device as u64, bytes, device as i8);
+            });
+        }
+    }
+    code
+}
+
+// --- contexts ------------------------------------------------------------------------------------------
+
+/// A context, which is current from then on.
+pub unsafe fn creates_context(
+    door: Door,
+    out: Out,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        place::remember(handle as usize, device as i8);
+        place::push(handle as usize);
+        if own {
+            note(door, Kind::Create, What::Context, |e| {
+                (e.addr, e.device) = (handle, device as i8);
+            });
+        }
+    }
+    code
+}
+
+/// A context goes, with everything in it. (A primary one does not go this way.)
+pub unsafe fn destroys_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || {
+        if !place::is_primary(handle) {
+            note(door, Kind::Destroy, What::Context, |e| {
+                e.addr = handle as u64;
+                e.device = place::of(handle).unwrap_or(place::UNKNOWN);
+            });
+        }
+    };
+    let code = pass_after(door, before, call);
+    if code == 0 {
+        place::forget(handle);
+        if place::current().handle == handle {
+            place::pop();
+        }
+    }
+    code
+}
+
+/// `cuCtxSetCurrent`.
+pub unsafe fn sets_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 {
+        place::set_context(handle);
+    }
+    code
+}
+
+/// `cuCtxPushCurrent`.
+pub unsafe fn pushes_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 {
+        place::push(handle);
+    }
+    code
+}
+
+/// `cuCtxPopCurrent`.
+pub unsafe fn pops_context(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 {
+        place::pop();
+    }
+    code
+}
+
+/// References to each device's primary context that calls have taken, less those they have given back.
+static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+/// The runtime has been used: it keeps primary contexts as long as it likes.
+static RUNTIME: AtomicBool = AtomicBool::new(false);
+
+fn retained(device: c_int) -> Option<&'static AtomicU32> {
+    RETAINED.get(usize::try_from(device).ok()?)
+}
+
+/// A reference to a device's primary context.
+pub unsafe fn retains_primary(
+    door: Door,
+    out: Out,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let handle = unsafe { got(code, out) };
+    if let Some(count) = retained(device).filter(|_| handle != 0) {
+        place::remember_primary(handle as usize, device as i8);
+        let first = count.fetch_add(1, Ordering::Relaxed) == 0;
+        if own && first {
+            note(door, Kind::Create, What::Context, |e| {
+                (e.addr, e.device) = (handle, device as i8);
+            });
+        }
+    }
+    code
+}
+
+/// The reference goes; the last one takes the context with it, unless the runtime is there, too.
+pub unsafe fn releases_primary(door: Door, device: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || {
+        let last = |n: u32| n.checked_sub(1);
+        let count = retained(device)
+            .and_then(|c| c.fetch_update(Ordering::Relaxed, Ordering::Relaxed, last).ok());
+        if count == Some(1) && !RUNTIME.load(Ordering::Relaxed) {
+            reset(door, device as i8);
+        }
+    };
+    pass_after(door, before, call)
+}
+
+/// All of a device's primary context goes: of the current device, or of a given one.
+pub unsafe fn resets(door: Door, device: Option<c_int>, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || {
+        let device = device.map_or_else(|| place::current().device, |d| d as i8);
+        if let Some(count) = retained(c_int::from(device)) {
+            count.store(0, Ordering::Relaxed);
+        }
+        reset(door, device);
+    };
+    pass_after(door, before, call)
+}
+
+fn reset(door: Door, device: i8) {
+    let handle = place::primary(device) as u64;
+    note(door, Kind::Reset, What::Device, |e| (e.device, e.extra) = (device, handle));
+    if handle != 0 {
+        note(door, Kind::Destroy, What::Context, |e| (e.device, e.addr) = (device, handle));
+    }
+}
+
+// --- interfaces of 32-bit days -------------------------------------------------------------------------
+
+/// An interface with addresses and sizes of 32 bits: passed on, not recorded, and said once.
+pub unsafe fn passes_old(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let name = super::table::name(door.api as u16);
+        message!("{name} has addresses of 32 bits and is not recorded; {name}_v2 is");
+    }
+    call()
+}
