@@ -3,18 +3,25 @@
 //! Reads the ring without stopping anybody, names the stacks, and writes beside the final name, which it
 //! then takes if it is free: a reader never sees half a file, and no file of an earlier run is ever
 //! overwritten. Runs in the background thread, at exit and for `memtrace_dump`; never in a hook.
+//!
+//! Takes memory for what is alive and for the names of stacks, and none for the history, which goes from the ring into
+//! the file event by event ([`memtrace_naming::write`]). The program's threads wait for it at most while the live table
+//! is copied, and only if an eighth of the ring fills meanwhile.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::blackbox::at;
-use memtrace_format::event::StackId;
-use memtrace_format::snapshot::{Snapshot, StackIx, Value};
-use memtrace_format::{json, pickle, replay, settings};
-use memtrace_naming::Namer;
+use memtrace_format::event::Event;
+use memtrace_format::recording::Recording;
+use memtrace_format::replay::State;
+use memtrace_format::settings;
+use memtrace_format::snapshot::Value;
+use memtrace_format::stream::Stream;
+use memtrace_naming::{Counts, json_file, pickle_file};
 
 use crate::config::{Config, Format};
 use crate::hooks::table;
@@ -60,21 +67,28 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Trouble is one line on stderr: the program must not notice.
 pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let snapshot = snapshot(recorder, to, reason);
     let result = (0..u32::MAX)
         .map(|n| recorder.config.out.join(file_name(recorder, n)))
         .find(|path| !path.exists())
-        .map(|first| write_new(recorder, &snapshot, &first));
+        .map(|first| write_new(recorder, to, reason, &first));
     match result? {
-        Ok(path) => {
+        Ok((path, counts)) => {
             if !recorder.config.quiet {
-                let events: usize = snapshot.device_traces.iter().map(Vec::len).sum();
                 let why = match reason {
                     Reason::Oom => " at out of memory",
                     Reason::Peak => " at a new peak",
                     _ => "",
                 };
-                message!("wrote {}{why}: {events} entries", path.display());
+                message!("wrote {}{why}: {} entries", path.display(), counts.entries);
+            }
+            if counts.overwritten > 0 {
+                message!(
+                    "the program overwrote the {} oldest events of {} while it was written: MEMTRACE_EVENTS higher \
+                     than {} keeps more",
+                    counts.overwritten,
+                    path.display(),
+                    recorder.config.events
+                );
             }
             Some(path)
         }
@@ -94,10 +108,10 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
 /// The file can't be written; what was there is as it was.
 pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let snapshot = snapshot(recorder, u64::MAX, Reason::Request);
     let beside = beside(path);
-    let written = write_file(&beside, &snapshot, format_of(path, recorder.config.format))
-        .and_then(|()| std::fs::rename(&beside, path));
+    let format = format_of(path, recorder.config.format);
+    let written = write(recorder, u64::MAX, Reason::Request, &beside, format)
+        .and_then(|_| std::fs::rename(&beside, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&beside);
     }
@@ -135,16 +149,22 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 /// Writes under `first`, or under the next number that is free when the file is complete.
-fn write_new(recorder: &Recorder, snapshot: &Snapshot, first: &Path) -> io::Result<PathBuf> {
+fn write_new(
+    recorder: &Recorder,
+    to: u64,
+    reason: Reason,
+    first: &Path,
+) -> io::Result<(PathBuf, Counts)> {
     let folder = first.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let beside = beside(first);
-    let result = write_file(&beside, snapshot, recorder.config.format).and_then(|()| {
+    let written = write(recorder, to, reason, &beside, recorder.config.format);
+    let result = written.and_then(|counts| {
         for n in 0..u32::MAX {
             let path = folder.join(file_name(recorder, n));
             match take_name(&beside, &path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                other => return other.map(|()| path),
+                other => return other.map(|()| (path, counts)),
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
@@ -166,39 +186,57 @@ fn take_name(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-fn write_file(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()> {
-    let file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    let mut out = BufWriter::with_capacity(1 << 20, file);
-    match format {
-        Format::Pickle => pickle::write(snapshot, &mut out)?,
-        Format::Json => json::write(snapshot, &mut out)?,
-    }
-    out.flush()
+/// Writes the state at ticket `to` into this file.
+fn write(
+    recorder: &Recorder,
+    to: u64,
+    reason: Reason,
+    path: &Path,
+    format: Format,
+) -> io::Result<Counts> {
+    let mut open = || -> io::Result<Stream<File>> {
+        match format {
+            Format::Pickle => pickle_file(path),
+            Format::Json => json_file(path),
+        }
+    };
+    let mut namer = recorder.stacks.namer();
+    memtrace_naming::write(
+        &mut Own(recorder),
+        to,
+        &mut namer,
+        &table::name,
+        &mut open,
+        &mut |snapshot, counts, namer| {
+            snapshot.allocator_settings = settings::from_conf(&recorder.config.allocator_conf);
+            let known = std::mem::take(&mut snapshot.memtrace);
+            let mut about = about(recorder, reason, counts);
+            about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
+            about["ledger"] = known["ledger"].clone();
+            about["libraries"] = namer.build_ids();
+            snapshot.memtrace = about;
+        },
+    )
 }
 
-/// The snapshot of this process at ticket `to`.
-pub fn snapshot(recorder: &Recorder, to: u64, reason: Reason) -> Snapshot {
-    let view = recorder.ring.view(to, Live::state);
-    let mut namer = recorder.stacks.namer();
-    let mut stack = |id: StackId| -> Option<StackIx> { namer.as_mut()?.stack(id) };
-    let assembled = replay::assemble(view.live, &view.events, &table::name, &mut stack);
-    let libraries = namer.as_ref().map_or(Value::Null, Namer::build_ids);
-    let (frames, stacks) = namer.map(Namer::into_tables).unwrap_or_default();
-    let counters = [
-        ("events_kept", view.events.len() as u64),
-        ("events_retired", view.from),
-        ("unpublished", view.torn),
-        ("anomalies", assembled.memtrace["counters"]["anomalies"].as_u64().unwrap_or(0)),
-    ];
-    let mut memtrace = about(recorder, reason, counters);
-    memtrace["ledger"] = assembled.memtrace["ledger"].clone();
-    memtrace["libraries"] = libraries;
-    Snapshot {
-        frames,
-        stacks,
-        allocator_settings: settings::from_conf(&recorder.config.allocator_conf),
-        memtrace,
-        ..assembled
+/// What this process records, read while it does.
+struct Own<'a>(&'a Recorder);
+
+impl Recording for Own<'_> {
+    fn written(&mut self) -> io::Result<u64> {
+        Ok(self.0.ring.written())
+    }
+
+    fn live(&mut self) -> io::Result<(State, u64)> {
+        self.0.retire_ahead();
+        let (copied, from) = self.0.ring.live(Live::copy);
+        Ok((copied.state(), from))
+    }
+
+    fn read(&mut self, from: u64, to: u64, events: &mut Vec<Event>) -> io::Result<Option<u64>> {
+        // This may be the thread that keeps room in the ring, and what is retired can still be read.
+        self.0.retire_ahead();
+        Ok(self.0.ring.read_range(from..to, events))
     }
 }
 
@@ -242,20 +280,15 @@ pub fn description(config: &Config, started_ns: u64, stacks: Value, room: usize)
 }
 
 /// The extra top-level key.
-fn about(recorder: &Recorder, reason: Reason, counters: [(&str, u64); 4]) -> Value {
+fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
     let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
     let mut about = identity(&recorder.config, recorder.started_ns);
     about["reason"] = reason.name().into();
     about["written_us"] = (clock::now_ns() / 1000).into();
     about["stacks"] = recorder.stacks.about();
-    about["counters"] = serde_json::json!({
-        "events": recorder.ring.written(),
-        "stalls": counter(at::STALLS),
-        "live_refused": counter(at::LIVE_REFUSED),
-    });
-    for (name, value) in counters {
-        about["counters"][name] = value.into();
-    }
+    about["counters"] = counts.to_json();
+    about["counters"]["stalls"] = counter(at::STALLS).into();
+    about["counters"]["live_refused"] = counter(at::LIVE_REFUSED).into();
     about["not_recorded"] = NOT_RECORDED.into();
     if let Some(gpu) = virtual_gpu::stats() {
         about["virtual"] = gpu;

@@ -225,11 +225,27 @@ impl Live {
         }
     }
 
-    /// The state that the table stands for.
+    /// What is in the table, copied and nothing else: whoever retires waits for this.
+    pub fn copy(&self) -> Copied {
+        let mut entries = Vec::with_capacity(self.used);
+        for entry in self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE) {
+            entries.push(words_of(entry));
+        }
+        Copied { entries, anomalies: self.header[at::ANOMALIES].load(Ordering::Relaxed) }
+    }
+}
+
+/// The live table of a moment.
+pub struct Copied {
+    entries: Vec<[u64; WORDS]>,
+    anomalies: u64,
+}
+
+impl Copied {
+    /// The state that it stands for.
     pub fn state(&self) -> State {
-        let entries = self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE);
-        let mut state = State::restore(entries.filter_map(|e| unpack(&words_of(e))));
-        state.anomalies = self.header[at::ANOMALIES].load(Ordering::Relaxed);
+        let mut state = State::restore(self.entries.iter().filter_map(unpack));
+        state.anomalies = self.anomalies;
         state
     }
 }

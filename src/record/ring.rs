@@ -15,9 +15,14 @@
 //! ring free; if it starves, the producer that finds no room retires a batch itself (counted as a stall). A
 //! full ring therefore never loses an event.
 //!
+//! *Reading* takes a copy of the live table, for which it holds the role for a moment, and then the events from there on, a
+//! batch at a time and without asking anybody. A slot keeps its event until it is needed for the event that comes a
+//! whole ring later, retired or not; a reader that is so slow is told.
+//!
 //! It must never wait for a reader. Retirement stops at an event whose producer has not published it yet, in
 //! order, since a skipped free would be a leak in the live table for ever.
 
+use std::ops::Range;
 use std::sync::{PoisonError, TryLockError};
 
 use memtrace_format::blackbox::at;
@@ -46,18 +51,6 @@ struct Role<L> {
     grown: bool,
     /// It has been told that the capacity is less than it should be.
     told: bool,
-}
-
-/// A consistent view: what was alive at ticket `from`, and the events since.
-pub struct View<S> {
-    /// State before the first event of `events`.
-    pub live: S,
-    /// Ticket of the first event.
-    pub from: u64,
-    /// Published events in ticket order.
-    pub events: Vec<Event>,
-    /// Slots that were claimed but not (yet) published when the view was taken.
-    pub torn: u64,
 }
 
 impl<L> Ring<L> {
@@ -97,7 +90,8 @@ impl<L> Ring<L> {
     }
 
     fn batch(&self) -> u64 {
-        (self.capacity() / 64).clamp(1, 4096)
+        // No longer than some tenths of a millisecond: a producer may have to wait for it.
+        (self.capacity() / 64).clamp(1, 1024)
     }
 
     fn slot(&self, ticket: u64) -> &Slot {
@@ -218,22 +212,32 @@ impl<L> Ring<L> {
         !std::mem::replace(&mut self.lock().told, true)
     }
 
-    /// Everything up to (not including) ticket `to`; `state` copies the live table. Holds the retiring role
-    /// while it copies, so nothing it wants is overwritten; producers go on in the free part. For the
-    /// background thread and for dumps.
-    pub fn view<S>(&self, to: u64, state: impl FnOnce(&L) -> S) -> View<S> {
+    /// What `copy` makes of the live table, and the first ticket that is not in it. Holds the retiring role meanwhile,
+    /// so producers go on only in the free part: `copy` must be short. For dumps.
+    pub fn live<S>(&self, copy: impl FnOnce(&L) -> S) -> (S, u64) {
         let role = self.lock();
-        let from = self.retired();
-        let to = to.min(self.written());
-        let mut events = Vec::with_capacity(to.saturating_sub(from) as usize);
-        let mut torn = 0;
-        for ticket in from..to {
-            match self.read_patiently(ticket).and_then(Event::unpack) {
-                Some(event) => events.push(event),
-                None => torn += 1,
+        (copy(&role.live), self.retired())
+    }
+
+    /// Appends the events with these tickets in order; the tickets have been given out. Returns how many are missing
+    /// because they are not published; `None` if one has been overwritten. For dumps.
+    pub fn read_range(&self, tickets: Range<u64>, events: &mut Vec<Event>) -> Option<u64> {
+        let mut unpublished = 0;
+        for ticket in tickets {
+            match self.read_patiently(ticket) {
+                Some(words) => match Event::unpack(words) {
+                    Some(event) => events.push(event),
+                    None => unpublished += 1,
+                },
+                None if self.may_be_overwritten(ticket) => return None,
+                None => unpublished += 1,
             }
         }
-        View { live: state(&role.live), from, events, torn }
+        Some(unpublished)
+    }
+
+    fn may_be_overwritten(&self, ticket: u64) -> bool {
+        self.retired() > ticket && self.written() > ticket + self.capacity()
     }
 
     /// A producer needs a few nanoseconds between ticket and publication unless it was stopped there.
@@ -241,6 +245,9 @@ impl<L> Ring<L> {
         for _ in 0..1000 {
             if let Some(words) = self.read(ticket) {
                 return Some(words);
+            }
+            if self.may_be_overwritten(ticket) {
+                break;
             }
             hint::spin_loop();
         }

@@ -4,18 +4,23 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use memtrace_format::snapshot::Snapshot;
+use memtrace_format::snapshot::{Snapshot, Value};
 use memtrace_format::{json, pickle};
 
 use crate::args::Format;
 
-/// Writes under the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. A reader never sees half a
-/// file, and no file is ever overwritten.
-pub(crate) fn write_new(folder: &Path, snapshot: &Snapshot, format: Format) -> io::Result<PathBuf> {
+/// Has a file written by `write` and gives it the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. `about`
+/// is what the process said of itself. A reader never sees half a file, and no file is ever overwritten.
+pub(crate) fn write_new(
+    folder: &Path,
+    about: &Value,
+    format: Format,
+    write: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<PathBuf> {
     fs::create_dir_all(folder)?;
-    let stem = stem(snapshot);
+    let stem = stem(about);
     let beside = folder.join(format!(".{stem}.{}.part", std::process::id()));
-    let result = write(&beside, snapshot, format).and_then(|()| {
+    let result = write(&beside).and_then(|()| {
         for n in 0..u32::MAX {
             let path = folder.join(format!("{stem}-{n}.{}", format.name()));
             match take_name(&beside, &path) {
@@ -42,8 +47,7 @@ pub(crate) fn replace(path: &Path, snapshot: &Snapshot, format: Format) -> io::R
     result
 }
 
-fn stem(snapshot: &Snapshot) -> String {
-    let about = &snapshot.memtrace;
+fn stem(about: &Value) -> String {
     // It comes from a file that anybody may have written.
     let host: String = about["host"].as_str().unwrap_or("unknown").chars().take(64).collect();
     let host = host.replace(|c: char| !(c.is_alphanumeric() || "-_.".contains(c)), "_");

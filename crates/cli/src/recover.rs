@@ -9,11 +9,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use memtrace_format::blackbox::{OpenError, at};
+use memtrace_format::blackbox::{BlackBox, OpenError, at};
 
 use crate::Answer;
 use crate::args::{Format, Recover, Snapshot};
-use crate::blackbox::{self, Image};
+use crate::blackbox::{self, OnDisk};
 use crate::failure::Failure;
 use crate::{output, process};
 
@@ -112,10 +112,10 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
         Err(_) => e.to_string(),
     })?;
     let file = File::open(&real).map_err(|e| format!("cannot be read: {e}"))?;
-    let image = match blackbox::at_rest(&file) {
-        Ok(image) => image,
+    let open = match blackbox::open(&file) {
+        Ok(open) => open,
         // No number is in it yet, but in its name there is.
-        Err(blackbox::Trouble::Open(OpenError::NotReady)) => {
+        Err(OpenError::NotReady) => {
             if let Some(pid) = number(&real)
                 && runs(pid, &real, &file)?
             {
@@ -128,7 +128,6 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
         }
         Err(e) => return Err(e.to_string()),
     };
-    let open = image.open().map_err(|e| e.to_string())?;
     let (pid, about) = (open.header(at::PID), open.about());
     if runs(pid, &real, &file)? {
         return Ok(Fate::Alive(pid));
@@ -136,7 +135,7 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
     let fate = if open.header(at::HEAD) == 0 {
         Fate::Empty
     } else {
-        Fate::Written(write(&image, None, "recovered", folder, args.format)?)
+        Fate::Written(write(&open, false, "recovered", folder, args.format)?)
     };
     if args.keep {
         return Ok(fate);
@@ -169,19 +168,36 @@ fn here() -> String {
 }
 
 fn write(
-    image: &Image,
-    again: Option<&Image>,
+    file: &BlackBox<OnDisk<'_>>,
+    alive: bool,
     reason: &str,
     folder: &Path,
     format: Format,
 ) -> Result<PathBuf, String> {
-    let snapshot = blackbox::snapshot(image, again, reason)?;
-    output::write_new(folder, &snapshot, format).map_err(|e| {
-        format!(
+    let mut about = file.about();
+    if !about.is_object() {
+        // The description is damaged; the header knows this much.
+        about = serde_json::json!({ "pid": file.header(at::PID) });
+    }
+    let mut overwritten = 0;
+    let written = output::write_new(folder, &about, format, |path| {
+        overwritten = blackbox::snapshot(file, alive, reason, path, format)?.overwritten;
+        Ok(())
+    });
+    let path = written.map_err(|e| match e.get_ref().and_then(|e| e.downcast_ref()) {
+        Some(bad) => OpenError::to_string(bad),
+        None => format!(
             "cannot write a snapshot into {}: {e}; name another folder with --out DIR",
             folder.display()
-        )
-    })
+        ),
+    })?;
+    if overwritten > 0 {
+        tell(&format!(
+            "{}: its program overwrote the {overwritten} oldest events before they were read",
+            path.display()
+        ));
+    }
+    Ok(path)
 }
 
 /// Removes the file and the links to it: the one that led here, and the one in the process's output folder.
@@ -199,10 +215,9 @@ fn remove(name: &Path, real: &Path, out: Option<&Path>) {
 
 pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {
     let file = process::black_box(args.pid).map_err(Failure::new)?;
-    let [image, again] =
-        blackbox::alive(&file).map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
+    let open = blackbox::open_alive(&file)
+        .map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
     let folder = args.out.as_deref().unwrap_or(Path::new("."));
-    let path =
-        write(&image, Some(&again), "snapshot", folder, args.format).map_err(Failure::new)?;
+    let path = write(&open, true, "snapshot", folder, args.format).map_err(Failure::new)?;
     Ok(Answer::yes(format!("{}\n", path.display())))
 }

@@ -2,7 +2,7 @@
 //!
 //! Two shapes and nothing between them: the [`event`] that a hook leaves in the ring (64 bytes, eight
 //! words), and the [`snapshot`] that PyTorch's memory viewers open. Everything here is plain data and
-//! pure functions; no file is opened and nothing of the traced process is known.
+//! pure functions; no file is opened (some are handed in) and nothing of the traced process is known.
 
 #![forbid(unsafe_code)]
 // Product names in prose are not code.
@@ -16,11 +16,13 @@ pub mod json;
 pub mod ledger;
 mod out;
 pub mod pickle;
+pub mod recording;
 pub mod replay;
 pub mod settings;
 mod shape;
 pub mod snapshot;
 pub mod stacks;
+pub mod stream;
 pub mod tree;
 mod words;
 

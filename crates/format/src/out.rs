@@ -1,6 +1,6 @@
 //! The bytes on their way out: one small buffer, so that the memory of a dump doesn't grow with its length.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 /// Bytes gathered before one `write`.
 const FULL: usize = 64 << 10;
@@ -37,6 +37,19 @@ impl<W: Write> Out<W> {
     /// Writes the buffer if it is full. To be called once for every element of a list.
     pub(crate) fn breathe(&mut self) -> io::Result<()> {
         if self.buffer.len() >= FULL { self.drain() } else { Ok(()) }
+    }
+
+    /// Adds all that `from` has.
+    pub(crate) fn put_all(&mut self, from: &mut impl Read) -> io::Result<()> {
+        self.drain()?;
+        io::copy(from, &mut self.to)?;
+        Ok(())
+    }
+
+    /// Writes what has been gathered and gives back where it went.
+    pub(crate) fn into_inner(mut self) -> io::Result<W> {
+        self.drain()?;
+        Ok(self.to)
     }
 
     pub(crate) fn finish(mut self) -> io::Result<()> {

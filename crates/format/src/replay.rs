@@ -368,38 +368,14 @@ impl State {
     }
 }
 
-/// State and history in a snapshot's shape; the caller adds frames, settings and what it knows of the process.
-/// `stack` turns a depot stack id into the snapshot's own index.
-pub fn assemble(
-    mut live: State,
-    events: &[Event],
-    api: ApiName<'_>,
-    stack: &mut dyn FnMut(StackId) -> Option<StackIx>,
-) -> Snapshot {
-    let mut device_traces: Vec<Vec<TraceEntry>> = vec![Vec::new(); live.devices.len()];
-    let mut host_traces = Vec::new();
-    let mut sink = |device: Place, mut entry: TraceEntry| {
-        entry.frames = entry.frames.and_then(&mut *stack);
-        match device {
-            Place::Device(d) => {
-                if device_traces.len() <= d {
-                    device_traces.resize_with(d + 1, Vec::new);
-                }
-                device_traces[d].push(entry);
-            }
-            Place::Host => host_traces.push(entry),
-        }
-    };
-    for event in events {
-        live.apply(event, api, &mut sink);
-    }
-    live.finish(&mut sink);
+/// The state in a snapshot's shape, each device with an empty trace; the caller adds the history, frames, settings
+/// and what it knows of the process. `stack` turns a depot stack id into the snapshot's own index.
+pub fn assemble(live: &State, stack: &mut dyn FnMut(StackId) -> Option<StackIx>) -> Snapshot {
     let anomalies = live.anomalies;
     Snapshot {
         segments: live.segments(stack),
         host_segments: live.ledger.segments(true, stack),
-        device_traces,
-        host_traces,
+        device_traces: vec![Vec::new(); live.devices.len()],
         memtrace: serde_json::json!({
             "counters": { "anomalies": anomalies },
             "ledger": live.ledger_json(),

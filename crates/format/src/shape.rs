@@ -1,6 +1,7 @@
 //! The order in which a snapshot is written, once for all encodings.
 //!
-//! PyTorch 2.15's keys in PyTorch's order. Two habits of its own look odd and are kept: `frames` of a segment
+//! PyTorch 2.15's keys in PyTorch's order. A trace comes where its key does, unless the encoding has been given its
+//! entries before and keeps them aside ([`Encoder::trace_again`]). Two habits of its own look odd and are kept: `frames` of a segment
 //! stands before `blocks` when empty and after them when not, and a trace entry without a stack has no
 //! `frames` key while a block without one has an empty list.
 //!
@@ -11,9 +12,10 @@
 use std::collections::HashMap;
 use std::io;
 
+use crate::replay;
 use crate::snapshot::{
     Action, Block, BlockState, Frame, FrameIx, Other, Place, PoolId, Segment, Snapshot, StackIx,
-    TraceEntry, Value,
+    Tables, TraceEntry, Value,
 };
 use crate::words::Word;
 
@@ -22,16 +24,16 @@ const MAX_DEPTH: u32 = 64;
 
 /// What an encoding can say. Calls nest as the data does: `item` before each element of a list, `key` or
 /// `other_key` before each value of a dictionary.
-pub(crate) trait Encoder<'a> {
+pub(crate) trait Encoder {
     fn begin_dict(&mut self) -> io::Result<()>;
     fn end_dict(&mut self) -> io::Result<()>;
     fn begin_list(&mut self) -> io::Result<()>;
     fn end_list(&mut self) -> io::Result<()>;
     fn item(&mut self) -> io::Result<()>;
     fn key(&mut self, key: Word) -> io::Result<()>;
-    fn other_key(&mut self, key: &'a str) -> io::Result<()>;
+    fn other_key(&mut self, key: &str) -> io::Result<()>;
     fn word(&mut self, word: Word) -> io::Result<()>;
-    fn text(&mut self, text: &'a str) -> io::Result<()>;
+    fn text(&mut self, text: &str) -> io::Result<()>;
     fn int(&mut self, n: i64) -> io::Result<()>;
     fn float(&mut self, x: f64) -> io::Result<()>;
     fn bool(&mut self, b: bool) -> io::Result<()>;
@@ -45,11 +47,29 @@ pub(crate) trait Encoder<'a> {
     fn frame_again(&mut self, frame: FrameIx) -> bool;
     /// The frame that the next `begin_dict` opens.
     fn frame_begins(&mut self, frame: FrameIx);
+    /// Writes the trace whose entries came before everything else; `false` if there is none.
+    fn trace_again(&mut self, of: replay::Place) -> io::Result<bool>;
+    /// Devices that such traces are about are below this.
+    fn devices(&self) -> usize;
 }
 
-/// Writes the whole snapshot.
-pub(crate) fn write<'a, E: Encoder<'a>>(snapshot: &'a Snapshot, out: &mut E) -> io::Result<()> {
-    Writer { snapshot, others: others_by_place(&snapshot.other), out }.snapshot()
+/// Writes the whole snapshot into the dictionary that is open, and closes it. `tables` is where its stacks are.
+pub(crate) fn write<E: Encoder>(
+    snapshot: &Snapshot,
+    tables: Tables<'_>,
+    out: &mut E,
+) -> io::Result<()> {
+    Writer { tables, others: others_by_place(&snapshot.other), out }.snapshot(snapshot)
+}
+
+/// Writes one entry, as an element of the list that is open.
+pub(crate) fn write_entry<E: Encoder>(
+    entry: &TraceEntry,
+    tables: Tables<'_>,
+    out: &mut E,
+) -> io::Result<()> {
+    out.item()?;
+    Writer { tables, others: Others::new(), out }.entry(entry, Place::Top)
 }
 
 type Others<'a> = HashMap<Place, Vec<&'a Other>>;
@@ -63,22 +83,23 @@ fn others_by_place(other: &[Other]) -> Others<'_> {
 }
 
 struct Writer<'a, 'e, E> {
-    snapshot: &'a Snapshot,
+    tables: Tables<'a>,
     others: Others<'a>,
     out: &'e mut E,
 }
 
-impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
-    fn snapshot(&mut self) -> io::Result<()> {
-        let s = self.snapshot;
-        self.out.begin_dict()?;
+impl<E: Encoder> Writer<'_, '_, E> {
+    fn snapshot(&mut self, s: &Snapshot) -> io::Result<()> {
         self.out.key(Word::Segments)?;
         self.segments(&s.segments, Place::Segment, Place::Block)?;
         self.out.key(Word::DeviceTraces)?;
         self.out.begin_list()?;
-        for (d, trace) in s.device_traces.iter().enumerate() {
+        for d in 0..s.device_traces.len().max(self.out.devices()) {
             self.out.item()?;
-            self.trace(trace, |i| Place::Entry(d as u32, i))?;
+            if !self.out.trace_again(replay::Place::Device(d))? {
+                let trace = s.device_traces.get(d).map_or(&[][..], Vec::as_slice);
+                self.trace(trace, |i| Place::Entry(d as u32, i))?;
+            }
         }
         self.out.end_list()?;
         if s.allocator_settings != Value::Null {
@@ -95,7 +116,9 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         }
         if !s.absent.host_traces {
             self.out.key(Word::HostTraces)?;
-            self.trace(&s.host_traces, Place::HostEntry)?;
+            if !self.out.trace_again(replay::Place::Host)? {
+                self.trace(&s.host_traces, Place::HostEntry)?;
+            }
         }
         self.other(Place::Top)?;
         if s.memtrace != Value::Null {
@@ -107,7 +130,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
 
     fn segments(
         &mut self,
-        segments: &'a [Segment],
+        segments: &[Segment],
         segment_place: fn(u32) -> Place,
         block_place: fn(u32, u32) -> Place,
     ) -> io::Result<()> {
@@ -147,7 +170,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         self.out.end_list()
     }
 
-    fn block(&mut self, block: &'a Block, place: Place) -> io::Result<()> {
+    fn block(&mut self, block: &Block, place: Place) -> io::Result<()> {
         self.out.begin_dict()?;
         self.int(Word::Address, block.address)?;
         self.int(Word::Size, block.size)?;
@@ -163,7 +186,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         self.out.end_dict()
     }
 
-    fn trace(&mut self, trace: &'a [TraceEntry], place: impl Fn(u32) -> Place) -> io::Result<()> {
+    fn trace(&mut self, trace: &[TraceEntry], place: impl Fn(u32) -> Place) -> io::Result<()> {
         self.out.begin_list()?;
         for (i, entry) in trace.iter().enumerate() {
             self.out.item()?;
@@ -172,7 +195,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         self.out.end_list()
     }
 
-    fn entry(&mut self, entry: &'a TraceEntry, place: Place) -> io::Result<()> {
+    fn entry(&mut self, entry: &TraceEntry, place: Place) -> io::Result<()> {
         self.out.begin_dict()?;
         self.out.key(Word::Action)?;
         match &entry.action {
@@ -216,7 +239,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         if self.out.stack_again(ix) {
             return Ok(());
         }
-        let stack = named(&self.snapshot.stacks, ix, "stack")?;
+        let stack = named(self.tables.stacks, ix, "stack")?;
         self.out.stack_begins(ix);
         self.out.begin_list()?;
         for &frame in stack {
@@ -229,7 +252,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
     }
 
     fn frame(&mut self, ix: FrameIx) -> io::Result<()> {
-        let Frame { name, filename, line } = named(&self.snapshot.frames, ix, "frame")?;
+        let Frame { name, filename, line } = named(self.tables.frames, ix, "frame")?;
         self.out.frame_begins(ix);
         self.out.begin_dict()?;
         self.out.key(Word::Name)?;
@@ -258,7 +281,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         self.out.pool(id)
     }
 
-    fn optional_text(&mut self, key: Word, text: Option<&'a str>) -> io::Result<()> {
+    fn optional_text(&mut self, key: Word, text: Option<&str>) -> io::Result<()> {
         let Some(text) = text else { return Ok(()) };
         self.out.key(key)?;
         match text {
@@ -279,7 +302,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         Ok(())
     }
 
-    fn values(&mut self, values: &'a [Value], depth: u32) -> io::Result<()> {
+    fn values(&mut self, values: &[Value], depth: u32) -> io::Result<()> {
         self.out.begin_list()?;
         for v in values {
             self.out.item()?;
@@ -288,7 +311,7 @@ impl<'a, E: Encoder<'a>> Writer<'a, '_, E> {
         self.out.end_list()
     }
 
-    fn value(&mut self, value: &'a Value, depth: u32) -> io::Result<()> {
+    fn value(&mut self, value: &Value, depth: u32) -> io::Result<()> {
         if depth > MAX_DEPTH {
             return Err(invalid(format!("a value nests deeper than {MAX_DEPTH} levels")));
         }

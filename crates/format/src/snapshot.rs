@@ -235,6 +235,15 @@ pub struct Absent {
     pub host_traces: bool,
 }
 
+/// Frames and stacks by number, wherever they are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables<'a> {
+    /// All distinct frames.
+    pub frames: &'a [Frame],
+    /// All distinct stacks, innermost frame first.
+    pub stacks: &'a [Vec<FrameIx>],
+}
+
 /// Everything a snapshot file holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
@@ -260,4 +269,11 @@ pub struct Snapshot {
     pub absent: Absent,
     /// Keys that have no field above; none in a snapshot of ours.
     pub other: Vec<Other>,
+}
+
+impl Snapshot {
+    /// Its frames and stacks.
+    pub fn tables(&self) -> Tables<'_> {
+        Tables { frames: &self.frames, stacks: &self.stacks }
+    }
 }

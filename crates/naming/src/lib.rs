@@ -16,8 +16,10 @@ pub mod source;
 pub mod symbols;
 #[cfg(test)]
 mod testing;
+mod write;
 
 pub use lines::line;
 pub use names::{NO_FILE, Namer, Splice};
 pub use snapshot::snapshot;
 pub use symbols::{demangle, names_at};
+pub use write::{Counts, json_file, pickle_file, write};

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use memtrace_format::snapshot::{Frame, FrameIx, StackIx};
+use memtrace_format::snapshot::{Frame, FrameIx, StackIx, Tables};
 use memtrace_format::stacks::{
     CodeRecord, ModuleRecord, NO_CODE, NO_STACK, RawFrame, Reason, StackId, Words, all_frames,
     code, frames, modules,
@@ -113,9 +113,22 @@ impl<W: Words> Namer<W> {
         serde_json::json!(known)
     }
 
-    /// All frames and all stacks that were named, as a snapshot holds them.
-    pub fn into_tables(self) -> (Vec<Frame>, Vec<Vec<FrameIx>>) {
-        (self.frames, self.stacks)
+    /// All frames and all stacks that were named so far, as a snapshot holds them.
+    pub fn tables(&self) -> Tables<'_> {
+        Tables { frames: &self.frames, stacks: &self.stacks }
+    }
+
+    /// Reads the names of everything that is in the depot now, so that naming a stack takes no time later.
+    pub fn read_libraries(&mut self) {
+        self.collect_calls();
+        for i in 0..self.libraries.len() {
+            let (start, end) = (self.libraries[i].start, self.libraries[i].end);
+            let first = self.calls.partition_point(|call| *call < start);
+            if self.calls.get(first).is_some_and(|call| *call < end) {
+                let names = self.names_in(i);
+                self.symbols.insert(i, names);
+            }
+        }
     }
 
     fn name(&mut self, id: StackId) -> Option<Vec<FrameIx>> {
@@ -210,16 +223,24 @@ impl<W: Words> Namer<W> {
     /// The names of this address, and of all others in the same library that are in the depot: the file is
     /// read once for all of them.
     fn read_symbols(&mut self, i: usize, address: u64) -> HashMap<u64, Option<String>> {
-        let library = &self.libraries[i];
-        if self.calls.binary_search(&address.wrapping_add(library.base)).is_err() {
-            let calls = all_frames(&self.depot).filter_map(|word| match RawFrame::unpack(word)? {
-                RawFrame::Native { pc, .. } => Some(pc.wrapping_sub(1)),
-                _ => None,
-            });
-            self.calls = calls.collect();
-            self.calls.sort_unstable();
-            self.calls.dedup();
+        if self.calls.binary_search(&address.wrapping_add(self.libraries[i].base)).is_err() {
+            self.collect_calls();
         }
+        self.names_in(i)
+    }
+
+    fn collect_calls(&mut self) {
+        let calls = all_frames(&self.depot).filter_map(|word| match RawFrame::unpack(word)? {
+            RawFrame::Native { pc, .. } => Some(pc.wrapping_sub(1)),
+            _ => None,
+        });
+        self.calls = calls.collect();
+        self.calls.sort_unstable();
+        self.calls.dedup();
+    }
+
+    fn names_in(&self, i: usize) -> HashMap<u64, Option<String>> {
+        let library = &self.libraries[i];
         let first = self.calls.partition_point(|call| *call < library.start);
         let after = self.calls.partition_point(|call| *call < library.end);
         let addresses: Vec<u64> =
@@ -299,8 +320,8 @@ mod tests {
         assert_ne!(first, third);
         assert_eq!(namer.stack(NO_STACK), None);
         assert_eq!(namer.stack(4000), None);
-        let (frames, stacks) = namer.into_tables();
-        assert_eq!((frames.len(), stacks.len()), (2, 2));
+        let tables = namer.tables();
+        assert_eq!((tables.frames.len(), tables.stacks.len()), (2, 2));
     }
 
     #[test]

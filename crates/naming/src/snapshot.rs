@@ -3,59 +3,69 @@
 //! Nothing here knows whether the process lives: the caller has read the file and says why. What the process said
 //! of itself when it began stands in the file; what it would have counted since then is worked out.
 
-use memtrace_format::blackbox::{BlackBox, Life, OpenError, Region, at};
-use memtrace_format::replay;
+use std::io::{self, Write};
+
+use memtrace_format::blackbox::{BlackBox, Bytes, Life, Region, at};
+use memtrace_format::recording::Recording;
 use memtrace_format::settings;
-use memtrace_format::snapshot::Snapshot;
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
+use memtrace_format::stream::Stream;
 use serde_json::{Value, json};
 
 use crate::names::{Namer, Splice};
-
-/// A region of a black box.
-struct Bytes<'a>(&'a [u8]);
-
-impl Words for Bytes<'_> {
-    fn count(&self) -> usize {
-        self.0.len() / 8
-    }
-    fn word(&self, i: usize) -> u64 {
-        let bytes = i.checked_mul(8).and_then(|at| self.0.get(at..)?.first_chunk());
-        bytes.map_or(0, |b| u64::from_le_bytes(*b))
-    }
-}
+use crate::write::{Counts, write};
 
 /// Keys of the description that are for the reader alone.
 const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
 /// What the virtual GPU counts as it runs: at the start, when the description is written, it means nothing.
 const COUNTED: [&str; 2] = ["launches", "zero_reads"];
 
-/// State, history, stacks and names. `again`: the same file read a second time, if its process is alive. `reason`
-/// and `written_us` are for the snapshot's `memtrace` key.
+/// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and `written_us` are for the
+/// snapshot's `memtrace` key. `open`: see [`write`].
 ///
 /// # Errors
-/// The ring's place or size is impossible.
-pub fn snapshot(
-    file: &BlackBox<'_>,
-    again: Option<&BlackBox<'_>>,
+/// The file is damaged or can't be read, or the snapshot can't be written.
+pub fn snapshot<B: Bytes, O: Write>(
+    file: &BlackBox<B>,
+    alive: bool,
     reason: &str,
     written_us: u64,
-) -> Result<Snapshot, OpenError> {
-    let contents = file.contents(again)?;
-    let kept = contents.events.len();
+    open: &mut dyn FnMut() -> io::Result<Stream<O>>,
+) -> io::Result<Counts> {
+    let mut recording = file.recording(alive)?;
+    let to = recording.written()?;
     let about = file.about();
     let api = |i: u16| about["entry_points"][usize::from(i)].as_str().unwrap_or("unknown");
-    let [depot, codes, libraries] =
-        [Region::Depot, Region::Code, Region::Modules].map(|r| Bytes(file.region(r)));
+    // After the last ticket, so that every stack is there.
+    let [depot, codes, libraries] = [Region::Depot, Region::Code, Region::Modules];
+    let (depot, codes, libraries) = (file.part(depot)?, file.part(codes)?, file.part(libraries)?);
     let refused = [&depot, &codes, &libraries].map(|r| r.word(HEAD_REFUSED)).iter().sum::<u64>();
     let capacity = DepotShape::of(depot.count()).map_or(0, |shape| shape.capacity as u64);
     let nodes = (depot.word(HEAD_NEXT).min(capacity), capacity);
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch);
-    let assembled =
-        replay::assemble(contents.live, &contents.events, &api, &mut |id| namer.stack(id));
-    let libraries = namer.build_ids();
-    let (frames, stacks) = namer.into_tables();
+    write(&mut recording, to, &mut namer, &api, open, &mut |snapshot, counts, namer| {
+        let conf = about["allocator_conf"].as_str().unwrap_or_default();
+        snapshot.allocator_settings = settings::from_conf(conf);
+        let known = std::mem::take(&mut snapshot.memtrace);
+        let mut said = said(file, &about, reason, written_us, nodes, refused);
+        said["libraries"] = namer.build_ids();
+        said["ledger"] = known["ledger"].clone();
+        said["counters"] = counters(file, counts, &known["counters"]);
+        // A damaged description may hold numbers that no viewer could read.
+        bound(&mut said);
+        snapshot.memtrace = said;
+    })
+}
 
+/// The `memtrace` key: what the process said of itself, without what is for the reader alone.
+fn said<B: Bytes>(
+    file: &BlackBox<B>,
+    about: &Value,
+    reason: &str,
+    written_us: u64,
+    nodes: (u64, u64),
+    refused: u64,
+) -> Value {
     let mut said = about.clone();
     if !said.is_object() {
         // The description is damaged; the header knows this much.
@@ -75,17 +85,6 @@ pub fn snapshot(
     if file.header(at::LIFE) == Life::SwitchedOff as u64 {
         said["switched_off"] = true.into();
     }
-    said["libraries"] = libraries;
-    said["ledger"] = assembled.memtrace["ledger"].clone();
-    said["counters"] = json!({
-        "events": contents.written,
-        "stalls": file.header(at::STALLS),
-        "live_refused": file.header(at::LIVE_REFUSED),
-        "events_kept": kept,
-        "events_retired": contents.retired,
-        "unpublished": contents.torn,
-        "anomalies": assembled.memtrace["counters"]["anomalies"],
-    });
     if let Some(said) = said.as_object_mut() {
         said.retain(|key, _| !NOT_SHOWN.contains(&key.as_str()));
     }
@@ -97,16 +96,19 @@ pub fn snapshot(
             }
         }
     }
-    // A damaged description may hold numbers that no viewer could read.
-    bound(&mut said);
-    let conf = about["allocator_conf"].as_str().unwrap_or_default();
-    Ok(Snapshot {
-        frames,
-        stacks,
-        allocator_settings: settings::from_conf(conf),
-        memtrace: said,
-        ..assembled
-    })
+    said
+}
+
+fn counters<B: Bytes>(file: &BlackBox<B>, counts: &Counts, known: &Value) -> Value {
+    let mut counters = counts.to_json();
+    // Who claims a ticket in a full ring waits until its slot may be overwritten.
+    let waiting = file.header(at::HEAD).saturating_sub(counts.events);
+    counters["events"] = (counts.events + waiting).into();
+    counters["unpublished"] = (counts.unpublished + waiting).into();
+    counters["stalls"] = file.header(at::STALLS).into();
+    counters["live_refused"] = file.header(at::LIVE_REFUSED).into();
+    counters["anomalies"] = known["anomalies"].clone();
+    counters
 }
 
 /// Integers of a snapshot are below 2^63.
@@ -122,10 +124,11 @@ fn bound(value: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
+
     use memtrace_format::blackbox::{HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, VERSION};
     use memtrace_format::event::{Event, Kind, Layer, WORDS, What};
-    use memtrace_format::pickle;
-    use memtrace_format::snapshot::BlockState;
+    use memtrace_format::snapshot::{BlockState, Snapshot};
     use memtrace_format::stacks::RawFrame;
     use proptest::prelude::*;
 
@@ -198,11 +201,32 @@ mod tests {
         words.iter().flat_map(|w| w.to_le_bytes()).collect()
     }
 
+    fn written(bytes: &[u8]) -> io::Result<Vec<u8>> {
+        let out = RefCell::new(Vec::new());
+        let file = BlackBox::open(bytes)?;
+        snapshot(&file, false, "recovered", 5, &mut || Stream::pickle(Shared(&out)))?;
+        Ok(out.into_inner())
+    }
+
+    /// What is written, for whoever has not given it away.
+    struct Shared<'a>(&'a RefCell<Vec<u8>>);
+
+    impl Write for Shared<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.borrow_mut().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn read(words: &[u64]) -> Snapshot {
+        Snapshot::read(&written(&bytes(words)).expect("sound")).expect("a snapshot")
+    }
+
     #[test]
     fn everything_in_the_file_is_in_the_snapshot() {
-        let bytes = bytes(&made());
-        let file = BlackBox::open(&bytes).expect("sound");
-        let found = snapshot(&file, None, "recovered", 5).expect("sound");
+        let found = read(&made());
         let live = |s: &&memtrace_format::snapshot::Block| s.state != BlockState::Inactive;
         let blocks = found.segments.iter().flat_map(|s| &s.blocks).filter(live);
         let sizes: Vec<_> = blocks.map(|b| (b.address, b.size)).collect();
@@ -238,9 +262,7 @@ mod tests {
         words[live] = LIVE;
         for sequence in [41, 42] {
             words[at::LIVE_SEQUENCE] = sequence;
-            let bytes = bytes(&words);
-            let found = snapshot(&BlackBox::open(&bytes).expect("sound"), None, "", 0);
-            let counters = found.expect("sound").memtrace["counters"].clone();
+            let counters = read(&words).memtrace["counters"].clone();
             assert_eq!(
                 (&counters["anomalies"], &counters["events_retired"]),
                 (&0.into(), &21.into())
@@ -273,13 +295,8 @@ mod tests {
             (words[at::MAGIC], words[at::VERSION]) = (MAGIC, VERSION);
             let mut bytes = bytes(&words);
             bytes.truncate(cut.unwrap_or(usize::MAX));
-            if let Ok(file) = BlackBox::open(&bytes)
-                && let Ok(found) = snapshot(&file, Some(&file), "recovered", 0)
-            {
-                let mut out = Vec::new();
-                if pickle::write(&found, &mut out).is_ok() {
-                    prop_assert!(Snapshot::read(&out).is_ok());
-                }
+            if let Ok(out) = written(&bytes) {
+                prop_assert!(Snapshot::read(&out).is_ok());
             }
         }
     }

@@ -3,11 +3,13 @@
 //! JSON has no references, so every entry spells out its stack: with deep stacks the file is ten times the
 //! pickle. It is for people and scripts, the pickle is for recording.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Seek, Write};
 
 use crate::out::Out;
+use crate::replay::Place;
 use crate::shape::{self, Encoder};
-use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx};
+use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, TraceEntry};
 use crate::words::Word;
 
 /// Writes a snapshot as one JSON object.
@@ -16,19 +18,73 @@ use crate::words::Word;
 /// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read: an integer of 2^63 or
 /// more, an index that names no frame or stack.
 pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
-    let mut json = Json { out: Out::new(out), first: Vec::new() };
-    shape::write(snapshot, &mut json)?;
-    json.out.byte(b'\n');
+    let mut json = Json::new(out);
+    json.finish_with(snapshot, snapshot.tables())?;
     json.out.finish()
+}
+
+/// A JSON text that is written as its history comes. The entries are known before the segments, which stand in front
+/// of them, and those of several devices come in turn: so each trace has a file of its own until the end.
+pub struct Stream<W> {
+    json: Json<W>,
+    scratch: Box<dyn FnMut() -> io::Result<File>>,
+    traces: Vec<(Place, Json<File>)>,
+}
+
+impl<W: Write> Stream<W> {
+    /// An empty one. `scratch` opens an empty file for reading and writing, which nobody else has.
+    pub fn new(out: W, scratch: Box<dyn FnMut() -> io::Result<File>>) -> Stream<W> {
+        Stream { json: Json::new(out), scratch, traces: Vec::new() }
+    }
+
+    /// The next entry of a trace; its stack is one of `tables`.
+    ///
+    /// # Errors
+    /// As [`write`].
+    pub fn entry(&mut self, of: Place, entry: &TraceEntry, tables: Tables<'_>) -> io::Result<()> {
+        let known = self.traces.iter().position(|(place, _)| *place == of);
+        let i = known.unwrap_or(self.traces.len());
+        if known.is_none() {
+            let mut list = Json::new((self.scratch)()?);
+            list.first.push(true);
+            self.traces.push((of, list));
+        }
+        shape::write_entry(entry, tables, &mut self.traces[i].1)
+    }
+
+    /// Everything else: `rest` without its frames, stacks and traces. Of devices without an entry it holds empty traces.
+    ///
+    /// # Errors
+    /// As [`write`].
+    pub fn finish(mut self, rest: &Snapshot, tables: Tables<'_>) -> io::Result<()> {
+        for (place, list) in self.traces {
+            self.json.traces.push((place, list.out.into_inner()?));
+        }
+        self.json.finish_with(rest, tables)?;
+        self.json.out.finish()
+    }
 }
 
 struct Json<W> {
     out: Out<W>,
     /// Of each list and dictionary that is open: nothing has been written into it yet.
     first: Vec<bool>,
+    /// The elements of traces that were written before.
+    traces: Vec<(Place, File)>,
 }
 
 impl<W: Write> Json<W> {
+    fn new(out: W) -> Json<W> {
+        Json { out: Out::new(out), first: Vec::new(), traces: Vec::new() }
+    }
+
+    fn finish_with(&mut self, snapshot: &Snapshot, tables: Tables<'_>) -> io::Result<()> {
+        self.open(b'{');
+        shape::write(snapshot, tables, self)?;
+        self.out.byte(b'\n');
+        Ok(())
+    }
+
     fn element(&mut self) -> io::Result<()> {
         if let Some(first) = self.first.last_mut()
             && !std::mem::take(first)
@@ -49,7 +105,7 @@ impl<W: Write> Json<W> {
     }
 }
 
-impl<'a, W: Write> Encoder<'a> for Json<W> {
+impl<W: Write> Encoder for Json<W> {
     fn begin_dict(&mut self) -> io::Result<()> {
         self.open(b'{');
         Ok(())
@@ -81,7 +137,7 @@ impl<'a, W: Write> Encoder<'a> for Json<W> {
         Ok(())
     }
 
-    fn other_key(&mut self, key: &'a str) -> io::Result<()> {
+    fn other_key(&mut self, key: &str) -> io::Result<()> {
         self.element()?;
         self.text(key)?;
         self.out.byte(b':');
@@ -96,7 +152,7 @@ impl<'a, W: Write> Encoder<'a> for Json<W> {
         Ok(())
     }
 
-    fn text(&mut self, text: &'a str) -> io::Result<()> {
+    fn text(&mut self, text: &str) -> io::Result<()> {
         Ok(serde_json::to_writer(&mut self.out, text)?)
     }
 
@@ -133,4 +189,24 @@ impl<'a, W: Write> Encoder<'a> for Json<W> {
     }
 
     fn frame_begins(&mut self, _: FrameIx) {}
+
+    fn trace_again(&mut self, of: Place) -> io::Result<bool> {
+        let Some(i) = self.traces.iter().position(|(place, _)| *place == of) else {
+            return Ok(false);
+        };
+        let (_, mut file) = self.traces.swap_remove(i);
+        file.rewind()?;
+        self.open(b'[');
+        self.out.put_all(&mut file)?;
+        self.close(b']');
+        Ok(true)
+    }
+
+    fn devices(&self) -> usize {
+        let devices = self.traces.iter().map(|(place, _)| match place {
+            Place::Device(d) => d + 1,
+            Place::Host => 0,
+        });
+        devices.max().unwrap_or(0)
+    }
 }

@@ -6,4 +6,4 @@ mod read;
 mod write;
 
 pub use read::{Facts, Pickle, read};
-pub use write::write;
+pub use write::{Stream, write};

@@ -9,14 +9,20 @@
 //! numbers. So the words of the format come before everything else: the key `segments` is first set to a
 //! tuple of them, and then set again to the segments. A dictionary keeps the last value and the first
 //! position, in Python as in JavaScript. An entry then takes 58 bytes, however many stacks there are.
+//!
+//! The same key is what a [`Stream`] hangs its lists on. A history is longer than memory allows to keep, and its
+//! entries are known before the segments that stand in front of them: so each list is made, numbered in the memo and
+//! filled, a batch at a time and in turn with the others, as the passing value of `segments`; and when the
+//! dictionary is written at last, it names them.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::op;
 use crate::out::Out;
+use crate::replay::Place;
 use crate::shape::{self, Encoder};
-use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx};
+use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, TraceEntry};
 use crate::words::Word;
 
 /// Most items in one APPENDS or SETITEMS.
@@ -34,40 +40,143 @@ const NEW: u32 = u32::MAX;
 /// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read: an integer of 2^63 or
 /// more, an index that names no frame or stack.
 pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
-    let mut pickler = Pickler {
-        out: Out::new(out),
-        counts: Vec::new(),
-        memo: 0,
-        texts: HashMap::new(),
-        pools: HashMap::new(),
-        frames: vec![NEW; snapshot.frames.len()],
-        stacks: vec![NEW; snapshot.stacks.len()],
-        next_list: None,
-        next_dict: None,
-        words_written: false,
-    };
-    pickler.out.put(&[op::PROTO, 4]);
-    shape::write(snapshot, &mut pickler)?;
-    pickler.out.byte(op::STOP);
-    pickler.out.finish()
+    let mut pickler = Pickler::begin(out)?;
+    shape::write(snapshot, snapshot.tables(), &mut pickler)?;
+    pickler.finish()
 }
 
-struct Pickler<'a, W> {
+/// A pickle that is written as its history comes.
+pub struct Stream<W> {
+    pickler: Pickler<W>,
+    /// Entries that make no full batch yet, for each list (see [`list`]).
+    waiting: Vec<Vec<TraceEntry>>,
+}
+
+impl<W: Write> Stream<W> {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn new(out: W) -> io::Result<Stream<W>> {
+        Ok(Stream { pickler: Pickler::begin(out)?, waiting: Vec::new() })
+    }
+
+    /// The next entry of a trace; its stack is one of `tables`.
+    ///
+    /// # Errors
+    /// As [`write`].
+    pub fn entry(&mut self, of: Place, entry: TraceEntry, tables: Tables<'_>) -> io::Result<()> {
+        let list = list(of);
+        if self.waiting.len() <= list {
+            self.waiting.resize_with(list + 1, Vec::new);
+        }
+        let waiting = &mut self.waiting[list];
+        waiting.push(entry);
+        if waiting.len() >= BATCH as usize {
+            self.pickler.batch(list, waiting, tables)?;
+            waiting.clear();
+        }
+        Ok(())
+    }
+
+    /// Everything else: `rest` without its frames, stacks and traces. Of devices without an entry it holds empty traces.
+    ///
+    /// # Errors
+    /// As [`write`].
+    pub fn finish(mut self, rest: &Snapshot, tables: Tables<'_>) -> io::Result<()> {
+        for (list, waiting) in self.waiting.iter().enumerate() {
+            if !waiting.is_empty() {
+                self.pickler.batch(list, waiting, tables)?;
+            }
+        }
+        shape::write(rest, tables, &mut self.pickler)?;
+        self.pickler.finish()
+    }
+}
+
+/// The number of a trace among the lists of a stream.
+fn list(of: Place) -> usize {
+    match of {
+        Place::Host => 0,
+        Place::Device(d) => d + 1,
+    }
+}
+
+struct Pickler<W> {
     out: Out<W>,
     /// Elements so far of each list and dictionary that is open.
     counts: Vec<u32>,
     /// How many things are in the memo.
     memo: u32,
-    texts: HashMap<&'a str, u32>,
+    texts: HashMap<Box<str>, u32>,
     pools: HashMap<PoolId, u32>,
     frames: Vec<u32>,
     stacks: Vec<u32>,
+    /// A stream's lists.
+    lists: Vec<u32>,
     next_list: Option<StackIx>,
     next_dict: Option<FrameIx>,
-    words_written: bool,
 }
 
-impl<W: Write> Pickler<'_, W> {
+/// Notes a memo number under an index.
+fn note(numbers: &mut Vec<u32>, ix: u32, number: u32) {
+    let ix = ix as usize;
+    if numbers.len() <= ix {
+        numbers.resize(ix + 1, NEW);
+    }
+    numbers[ix] = number;
+}
+
+/// The memo number noted under an index.
+fn noted(numbers: &[u32], ix: u32) -> Option<u32> {
+    numbers.get(ix as usize).copied().filter(|n| *n != NEW)
+}
+
+impl<W: Write> Pickler<W> {
+    /// Opens the dictionary.
+    fn begin(out: W) -> io::Result<Pickler<W>> {
+        let mut pickler = Pickler {
+            out: Out::new(out),
+            counts: Vec::new(),
+            memo: 0,
+            texts: HashMap::new(),
+            pools: HashMap::new(),
+            frames: Vec::new(),
+            stacks: Vec::new(),
+            lists: Vec::new(),
+            next_list: None,
+            next_dict: None,
+        };
+        pickler.out.put(&[op::PROTO, 4, op::EMPTY_DICT]);
+        pickler.words()?;
+        pickler.counts.push(0);
+        Ok(pickler)
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        self.out.byte(op::STOP);
+        self.out.finish()
+    }
+
+    /// Appends entries to a stream's list, see the top of this file.
+    fn batch(&mut self, list: usize, entries: &[TraceEntry], tables: Tables<'_>) -> io::Result<()> {
+        self.word(Word::Segments)?;
+        if let Some(number) = noted(&self.lists, list as u32) {
+            self.get(number);
+        } else {
+            self.out.byte(op::EMPTY_LIST);
+            let number = self.memoize();
+            note(&mut self.lists, list as u32, number);
+        }
+        self.counts.push(0);
+        for entry in entries {
+            shape::write_entry(entry, tables, self)?;
+        }
+        self.end_list()?;
+        self.out.byte(op::SETITEM);
+        Ok(())
+    }
+
     fn memoize(&mut self) -> u32 {
         self.out.byte(op::MEMOIZE);
         self.memo += 1;
@@ -92,7 +201,6 @@ impl<W: Write> Pickler<'_, W> {
         }
         self.pool(DEFAULT_POOL)?;
         self.out.put(&[op::TUPLE, op::SETITEM]);
-        self.words_written = true;
         Ok(())
     }
 
@@ -130,14 +238,12 @@ impl<W: Write> Pickler<'_, W> {
     }
 }
 
-impl<'a, W: Write> Encoder<'a> for Pickler<'a, W> {
+impl<W: Write> Encoder for Pickler<W> {
     fn begin_dict(&mut self) -> io::Result<()> {
         self.out.byte(op::EMPTY_DICT);
         if let Some(frame) = self.next_dict.take() {
-            self.frames[frame as usize] = self.memoize();
-        }
-        if !self.words_written {
-            self.words()?;
+            let number = self.memoize();
+            note(&mut self.frames, frame, number);
         }
         self.counts.push(0);
         Ok(())
@@ -151,7 +257,8 @@ impl<'a, W: Write> Encoder<'a> for Pickler<'a, W> {
     fn begin_list(&mut self) -> io::Result<()> {
         self.out.byte(op::EMPTY_LIST);
         if let Some(stack) = self.next_list.take() {
-            self.stacks[stack as usize] = self.memoize();
+            let number = self.memoize();
+            note(&mut self.stacks, stack, number);
         }
         self.counts.push(0);
         Ok(())
@@ -172,7 +279,7 @@ impl<'a, W: Write> Encoder<'a> for Pickler<'a, W> {
         self.word(key)
     }
 
-    fn other_key(&mut self, key: &'a str) -> io::Result<()> {
+    fn other_key(&mut self, key: &str) -> io::Result<()> {
         self.element(op::SETITEMS);
         self.text(key)
     }
@@ -182,13 +289,13 @@ impl<'a, W: Write> Encoder<'a> for Pickler<'a, W> {
         Ok(())
     }
 
-    fn text(&mut self, text: &'a str) -> io::Result<()> {
+    fn text(&mut self, text: &str) -> io::Result<()> {
         if let Some(&number) = self.texts.get(text) {
             self.get(number);
             return Ok(());
         }
         let number = self.new_text(text)?;
-        self.texts.insert(text, number);
+        self.texts.insert(text.into(), number);
         Ok(())
     }
 
@@ -242,7 +349,7 @@ impl<'a, W: Write> Encoder<'a> for Pickler<'a, W> {
     }
 
     fn stack_again(&mut self, stack: StackIx) -> bool {
-        let known = self.stacks.get(stack as usize).copied().filter(|n| *n != NEW);
+        let known = noted(&self.stacks, stack);
         known.inspect(|n| self.get(*n)).is_some()
     }
 
@@ -251,11 +358,19 @@ impl<'a, W: Write> Encoder<'a> for Pickler<'a, W> {
     }
 
     fn frame_again(&mut self, frame: FrameIx) -> bool {
-        let known = self.frames.get(frame as usize).copied().filter(|n| *n != NEW);
+        let known = noted(&self.frames, frame);
         known.inspect(|n| self.get(*n)).is_some()
     }
 
     fn frame_begins(&mut self, frame: FrameIx) {
         self.next_dict = Some(frame);
+    }
+    fn trace_again(&mut self, of: Place) -> io::Result<bool> {
+        let known = noted(&self.lists, list(of) as u32);
+        Ok(known.inspect(|n| self.get(*n)).is_some())
+    }
+
+    fn devices(&self) -> usize {
+        self.lists.len().saturating_sub(1)
     }
 }
