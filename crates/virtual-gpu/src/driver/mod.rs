@@ -11,6 +11,7 @@
 #![allow(missing_docs, reason = "named and documented by NVIDIA")]
 #![allow(non_snake_case, reason = "NVIDIA's names")]
 
+pub mod array;
 pub mod context;
 pub mod copy;
 pub mod device;

@@ -1,0 +1,125 @@
+//! Arrays, as far as they are memory.
+
+use super::{Code, current};
+use crate::gpu::array::{self, Array};
+use crate::gpu::border::{In, Out, driver};
+use crate::gpu::{Error, Result, work};
+
+/// `CUDA_ARRAY_DESCRIPTOR`: width, height, and what an element is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Flat {
+    extent: [u64; 2],
+    element: Element,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Deep {
+    extent: [u64; 3],
+    element: Element,
+    flags: u32,
+}
+
+/// `CUarray_format`, and how many channels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Element {
+    format: i32,
+    channels: u32,
+}
+
+const _: () = assert!(size_of::<Flat>() == 24 && size_of::<Deep>() == 40);
+
+/// `cudaChannelFormatKind…`.
+const SIGNED: i32 = 0;
+const UNSIGNED: i32 = 1;
+const FLOAT: i32 = 2;
+
+/// `CU_AD_FORMAT_…`, and the same in the runtime's words: bits of a channel, and their kind.
+const FORMATS: [(i32, i32, i32); 8] = [
+    (0x01, 8, UNSIGNED),
+    (0x02, 16, UNSIGNED),
+    (0x03, 32, UNSIGNED),
+    (0x08, 8, SIGNED),
+    (0x09, 16, SIGNED),
+    (0x0a, 32, SIGNED),
+    (0x10, 16, FLOAT),
+    (0x20, 32, FLOAT),
+];
+
+impl Element {
+    /// Bytes, and the runtime's description. Formats of video and compressed textures are not offered.
+    fn describe(self) -> Result<(u64, [i32; 5])> {
+        let known = FORMATS.iter().find(|(format, ..)| *format == self.format);
+        let (_, bits, kind) = *known.ok_or(Error::NOT_SUPPORTED)?;
+        let of = |channel: u32| if channel < self.channels { bits } else { 0 };
+        match self.channels {
+            1 | 2 | 4 => {
+                let bytes = u64::from(self.channels) * bits as u64 / 8;
+                Ok((bytes, [of(0), of(1), of(2), of(3), kind]))
+            }
+            _ => Err(Error::INVALID_VALUE),
+        }
+    }
+
+    fn of(array: &Array) -> Self {
+        let [bits, .., kind] = array.format;
+        let found = FORMATS.iter().find(|(_, b, k)| (*b, *k) == (bits, kind));
+        let channels = array.format[..4].iter().filter(|bits| **bits > 0).count() as u32;
+        Self { format: found.map_or(0, |(format, ..)| *format), channels }
+    }
+}
+
+fn create(extent: [u64; 3], element: Element, flags: u32) -> Result<u64> {
+    let device = current()?;
+    work::guard()?;
+    let (bytes, format) = element.describe()?;
+    array::create(device, bytes, extent, format, flags)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuArrayCreate_v2(out: Out<u64>, wanted: In<Flat>) -> Code {
+    driver(|| {
+        out.check()?;
+        let Flat { extent: [width, height], element } = wanted.get()?;
+        out.set(create([width, height, 0], element, 0)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuArray3DCreate_v2(out: Out<u64>, wanted: In<Deep>) -> Code {
+    driver(|| {
+        out.check()?;
+        let Deep { extent, element, flags } = wanted.get()?;
+        out.set(create(extent, element, flags)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuArrayDestroy(array: u64) -> Code {
+    driver(|| {
+        current()?;
+        work::guard()?;
+        array::destroy(array)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuArrayGetDescriptor_v2(out: Out<Flat>, array: u64) -> Code {
+    driver(|| {
+        let array = array::find(array)?;
+        let [width, height, _] = array.extent;
+        out.set(Flat { extent: [width, height], element: Element::of(&array) })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuArray3DGetDescriptor_v2(out: Out<Deep>, array: u64) -> Code {
+    driver(|| {
+        let array = array::find(array)?;
+        let element = Element::of(&array);
+        out.set(Deep { extent: array.extent, element, flags: array.flags })
+    })
+}

@@ -1,0 +1,19 @@
+"""The driver API, one call after the other, in each way of reaching it."""
+
+import client
+import pytest
+
+WAYS = ["symbol", "dlsym", "deepbind", "dlvsym", "get-proc-address", "get-proc-address-v2", "entry-point", "entry-point-by-version"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_books_are_exact_after_each_call(way, programs, gpu, tmp_path):
+    env = {**gpu, "CLIENT_VERSIONED": str(programs / "libversioned.so")}
+    done, said = client.run([programs / "driver", way], env, tmp_path)
+    assert len(client.check_steps(said)) > 40
+    assert "memtrace: " not in done.stderr.replace("memtrace: wrote", ""), done.stderr
+    pool = next(s for s in said if "pool" in s)
+    after = next(s for s in said if s.get("step") == "cuMemPoolGetAttribute")
+    _, snapshot = client.ledger(after["path"])
+    [told] = snapshot["memtrace"]["ledger"]["pools"]
+    assert {k: told[k] for k in ("pool", "device", "reserved")} == pool
