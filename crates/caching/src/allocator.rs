@@ -21,7 +21,7 @@ use crate::expandable::Reservation;
 use crate::pool::{LARGE, Pool, Private, SMALL};
 use crate::settings::Settings;
 use crate::sizes;
-use crate::stats::Stats;
+use crate::stats::{ByPool, Stats};
 use crate::visit::Visit;
 
 /// What was handed out.
@@ -137,6 +137,8 @@ pub(crate) struct Request {
     pub segment: u64,
     pub stream: u64,
     pub pool: Ix,
+    /// Blocks of expandable segments will do.
+    pub expandable: bool,
 }
 
 /// The allocator of one device.
@@ -149,6 +151,7 @@ pub struct Allocator<D, S> {
     pub(crate) blocks: Blocks,
     pub(crate) pools: Vec<Pool>,
     pub(crate) private: BTreeMap<PoolId, Private>,
+    pub(crate) reserved_by_pool: BTreeMap<PoolId, ByPool>,
     /// Pools that nobody holds, in PyTorch's order.
     pub(crate) freeable: Visit<PoolId>,
     /// Pools that are asked before giving up.
@@ -160,6 +163,8 @@ pub struct Allocator<D, S> {
     pub(crate) reservations: Vec<Option<Reservation>>,
     pub(crate) uses: HashMap<Ix, Uses>,
     pub(crate) waiting: Waiting,
+    /// Segments and reservations so far.
+    pub(crate) births: u64,
     /// Bytes from the device.
     pub(crate) reserved: u64,
     pub(crate) limit: Option<u64>,
@@ -174,6 +179,8 @@ pub enum Route {
     All,
     /// Those on this stream.
     Stream(u64),
+    /// Those that the device says belong to this number: the streams of a capture, which grow under way.
+    Ask(u64),
 }
 
 impl<D: Device, S: Sink> Allocator<D, S> {
@@ -187,6 +194,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             blocks: Blocks::default(),
             pools: vec![Pool::new(true, (0, 0)), Pool::new(false, (0, 0))],
             private: BTreeMap::new(),
+            reserved_by_pool: BTreeMap::new(),
             freeable: Visit::default(),
             on_oom: Visit::default(),
             routes: Vec::new(),
@@ -194,6 +202,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             reservations: Vec::new(),
             uses: HashMap::new(),
             waiting: Waiting::default(),
+            births: 0,
             reserved: 0,
             limit: None,
             with_address: false,
@@ -268,11 +277,15 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             self.finish_waiting();
         }
         let rounded = sizes::round(&self.settings, size);
+        let pool = self.pool_for(rounded, stream);
+        let own_allocator =
+            self.private.get(&self.pools[pool as usize].id).is_some_and(|p| p.own_allocator);
         let mut request = Request {
             size: rounded,
             segment: sizes::segment(&self.settings, rounded),
             stream,
-            pool: self.pool_for(rounded, stream),
+            pool,
+            expandable: self.settings.expandable_segments && !own_allocator,
         };
         let found = match self.best_fit(&request) {
             Some(found) => Ok(found),
@@ -377,13 +390,15 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.captures > 0 && self.device.capturing()
     }
 
-    fn pool_for(&self, rounded: u64, stream: u64) -> Ix {
+    fn pool_for(&mut self, rounded: u64, stream: u64) -> Ix {
         let small = sizes::is_small(rounded);
         for (id, route) in self.routes.iter().rev() {
-            if *route != Route::All && *route != Route::Stream(stream) {
-                continue;
-            }
-            if let Some(private) = self.private.get(id) {
+            let goes = match *route {
+                Route::All => true,
+                Route::Stream(only) => only == stream,
+                Route::Ask(route) => self.device.wants(route, stream),
+            };
+            if goes && let Some(private) = self.private.get(id) {
                 return if small { private.small } else { private.large };
             }
         }

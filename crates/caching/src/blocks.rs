@@ -1,5 +1,6 @@
 //! Blocks: pieces of segments, in a slab, linked to their neighbours in address order.
 
+use crate::pool::FreeKey;
 use crate::visit::Visit;
 
 /// Index into the slab.
@@ -16,12 +17,15 @@ pub struct BlockId {
 
 /// A piece of a segment.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "they are independent facts about a block")]
 pub(crate) struct Block {
     pub addr: u64,
     pub size: u64,
     /// What was asked for; stale once it is free, as in PyTorch.
     pub requested: u64,
     pub stream: u64,
+    /// The number of its segment, or of its reservation: they are counted together.
+    pub birth: u64,
     /// What the pool's counter said when this block became free.
     pub age_base: u64,
     pub prev: Ix,
@@ -50,6 +54,7 @@ impl Block {
             size,
             requested: 0,
             stream,
+            birth: 0,
             age_base: 0,
             prev: NONE,
             next: NONE,
@@ -63,6 +68,11 @@ impl Block {
             active: false,
             live: true,
         }
+    }
+
+    /// Where it stands among the free.
+    pub fn key(&self, ix: Ix) -> FreeKey {
+        FreeKey { stream: self.stream, size: self.size, birth: self.birth, addr: self.addr, ix }
     }
 
     pub fn is_split(&self) -> bool {

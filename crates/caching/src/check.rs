@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::allocator::Allocator;
 use crate::blocks::{Block, Ix, NONE};
-use crate::pool::FreeKey;
 use crate::stats::{ByPool, Stats};
 
 /// The first thing that does not hold.
@@ -23,14 +22,13 @@ pub(crate) fn check<D, S>(a: &Allocator<D, S>) -> Result<(), String> {
         }
         neighbours(a, ix, block)?;
         let pool = &a.pools[block.pool as usize];
-        let key = FreeKey { stream: block.stream, size: block.size, addr: at, ix };
         let idle = !block.active;
-        if pool.free.contains(&key) != (idle && block.mapped) {
+        if pool.free.contains(&block.key(ix)) != (idle && block.mapped) {
             return Err(format!(
                 "block at {at:#x} is in the free set, or is not, and should not, or should"
             ));
         }
-        if pool.unmapped.contains(&(block.stream, at, ix)) != !block.mapped {
+        if pool.unmapped.contains(&(block.stream, at, ix)) == block.mapped {
             return Err(format!(
                 "block at {at:#x} is among the unmapped, or is not, and should not, or should"
             ));

@@ -124,7 +124,7 @@ impl Device for Counter {
         self.free_addresses(addr, size);
     }
 
-    fn reserve(&mut self, size: u64, _: u64) -> Option<u64> {
+    fn reserve(&mut self, size: u64, _: u64, _: u64, _: PoolId) -> Option<u64> {
         self.addresses(size)
     }
 

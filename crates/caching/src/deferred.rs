@@ -48,7 +48,13 @@ impl<D: Device, S: Sink> Allocator<D, S> {
 
     /// What was given back during a capture: streams that were named during it have been waited for by its end.
     fn after_capture(&mut self) {
-        for ix in std::mem::take(&mut self.waiting.after_capture) {
+        let mut blocks = std::mem::take(&mut self.waiting.after_capture);
+        if blocks.len() > 1 {
+            let mut addrs: Vec<u64> = blocks.iter().map(|ix| self.blocks[*ix].addr).collect();
+            self.device.order(&mut addrs);
+            blocks.sort_by_key(|ix| addrs.iter().position(|a| *a == self.blocks[*ix].addr));
+        }
+        for ix in blocks {
             let in_capture = self.uses.get(&ix).map(|u| u.in_capture.clone()).unwrap_or_default();
             self.record_events(ix, &in_capture);
             if self.blocks[ix].events == 0 {

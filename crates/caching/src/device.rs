@@ -19,8 +19,9 @@ pub trait Device {
     /// Gives a segment back (`cudaFree`).
     fn free(&mut self, addr: u64, size: u64, pool: PoolId);
 
-    /// Addresses without memory behind them (`cuMemAddressReserve`), for segments of a stream; `None` if that can't be.
-    fn reserve(&mut self, size: u64, stream: u64) -> Option<u64>;
+    /// Addresses without memory behind them (`cuMemAddressReserve`), for segments of a stream in a
+    /// pool, to be mapped in chunks; `None` if that can't be.
+    fn reserve(&mut self, size: u64, chunk: u64, stream: u64, pool: PoolId) -> Option<u64>;
 
     /// Gives addresses back (`cuMemAddressFree`).
     fn unreserve(&mut self, addr: u64, size: u64);
@@ -43,6 +44,18 @@ pub trait Device {
 
     /// Whether the calling thread's current stream is being captured into a graph.
     fn capturing(&mut self) -> bool;
+
+    /// Whether an allocation on a stream is one of those that [`Route::Ask`](crate::Route::Ask) names.
+    fn wants(&mut self, route: u64, stream: u64) -> bool {
+        let _ = (route, stream);
+        false
+    }
+
+    /// Blocks that were given back during a capture are looked at after it in an order that PyTorch leaves to chance (it
+    /// hashes where its own records lie). Who knows what it was can say so; else it is the order of the frees.
+    fn order(&mut self, addrs: &mut [u64]) {
+        let _ = addrs;
+    }
 
     /// What PyTorch hashes a stream by. It visits streams in the order of its hash table, so that exactly equal
     /// histories need the same number; it is (1 << 56 | device << 48 | stream id) there.

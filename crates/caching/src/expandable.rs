@@ -48,14 +48,14 @@ impl<D: Device, S: Sink> Allocator<D, S> {
                 return Some(start);
             }
         }
-        let small = pool.small;
+        let (small, id) = (pool.small, pool.id);
         let chunk = if small { SMALL_SEGMENT } else { self.settings.large_segment };
         let size = self.reservation_size(chunk);
         if size < r.size {
             // PyTorch reserves it, sees that it is too small, and gives it back.
             return None;
         }
-        let base = self.device.reserve(size, r.stream)?;
+        let base = self.device.reserve(size, chunk, r.stream, id)?;
         let reservation = Reservation { base, size, chunk };
         let free = self.reservations.iter().position(Option::is_none);
         let number = free.unwrap_or_else(|| {
@@ -65,6 +65,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.reservations[number] = Some(reservation);
         let mut block = Block::new(base, size, r.stream, r.pool, number as Ix);
         block.mapped = false;
+        self.births += 1;
+        block.birth = self.births;
         let ix = self.blocks.add(block);
         self.pools[r.pool as usize].unmapped.insert((r.stream, base, ix));
         Some(ix)
@@ -109,6 +111,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         if mapped < whole {
             let mut rest = Block::new(addr + mapped, whole - mapped, stream, pool, number);
             rest.mapped = false;
+            rest.birth = self.blocks[*ix].birth;
             let rest = self.blocks.add(rest);
             let after = self.blocks[*ix].next;
             self.blocks.link(*ix, rest, after);
@@ -145,13 +148,17 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.device.unmap(start, end - start, chunk, stream);
         self.take_out(ix);
         if start > addr {
-            let before = self.blocks.add(Block::new(addr, start - addr, stream, pool, number));
+            let mut before = Block::new(addr, start - addr, stream, pool, number);
+            before.birth = self.blocks[ix].birth;
+            let before = self.blocks.add(before);
             let prev = self.blocks[ix].prev;
             self.blocks.link(prev, before, ix);
             self.insert(before);
         }
         if end < addr + size {
-            let after = self.blocks.add(Block::new(end, addr + size - end, stream, pool, number));
+            let mut after = Block::new(end, addr + size - end, stream, pool, number);
+            after.birth = self.blocks[ix].birth;
+            let after = self.blocks.add(after);
             let next = self.blocks[ix].next;
             self.blocks.link(ix, after, next);
             self.insert(after);

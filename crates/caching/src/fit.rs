@@ -18,11 +18,11 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             pool.searches += 1;
         }
         let pool = &self.pools[r.pool as usize];
-        let from = FreeKey { stream: r.stream, size: r.size, addr: 0, ix: 0 };
+        let from = FreeKey { stream: r.stream, size: r.size, birth: 0, addr: 0, ix: 0 };
         let mut candidates = pool.free.range(from..).take_while(|k| k.stream == r.stream);
         let mut key = *candidates.next()?;
         if self.blocks[key.ix].is_expandable() {
-            if self.settings.expandable_segments {
+            if r.expandable {
                 // Among expandable blocks: rather one that can't grow much, as long as the next is better.
                 for next in candidates {
                     if !self.blocks[key.ix].is_expandable()
@@ -56,14 +56,14 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         block.size + next.filter(|n| !n.mapped).map_or(0, |n| n.size)
     }
 
-    fn should_split(&self, pool: &Pool, block: &Block, size: u64) -> bool {
-        let rest = block.size - size;
+    fn should_split(&self, r: &Request, pool: &Pool, block: &Block) -> bool {
+        let rest = block.size - r.size;
         if pool.no_split {
             false
-        } else if pool.small || self.settings.expandable_segments {
+        } else if pool.small || r.expandable {
             rest >= MIN_BLOCK
         } else {
-            size < self.settings.max_split_size && rest > SMALL_LIMIT
+            r.size < self.settings.max_split_size && rest > SMALL_LIMIT
         }
     }
 
@@ -75,7 +75,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let id = pool.id;
         let was_split = self.blocks[found].is_split();
         let counts = !self.blocks[found].is_expandable();
-        if self.should_split(pool, &self.blocks[found], r.size) {
+        if self.should_split(r, pool, &self.blocks[found]) {
             ix = self.cut(found, r.size);
             let rest = self.blocks[found].size;
             self.insert(found);
@@ -111,7 +111,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
     fn cut(&mut self, ix: Ix, size: u64) -> Ix {
         let rest = &mut self.blocks[ix];
         let (before, addr) = (rest.prev, rest.addr);
-        let head = Block::new(addr, size, rest.stream, rest.pool, rest.reservation);
+        let mut head = Block::new(addr, size, rest.stream, rest.pool, rest.reservation);
+        head.birth = rest.birth;
         rest.addr += size;
         rest.size -= size;
         let head = self.blocks.add(head);
@@ -167,7 +168,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             (other.stream, other.addr, other.size, other.pool as usize);
         let (prev, next, mapped) = (other.prev, other.next, other.mapped);
         if mapped {
-            self.pools[pool].free.remove(&FreeKey { stream, size, addr, ix: from });
+            self.pools[pool].free.remove(&other.key(from));
         } else {
             self.pools[pool].unmapped.remove(&(stream, addr, from));
         }
@@ -189,14 +190,13 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let block = &mut self.blocks[ix];
         let pool = &mut self.pools[block.pool as usize];
         block.age_base = pool.searches;
-        pool.free.insert(FreeKey { stream: block.stream, size: block.size, addr: block.addr, ix });
+        pool.free.insert(block.key(ix));
     }
 
     /// Takes a free block out of its pool.
     pub(crate) fn take_out(&mut self, ix: Ix) {
         let block = &self.blocks[ix];
-        let key = FreeKey { stream: block.stream, size: block.size, addr: block.addr, ix };
-        self.pools[block.pool as usize].free.remove(&key);
+        self.pools[block.pool as usize].free.remove(&block.key(ix));
     }
 
     /// The free blocks of a pool behind a key, for walks during which blocks go.

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use memtrace_format::snapshot::PoolId;
 
 use crate::blocks::Ix;
-use crate::stats::ByPool;
 
-/// Where a free block stands: streams apart, small before large, low addresses first.
+/// Where a free block stands: streams apart, small before large, older segments first, low addresses first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FreeKey {
     pub stream: u64,
     pub size: u64,
+    /// The number of its segment.
+    pub birth: u64,
     pub addr: u64,
     pub ix: Ix,
 }
@@ -64,5 +65,4 @@ pub(crate) struct Private {
     pub segments: u64,
     /// Segments come from an allocator of its own: never expandable.
     pub own_allocator: bool,
-    pub reserved: ByPool,
 }

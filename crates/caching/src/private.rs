@@ -1,5 +1,7 @@
 //! Private pools: a graph's, or a user's `MemPool`, held by whoever uses it.
 
+use std::collections::BTreeMap;
+
 use memtrace_format::snapshot::PoolId;
 
 use crate::allocator::{Allocator, Misuse, Request, Route};
@@ -38,15 +40,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let small = self.pools.len() as Ix;
         self.pools.push(Pool::new(true, id));
         self.pools.push(Pool::new(false, id));
-        let private = Private {
-            id,
-            small,
-            large: small + 1,
-            uses: 1,
-            segments: 0,
-            own_allocator: false,
-            reserved: ByPool::default(),
-        };
+        let private =
+            Private { id, small, large: small + 1, uses: 1, segments: 0, own_allocator: false };
         self.private.insert(id, private);
         Ok(())
     }
@@ -134,9 +129,18 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.private.get(&id).map(|p| p.uses)
     }
 
-    /// Bytes from the device by private pool.
-    pub fn reserved_by_pool(&self) -> impl Iterator<Item = (PoolId, ByPool)> {
-        self.private.values().map(|p| (p.id, p.reserved))
+    /// Bytes from the device by private pool: of all that ever had some.
+    pub fn reserved_by_pool(&self) -> &BTreeMap<PoolId, ByPool> {
+        &self.reserved_by_pool
+    }
+
+    /// The flat dictionary of `torch.cuda.memory_stats()`, private pools included.
+    pub fn flat_stats(&self) -> BTreeMap<String, i64> {
+        let mut flat = self.stats.flat();
+        for ((a, b), reserved) in &self.reserved_by_pool {
+            flat.extend(reserved.flat(&format!("reserved_bytes_by_private_pools.{a}_{b}")));
+        }
+        flat
     }
 
     /// A graph's capture begins: from now on the device is asked whether the current stream is being captured.
@@ -149,8 +153,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.captures = self.captures.saturating_sub(1);
     }
 
-    /// A free block of one of the pools that are for this; not if the request is for a private pool anyway.
-    pub(crate) fn from_other_pools(&mut self, r: &mut Request) -> Option<Ix> {
+    /// A free block of one of the pools that are for this. Not if the request is for a private pool anyway. PyTorch forgets
+    /// expandable segments here: none of their blocks will do, and what is found is cut by the rule of other segments.
+    pub(crate) fn borrow_from_pools(&mut self, r: &mut Request) -> Option<Ix> {
         let small = self.pools[r.pool as usize].small;
         if self.pools[r.pool as usize].is_private() {
             return None;
@@ -158,7 +163,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         for (hash, key) in self.on_oom.keys() {
             let id = *self.on_oom.get_mut(hash, key)?;
             let Some(private) = self.private.get(&id).filter(|p| p.uses > 0) else { continue };
-            let other = Request { pool: if small { private.small } else { private.large }, ..*r };
+            let pool = if small { private.small } else { private.large };
+            let other = Request { pool, expandable: false, ..*r };
             if let Some(found) = self.best_fit(&other) {
                 *r = other;
                 return Some(found);

@@ -4,12 +4,13 @@
 //! of this size, here it is; if it is something else, there was no memory. That is an oracle, so whoever wants to know
 //! whether the refusals were right keeps books beside it ([`Script::with_capacity`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use memtrace_format::snapshot::PoolId;
 
 use crate::device::Device;
 use crate::event::Action;
+use crate::sizes::SMALL_SEGMENT;
 
 /// One thing that the driver did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Step {
     pub size: u64,
     /// The stream.
     pub stream: u64,
+    /// The private pool.
+    pub pool: PoolId,
 }
 
 /// When a recorded event is ready.
@@ -46,6 +49,9 @@ pub struct Script {
     waits: u64,
     capturing: bool,
     hashes: BTreeMap<u64, u64>,
+    wanted: BTreeSet<(u64, u64)>,
+    /// Address → place in the order that PyTorch left to chance.
+    order: HashMap<u64, usize>,
     /// Base → size.
     reservations: BTreeMap<u64, u64>,
     /// Addresses for what was never used.
@@ -64,6 +70,8 @@ impl Script {
             waits: 0,
             capturing: false,
             hashes: BTreeMap::new(),
+            wanted: BTreeSet::new(),
+            order: HashMap::new(),
             reservations: BTreeMap::new(),
             spare: 1 << 60,
             problem: None,
@@ -87,6 +95,20 @@ impl Script {
     /// What PyTorch hashes a stream by.
     pub fn set_stream_hash(&mut self, stream: u64, hash: u64) {
         self.hashes.insert(stream, hash);
+    }
+
+    /// Allocations on these streams belong to [`Route::Ask`](crate::Route::Ask) of this number, and no others.
+    pub fn set_wanted(&mut self, route: u64, streams: impl IntoIterator<Item = u64>) {
+        self.wanted.retain(|(other, _)| *other != route);
+        self.wanted.extend(streams.into_iter().map(|s| (route, s)));
+    }
+
+    /// Where PyTorch leaves the order to chance ([`Device::order`]), it was this one.
+    pub fn set_order(&mut self, addrs: impl IntoIterator<Item = u64>) {
+        self.order.clear();
+        for (n, addr) in addrs.into_iter().enumerate() {
+            self.order.entry(addr).or_insert(n);
+        }
     }
 
     /// The program has waited for the device.
@@ -177,16 +199,22 @@ impl Device for Script {
         self.back(Action::SegmentFree, addr, size);
     }
 
-    /// The base is where the stream first maps something outside all reservations that there are.
-    fn reserve(&mut self, size: u64, stream: u64) -> Option<u64> {
+    /// The base is where this pool and stream first map something outside all reservations that there are.
+    fn reserve(&mut self, size: u64, chunk: u64, stream: u64, pool: PoolId) -> Option<u64> {
         let known = |addr: u64| {
             let before = self.reservations.range(..=addr).next_back();
             before.is_some_and(|(base, size)| addr < base + size)
         };
-        let mut maps =
-            self.steps.iter().filter(|s| s.action == Action::SegmentMap && s.stream == stream);
-        let base = maps.find(|s| !known(s.addr)).map(|s| s.addr);
-        let base = base.unwrap_or_else(|| {
+        // A small pool maps one chunk at a time, and no large one is a multiple of that.
+        let fits = |bytes: u64| {
+            if chunk == SMALL_SEGMENT { bytes == chunk } else { bytes.is_multiple_of(chunk) }
+        };
+        let mut maps = self.steps.iter().filter(|s| {
+            (s.action, s.stream, s.pool) == (Action::SegmentMap, stream, pool)
+                && fits(s.size)
+                && !known(s.addr)
+        });
+        let base = maps.next().map(|s| s.addr).unwrap_or_else(|| {
             self.spare += size.next_power_of_two();
             self.spare
         });
@@ -205,6 +233,8 @@ impl Device for Script {
     }
 
     fn unmap(&mut self, addr: u64, size: u64, _: u64, _: u64) {
+        // The driver waits for the stream first.
+        self.waits += 1;
         self.back(Action::SegmentUnmap, addr, size);
     }
 
@@ -226,6 +256,14 @@ impl Device for Script {
 
     fn capturing(&mut self) -> bool {
         self.capturing
+    }
+
+    fn order(&mut self, addrs: &mut [u64]) {
+        addrs.sort_by_key(|a| self.order.get(a).copied().unwrap_or(usize::MAX));
+    }
+
+    fn wants(&mut self, route: u64, stream: u64) -> bool {
+        self.wanted.contains(&(route, stream))
     }
 
     fn stream_hash(&self, stream: u64) -> u64 {

@@ -15,7 +15,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         if let Some(found) = self.new_segment(r, false)? {
             return Ok(found);
         }
-        if let Some(found) = self.from_other_pools(r) {
+        if let Some(found) = self.borrow_from_pools(r) {
             return Ok(found);
         }
         if self.release_oversize(r)
@@ -49,8 +49,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
         let pool = &self.pools[r.pool as usize];
         let (small, id) = (pool.small, pool.id);
-        let own_allocator = self.private.get(&id).is_some_and(|p| p.own_allocator);
-        if self.settings.expandable_segments && !own_allocator {
+        if r.expandable {
             let found = self.expand(r);
             if found.is_some()
                 && let Some(private) = self.private.get_mut(&id)
@@ -64,7 +63,10 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             private.segments += 1;
         }
         self.reserved += r.segment;
-        let ix = self.blocks.add(Block::new(addr, r.segment, r.stream, r.pool, NONE));
+        let mut block = Block::new(addr, r.segment, r.stream, r.pool, NONE);
+        self.births += 1;
+        block.birth = self.births;
+        let ix = self.blocks.add(block);
         self.stats.segment.up(small, 1);
         self.reserved_up(r.pool, r.segment);
         if r.segment >= self.settings.max_split_size {
@@ -78,16 +80,16 @@ impl<D: Device, S: Sink> Allocator<D, S> {
     pub(crate) fn reserved_up(&mut self, pool: Ix, size: u64) {
         let pool = &self.pools[pool as usize];
         self.stats.reserved_bytes.up(pool.small, size);
-        if let Some(private) = self.private.get_mut(&pool.id) {
-            private.reserved.up(pool.small, size);
+        if pool.is_private() {
+            self.reserved_by_pool.entry(pool.id).or_default().up(pool.small, size);
         }
     }
 
     pub(crate) fn reserved_down(&mut self, pool: Ix, size: u64) {
         let pool = &self.pools[pool as usize];
         self.stats.reserved_bytes.down(pool.small, size);
-        if let Some(private) = self.private.get_mut(&pool.id) {
-            private.reserved.down(pool.small, size);
+        if pool.is_private() {
+            self.reserved_by_pool.entry(pool.id).or_default().down(pool.small, size);
         }
     }
 
@@ -165,7 +167,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
         let wanted = r.size.max(max_split);
         let pool = &self.pools[r.pool as usize];
-        let from = FreeKey { stream: r.stream, size: wanted, addr: 0, ix: 0 };
+        let from = FreeKey { stream: r.stream, size: wanted, birth: 0, addr: 0, ix: 0 };
         // A split block can't go back. PyTorch does not look; there, blocks of this size are never split unless the
         // setting changed under way, and then the driver refuses.
         let can_go = |k: &FreeKey| {

@@ -88,8 +88,16 @@ impl Settings {
     /// # Errors
     /// What PyTorch refuses.
     pub fn parse(conf: &str) -> Result<Parsed, ConfError> {
+        Settings::default().and(conf)
+    }
+
+    /// These settings, changed by what a configuration names: what PyTorch does when one is set under way.
+    ///
+    /// # Errors
+    /// What PyTorch refuses.
+    pub fn and(self, conf: &str) -> Result<Parsed, ConfError> {
         let tokens = Tokens::new(conf);
-        let mut parsed = Parsed::default();
+        let mut parsed = Parsed { settings: self, notes: Vec::new() };
         for i in (0..tokens.len()).filter(|i| tokens.is(*i, "large_segment_size_mb")) {
             let mb = tokens.integer(i + 2)?;
             if mb <= 10 {
@@ -284,7 +292,7 @@ fn at_least_a_segment(settings: &Settings, key: &str, mb: u64) -> Result<u64, Co
             "CachingAllocator option {key} too small, must be >= {least}"
         )));
     }
-    Ok(mb.checked_mul(MIB).unwrap_or(u64::MAX))
+    Ok(mb.saturating_mul(MIB))
 }
 
 fn register_threads(n: u64) -> Result<(), ConfError> {

@@ -76,6 +76,15 @@ impl ByPool {
         self.of(small).down(by);
     }
 
+    /// The keys of this number in `memory_stats()`, with their values.
+    pub(crate) fn flat(&self, name: &str) -> Vec<(String, i64)> {
+        let mut list = Vec::new();
+        self.all.list(&format!("{name}.all"), &mut list);
+        self.small_pool.list(&format!("{name}.small_pool"), &mut list);
+        self.large_pool.list(&format!("{name}.large_pool"), &mut list);
+        list
+    }
+
     pub(crate) fn change(&mut self, small: bool, by: i64) {
         self.all.change(by);
         self.of(small).change(by);
@@ -175,9 +184,7 @@ impl Stats {
     pub fn flat(&self) -> BTreeMap<String, i64> {
         let mut list = Vec::new();
         for (name, stat) in self.by_pool() {
-            stat.all.list(&format!("{name}.all"), &mut list);
-            stat.small_pool.list(&format!("{name}.small_pool"), &mut list);
-            stat.large_pool.list(&format!("{name}.large_pool"), &mut list);
+            list.extend(stat.flat(name));
         }
         self.oversize_allocations.list("oversize_allocations", &mut list);
         self.oversize_segments.list("oversize_segments", &mut list);

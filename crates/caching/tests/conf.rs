@@ -5,107 +5,98 @@ use memtrace_caching::settings::{Backend, Reserve};
 
 const OUT_OF_BOUNDS: &str = "Index out of bounds in ConfigTokenizer";
 
+/// Configuration, and what PyTorch says.
+const REFUSED: &[(&str, &str)] = &[
+    ("foo:1", "Unrecognized key 'foo' in Accelerator allocator config."),
+    ("foo", "Unrecognized key 'foo' in Accelerator allocator config."),
+    (",", "Unrecognized key ',' in Accelerator allocator config."),
+    ("max_split_size_mb:64,,", "Unrecognized key ',' in Accelerator allocator config."),
+    (
+        "max_split_size_mb=20",
+        "Unrecognized key 'max_split_size_mb=20' in Accelerator allocator config.",
+    ),
+    (
+        "max_split_size_mb:64 expandable_segments:True",
+        "Unrecognized key 'True' in Accelerator allocator config.",
+    ),
+    ("max_split_size_mb:19", "CachingAllocator option max_split_size_mb too small, must be >= 20"),
+    (
+        "max_split_size_mb:0x20",
+        "CachingAllocator option max_split_size_mb too small, must be >= 20",
+    ),
+    (
+        "max_split_size_mb:40,large_segment_size_mb:64",
+        "CachingAllocator option max_split_size_mb too small, must be >= 64",
+    ),
+    (
+        "max_non_split_rounding_mb:1",
+        "CachingAllocator option max_non_split_rounding_mb too small, must be >= 20",
+    ),
+    ("max_split_size_mb:abc", "stoull"),
+    ("max_split_size_mb::64", "stoull"),
+    ("max_split_size_mb:99999999999999999999", "stoull"),
+    ("max_split_size_mb", OUT_OF_BOUNDS),
+    ("max_split_size_mb:", OUT_OF_BOUNDS),
+    ("large_segment_size_mb:10", "CachingAllocator option large_segment_size_mb must be > 10 MB"),
+    (
+        "foo:1,large_segment_size_mb:5",
+        "CachingAllocator option large_segment_size_mb must be > 10 MB",
+    ),
+    (
+        "expandable_segments:true",
+        "Expected 'True' or 'False' at index 2 in ConfigTokenizer but got 'true'",
+    ),
+    (
+        "max_split_size_mb:64,expandable_segments:[True]",
+        "Expected 'True' or 'False' at index 6 in ConfigTokenizer but got '['",
+    ),
+    (
+        "garbage_collection_threshold:1",
+        "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+    ),
+    (
+        "garbage_collection_threshold:nan",
+        "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+    ),
+    ("garbage_collection_threshold:abc", "stod"),
+    (
+        "per_process_memory_fraction:1.1",
+        "per_process_memory_fraction is invalid, set it in [0.0, 1.0]",
+    ),
+    ("roundup_power2_divisions:3", "For roundups, the divisions has to be power of 2"),
+    ("roundup_power2_divisions:[3:1]", "For roundups, the intervals have to be power of 2"),
+    (
+        "roundup_power2_divisions:[256:3]",
+        "For roundups, the divisions has to be power of 2 or 0 to disable roundup",
+    ),
+    ("roundup_power2_divisions:[256:1", OUT_OF_BOUNDS),
+    ("roundup_power2_divisions:[256]", OUT_OF_BOUNDS),
+    ("roundup_power2_divisions:[256:]", "stoull"),
+    ("roundup_power2_divisions:[1:2:3:4]", "For roundups, the intervals have to be power of 2"),
+    ("roundup_power2_divisions:256:1", "Unrecognized key '1' in Accelerator allocator config."),
+    ("backend:foo", "Unknown allocator backend, options are native and cudaMallocAsync"),
+    ("pinned_num_register_threads:10", "Number of register threads has to be power of 2, got 10"),
+    (
+        "pinned_num_register_threads:256",
+        "Number of register threads should be less than or equal to 128, got 256",
+    ),
+    ("pinned_reserve_segment_size_mb:0", "Pinned reserve segment size has to be greater than 0"),
+    (
+        "pinned_free_catch_all:1",
+        "Expected 'True' or 'False' at index 2 in ConfigTokenizer but got '1'",
+    ),
+    ("expandable_segments_reserve:", OUT_OF_BOUNDS),
+    ("expandable_segments_reserve_by_class:[a]", OUT_OF_BOUNDS),
+];
+
 #[test]
 fn what_pytorch_refuses_is_refused_in_its_words() {
-    for (conf, words) in [
-        ("foo:1", "Unrecognized key 'foo' in Accelerator allocator config."),
-        ("foo", "Unrecognized key 'foo' in Accelerator allocator config."),
-        (",", "Unrecognized key ',' in Accelerator allocator config."),
-        ("max_split_size_mb:64,,", "Unrecognized key ',' in Accelerator allocator config."),
-        (
-            "max_split_size_mb=20",
-            "Unrecognized key 'max_split_size_mb=20' in Accelerator allocator config.",
-        ),
-        (
-            "max_split_size_mb:64 expandable_segments:True",
-            "Unrecognized key 'True' in Accelerator allocator config.",
-        ),
-        (
-            "max_split_size_mb:19",
-            "CachingAllocator option max_split_size_mb too small, must be >= 20",
-        ),
-        (
-            "max_split_size_mb:0x20",
-            "CachingAllocator option max_split_size_mb too small, must be >= 20",
-        ),
-        (
-            "max_split_size_mb:40,large_segment_size_mb:64",
-            "CachingAllocator option max_split_size_mb too small, must be >= 64",
-        ),
-        (
-            "max_non_split_rounding_mb:1",
-            "CachingAllocator option max_non_split_rounding_mb too small, must be >= 20",
-        ),
-        ("max_split_size_mb:abc", "stoull"),
-        ("max_split_size_mb::64", "stoull"),
-        ("max_split_size_mb:99999999999999999999", "stoull"),
-        ("max_split_size_mb", OUT_OF_BOUNDS),
-        ("max_split_size_mb:", OUT_OF_BOUNDS),
-        (
-            "large_segment_size_mb:10",
-            "CachingAllocator option large_segment_size_mb must be > 10 MB",
-        ),
-        (
-            "foo:1,large_segment_size_mb:5",
-            "CachingAllocator option large_segment_size_mb must be > 10 MB",
-        ),
-        (
-            "expandable_segments:true",
-            "Expected 'True' or 'False' at index 2 in ConfigTokenizer but got 'true'",
-        ),
-        (
-            "max_split_size_mb:64,expandable_segments:[True]",
-            "Expected 'True' or 'False' at index 6 in ConfigTokenizer but got '['",
-        ),
-        (
-            "garbage_collection_threshold:1",
-            "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
-        ),
-        (
-            "garbage_collection_threshold:nan",
-            "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
-        ),
-        ("garbage_collection_threshold:abc", "stod"),
-        (
-            "per_process_memory_fraction:1.1",
-            "per_process_memory_fraction is invalid, set it in [0.0, 1.0]",
-        ),
-        ("roundup_power2_divisions:3", "For roundups, the divisions has to be power of 2"),
-        ("roundup_power2_divisions:[3:1]", "For roundups, the intervals have to be power of 2"),
-        (
-            "roundup_power2_divisions:[256:3]",
-            "For roundups, the divisions has to be power of 2 or 0 to disable roundup",
-        ),
-        ("roundup_power2_divisions:[256:1", OUT_OF_BOUNDS),
-        ("roundup_power2_divisions:[256]", OUT_OF_BOUNDS),
-        ("roundup_power2_divisions:[256:]", "stoull"),
-        ("roundup_power2_divisions:[1:2:3:4]", "For roundups, the intervals have to be power of 2"),
-        ("roundup_power2_divisions:256:1", "Unrecognized key '1' in Accelerator allocator config."),
-        ("backend:foo", "Unknown allocator backend, options are native and cudaMallocAsync"),
-        (
-            "pinned_num_register_threads:10",
-            "Number of register threads has to be power of 2, got 10",
-        ),
-        (
-            "pinned_num_register_threads:256",
-            "Number of register threads should be less than or equal to 128, got 256",
-        ),
-        (
-            "pinned_reserve_segment_size_mb:0",
-            "Pinned reserve segment size has to be greater than 0",
-        ),
-        (
-            "pinned_free_catch_all:1",
-            "Expected 'True' or 'False' at index 2 in ConfigTokenizer but got '1'",
-        ),
-        ("expandable_segments_reserve:", OUT_OF_BOUNDS),
-        ("expandable_segments_reserve_by_class:[a]", OUT_OF_BOUNDS),
-    ] {
+    for (conf, words) in REFUSED {
         match Settings::parse(conf) {
             Ok(parsed) => panic!("{conf} is refused by PyTorch, not read as {parsed:?}"),
             Err(error) => {
-                assert_eq!(error.pytorch, words, "{conf}");
-                let bare = ["stoull", "stod", OUT_OF_BOUNDS].contains(&words);
+                assert_eq!(error.pytorch, *words, "{conf}");
+                let bare = ["stoull", "stod", OUT_OF_BOUNDS].contains(words);
                 assert_eq!(error.about.is_some(), bare, "{conf}: {error}");
             }
         }

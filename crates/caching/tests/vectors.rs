@@ -49,7 +49,13 @@ fn repeat(name: &str) {
     let segment_action =
         |a: Action| !matches!(a, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
     let steps = expected.iter().filter(|l| segment_action(l.0));
-    let steps = steps.map(|&(action, addr, size, stream)| Step { action, addr, size, stream });
+    let steps = steps.map(|&(action, addr, size, stream)| Step {
+        action,
+        addr,
+        size,
+        stream,
+        pool: (0, 0),
+    });
     let total = number(&run["total_memory"]);
     let device = Script::new(total, steps).with_capacity(total);
     let settings = Settings::parse(run["conf"].as_str().expect("text")).expect("valid").settings;
