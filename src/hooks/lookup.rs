@@ -23,6 +23,8 @@ use crate::message;
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
+/// The C library's `dlsym`.
+static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// The `dlsym` behind ours, and the `dlvsym`.
 static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -106,28 +108,30 @@ fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    let Some(own) = resolve::in_c_library(c"dlsym") else { std::process::abort() };
-    // SAFETY: the C library's `dlsym`, called from here: what is next is next to this library. Found nothing, it is
-    // because this library was opened late, and then nobody is behind it.
-    let found = unsafe {
-        let own: Dlsym = std::mem::transmute(own.as_ptr());
-        own(libc::RTLD_NEXT, name.as_ptr())
-    };
+    // SAFETY: a look-up by name. Found nothing, it is because this library was opened late, and then nobody is behind it.
+    let found = unsafe { really(libc::RTLD_NEXT, name) };
     let in_c = || resolve::in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
     let found = if found.is_null() { in_c() } else { found };
     place.store(found, Ordering::Release);
     found
 }
 
-/// A symbol of one library, as the loader has it and not as we would show it.
+/// A symbol as the loader has it, and not as we (or another interposer, which may not know who is asking) would show
+/// it. What is next is next to this library.
 ///
 /// # Safety
-/// `handle` is an open library's.
+/// `handle` is an open library's, or one of `dlsym`'s own values.
 pub unsafe fn really(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    // SAFETY: promised by the caller.
+    let mut own = OWN.load(Ordering::Acquire);
+    if own.is_null() {
+        let Some(found) = resolve::in_c_library(c"dlsym") else { std::process::abort() };
+        own = found.as_ptr();
+        OWN.store(own, Ordering::Release);
+    }
+    // SAFETY: the C library's function; the rest is promised by the caller.
     unsafe {
-        let next: Dlsym = std::mem::transmute(find_dlsym());
-        next(handle, name.as_ptr())
+        let own: Dlsym = std::mem::transmute(own);
+        own(handle, name.as_ptr())
     }
 }
 

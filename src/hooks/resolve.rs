@@ -79,7 +79,7 @@ impl Real {
 fn lookup(symbol: &str, library: &str) -> Option<*mut c_void> {
     let symbol = CString::new(symbol).ok()?;
     // SAFETY: both arguments are valid.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) };
+    let next = unsafe { lookup::really(libc::RTLD_NEXT, &symbol) };
     if !next.is_null() {
         return Some(next);
     }

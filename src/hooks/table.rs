@@ -5,9 +5,9 @@
 //! handler written by hand, in the module that the section names. A driver row begins with the version of CUDA in
 //! which its interface appeared: `cuGetProcAddress` chooses by that.
 //!
-//! Each row makes a symbol that the loader finds before CUDA's own, because the library is preloaded. The symbol
-//! is two instructions: it puts the address it will return to into the first floating-point register and jumps to
-//! the row's handler. None of these functions has a floating-point argument, so that register is free, however many
+//! Each row makes a symbol that the loader finds before CUDA's own, because the library is preloaded. Behind it are
+//! two instructions: they put the address that the call will return to into the first floating-point register and jump
+//! to the row's handler. None of these functions has a floating-point argument, so that register is free, however many
 //! other arguments there are, in registers or on the stack. So a handler is an ordinary Rust function that also
 //! knows who called ([`Caller`]), which is how PyTorch's allocator is told from everybody else; no frame of ours is
 //! pushed in between, and the caller's stack stays as it was.
@@ -101,7 +101,7 @@ macro_rules! entry_points {
                 name: stringify!($name),
                 library: $library,
                 since: 0 $( + $since )?,
-                export: Export(exports::$name as *const ()),
+                export: Export(doors::$name as *const ()),
             }, )*)*
         ];
 
@@ -116,6 +116,18 @@ macro_rules! entry_points {
                 #[unsafe(naked)]
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+                    core::arch::naked_asm!("jmp {door}", door = sym super::doors::$name)
+                }
+            )*)*
+        }
+
+        /// The same, under names that no other library can have: look-ups give out these, because the exported symbol
+        /// may stand for an interposer in front of us, which may be the one that asks.
+        mod doors {
+            $($(
+                #[allow(non_snake_case)]
+                #[unsafe(naked)]
+                pub(super) unsafe extern "C" fn $name() {
                     core::arch::naked_asm!(
                         "movq xmm0, qword ptr [rsp]",
                         "jmp {handler}",

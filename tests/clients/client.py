@@ -37,7 +37,7 @@ def build(folder):
 
 def run(command, env, out):
     """Runs a client; returns its process, and what it said of its books."""
-    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out)}))
+    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out)}, timeout=60))
     return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 

@@ -1,0 +1,3 @@
+// The same, preloaded behind memtrace.
+#define NAME "after"
+#include "libbefore.c"
