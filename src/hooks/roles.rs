@@ -77,7 +77,7 @@ struct Allocated {
 }
 
 fn allocated(door: Door, it: Allocated) {
-    let of_others = matches!(it.what, What::Imported | What::Array);
+    let of_others = matches!(it.what, What::Imported | What::View | What::Array);
     if it.size == 0 && !of_others || it.code == 0 && it.addr == 0 {
         return;
     }
@@ -208,10 +208,10 @@ pub unsafe fn allocates_array(
     unsafe { allocates(door, What::Array, out, size, 0, call) }
 }
 
-/// Memory that another process holds.
-pub unsafe fn imports(door: Door, out: Out, size: usize, call: impl FnOnce() -> c_int) -> c_int {
+/// Memory that another process holds; how much isn't said.
+pub unsafe fn imports(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the caller's out-parameter.
-    unsafe { allocates(door, What::Imported, out, size, 0, call) }
+    unsafe { allocates(door, What::Imported, out, 0, 0, call) }
 }
 
 /// Memory of the program's own is page-locked.

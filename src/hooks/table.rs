@@ -221,7 +221,7 @@ entry_points! {
             => creates_pool(out, PoolProperties::device(properties));
         cudaMemPoolImportFromShareableHandle(out: Out, handle: Ptr, kind: c_uint, flags: c_uint) => creates_pool(out, None);
         cudaMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
-        cudaMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => imports(out, 0);
+        cudaMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
         cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(pool, attribute, value);
         cudaDeviceGetDefaultMemPool(out: Out, device: c_int) => tells_pool(out, device);
         cudaDeviceGetMemPool(out: Out, device: c_int) => tells_pool(out, device);
@@ -236,7 +236,7 @@ entry_points! {
         cudaHostUnregister(addr: Ptr) => frees(What::Registered, addr as usize, 0);
 
         // memory of others
-        cudaIpcOpenMemHandle(out: Out, handle: IpcHandle, flags: c_uint) => imports(out, 0);
+        cudaIpcOpenMemHandle(out: Out, handle: IpcHandle, flags: c_uint) => imports(out);
         cudaIpcCloseMemHandle(addr: Ptr) => frees(What::Imported, addr as usize, 0);
         cudaImportExternalMemory(out: Out, descriptor: *const ExternalDescriptor)
             => allocates(What::External, out, ExternalDescriptor::bytes(descriptor), 0);
@@ -330,7 +330,7 @@ entry_points! {
         11020 cuMemPoolImportFromShareableHandle(out: Out, handle: Ptr, kind: c_uint, flags: c_ulonglong)
             => creates_pool(out, None);
         11020 cuMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
-        11020 cuMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => imports(out, 0);
+        11020 cuMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
         11020 cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(pool, attribute, value);
         11020 cuDeviceGetDefaultMemPool(out: Out, device: c_int) => tells_pool(out, device);
         11020 cuDeviceGetMemPool(out: Out, device: c_int) => tells_pool(out, device);
@@ -364,8 +364,8 @@ entry_points! {
         12010 cuMulticastCreate(out: *mut u64, properties: *const c_void) => creates_multicast(out);
 
         // memory of others
-        4010 cuIpcOpenMemHandle(out: Out, handle: IpcHandle, flags: c_uint) => imports(out, 0);
-        11000 cuIpcOpenMemHandle_v2(out: Out, handle: IpcHandle, flags: c_uint) => imports(out, 0);
+        4010 cuIpcOpenMemHandle(out: Out, handle: IpcHandle, flags: c_uint) => imports(out);
+        11000 cuIpcOpenMemHandle_v2(out: Out, handle: IpcHandle, flags: c_uint) => imports(out);
         4010 cuIpcCloseMemHandle(addr: Ptr) => frees(What::Imported, addr as usize, 0);
         10000 cuImportExternalMemory(out: Out, descriptor: *const ExternalDescriptor)
             => allocates(What::External, out, ExternalDescriptor::bytes(descriptor), 0);

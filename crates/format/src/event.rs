@@ -127,7 +127,8 @@ pub enum What {
     Imported = 4,
     /// Memory of another API's or process's. `addr` is its handle.
     External = 5,
-    /// An address at which [`What::External`] memory can be reached.
+    /// An address at which memory of others can be reached, and which is freed as one's own is: [`What::External`]
+    /// memory, or a pool of another process's.
     View = 6,
     /// An address that a graph's allocation node will have; the memory comes when the graph runs.
     GraphNode = 7,

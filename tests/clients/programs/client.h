@@ -90,17 +90,20 @@ _Static_assert(sizeof(pool_properties) == 88 && sizeof(memory_properties) == 32,
 #define DECLARE(name, arguments) extern int name arguments __attribute__((weak));
 PROTOTYPES(DECLARE)
 
-_Noreturn static void fail(const char *what, const char *why) {
+// Not every program uses all of this.
+#define SHARED static __attribute__((unused))
+
+_Noreturn SHARED void fail(const char *what, const char *why) {
     fprintf(stderr, "client: %s: %s\n", what, why);
     exit(9);
 }
 
 // --- ways of reaching a function -----------------------------------------------------------------------
 
-static const char *way = "symbol";
-static int is(const char *name) { return strcmp(way, name) == 0; }
+SHARED const char *way = "symbol";
+SHARED int is(const char *name) { return strcmp(way, name) == 0; }
 
-static void *opened(const char *symbol) {
+SHARED void *opened(const char *symbol) {
     int deep = is("deepbind") ? RTLD_DEEPBIND : 0;
     const char *library = strncmp(symbol, "cuda", 4) == 0 ? "libcudart.so" : "libcuda.so.1";
     if (strncmp(symbol, "cuda", 4) == 0 && getenv("CLIENT_CUDART")) library = getenv("CLIENT_CUDART");
@@ -109,7 +112,7 @@ static void *opened(const char *symbol) {
     return handle;
 }
 
-static void *named(const char *symbol) {
+SHARED void *named(const char *symbol) {
     dlerror();
     void *found = dlsym(opened(symbol), symbol);
     if (!found || dlerror()) fail(symbol, "not found by dlsym");
@@ -117,7 +120,7 @@ static void *named(const char *symbol) {
 }
 
 // As a static runtime does: dlsym for the look-up, then the look-up for itself in both versions.
-static void *looked_up(const char *base, int version, int flags) {
+SHARED void *looked_up(const char *base, int version, int flags) {
     static int (*get)(const char *, void **, int, uint64_t);
     static int (*get2)(const char *, void **, int, uint64_t, int *);
     void *found = NULL;
@@ -139,7 +142,7 @@ static void *looked_up(const char *base, int version, int flags) {
     return found;
 }
 
-static void *entry_point(const char *base, int version, int flags) {
+SHARED void *entry_point(const char *base, int version, int flags) {
     void *found = NULL;
     int status = 99;
     int code = is("entry-point") ? cudaGetDriverEntryPoint(base, &found, flags, &status)
@@ -149,7 +152,7 @@ static void *entry_point(const char *base, int version, int flags) {
 }
 
 // `symbol` without the suffixes that versions and flags stand for.
-static void *reach(const char *symbol, void *linked, int version) {
+SHARED void *reach(const char *symbol, void *linked, int version) {
     if (is("symbol")) return linked;
     if (is("dlsym") || is("deepbind") || strncmp(symbol, "cuda", 4) == 0) return named(symbol);
     if (is("dlvsym")) {
@@ -181,16 +184,16 @@ typedef struct {
     long device_bytes, pool_used, arrays, physical, mapped, managed, imported, graph_nodes;
     long contexts, modules, graph_executables;
 } columns;
-static columns device[2], unknown;
-static long pinned, registered, reserved;
+SHARED columns device[2], unknown;
+SHARED long pinned, registered, reserved;
 
-static void print(const char *name, const columns *c) {
+SHARED void print(const char *name, const columns *c) {
     printf("\"%s\": [%ld, %ld, %ld, %ld, %ld, %ld, %ld, %ld, %ld, %ld, %ld]", name, c->device_bytes, c->pool_used, c->arrays,
            c->physical, c->mapped, c->managed, c->imported, c->graph_nodes, c->contexts, c->modules, c->graph_executables);
 }
 
 // A snapshot of now, and a line that says what must be in it.
-static void step(const char *name) {
+SHARED void step(const char *name) {
     static int n;
     static int (*dump)(const char *);
     char path[300];
