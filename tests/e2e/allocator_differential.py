@@ -69,6 +69,7 @@ class Program:
         self.streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(4))]
         self.capture_stream = torch.cuda.Stream()
         self.tensors = {}  # slot → (tensor, stream it was made on)
+        self.named_in_capture = set()
         self.pools = []
         self.routes = []
         self.graphs = []
@@ -118,7 +119,9 @@ class Program:
 
     def free(self):
         slot = self.pick()
-        if slot is None:
+        # PyTorch remembers streams named during a capture by where its record of the block lies, and forgets them only if
+        # the block is freed during a capture; else another block may inherit them, by chance.
+        if slot is None or (slot in self.named_in_capture and not self.captured):
             return
         capturing = self.on_stream(self.some_stream())
         del self.tensors[slot]
@@ -131,6 +134,8 @@ class Program:
         stream = self.some_stream()
         capturing = self.on_stream(stream)
         self.tensors[slot][0].record_stream(stream)
+        if capturing:
+            self.named_in_capture.add(slot)
         self.note("use", slot, stream.cuda_stream, capturing)
 
     def empty_cache(self):

@@ -142,7 +142,7 @@ pub(crate) struct Request {
 }
 
 /// The allocator of one device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Allocator<D, S> {
     pub(crate) device: D,
     pub(crate) sink: S,
@@ -162,6 +162,9 @@ pub struct Allocator<D, S> {
     pub(crate) captures: u32,
     pub(crate) reservations: Vec<Option<Reservation>>,
     pub(crate) uses: HashMap<Ix, Uses>,
+    /// Streams that were named for a block during a capture. As in PyTorch, they stay with the block if it is not given
+    /// back during a capture, and count for whoever has it then.
+    pub(crate) captured_uses: HashMap<Ix, Vec<u64>>,
     pub(crate) waiting: Waiting,
     /// Segments and reservations so far.
     pub(crate) births: u64,
@@ -201,6 +204,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             captures: 0,
             reservations: Vec::new(),
             uses: HashMap::new(),
+            captured_uses: HashMap::new(),
             waiting: Waiting::default(),
             births: 0,
             reserved: 0,
@@ -366,10 +370,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let capturing = self.capturing();
         let hash = self.device.stream_hash(stream);
         self.blocks[ix].used = true;
-        let uses = self.uses.entry(ix).or_default();
-        uses.streams.entry(hash, stream);
-        if capturing && !uses.in_capture.contains(&stream) {
-            uses.in_capture.push(stream);
+        self.uses.entry(ix).or_default().0.entry(hash, stream);
+        if capturing {
+            self.captured_uses.entry(ix).or_default().push(stream);
         }
         Ok(())
     }

@@ -91,11 +91,7 @@ impl Block {
 
 /// The streams that use a block besides its own.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Uses {
-    pub streams: Visit<()>,
-    /// Those named while a graph was captured.
-    pub in_capture: Vec<u64>,
-}
+pub(crate) struct Uses(pub Visit<()>);
 
 /// All blocks.
 #[derive(Clone, Debug, Default)]

@@ -49,6 +49,12 @@ impl Counter {
         self
     }
 
+    /// Others take so much more memory now, or less; they get it even if there is none.
+    pub fn others(&mut self, bytes: i64) {
+        self.used = self.used.saturating_add_signed(bytes);
+        self.peak = self.peak.max(self.used);
+    }
+
     /// The most memory that was ever in use, overhead included.
     pub fn peak(&self) -> u64 {
         self.peak
@@ -65,7 +71,7 @@ impl Counter {
     }
 
     fn give(&mut self, size: u64) {
-        self.used -= size.next_multiple_of(PAGE);
+        self.used = self.used.saturating_sub(size.next_multiple_of(PAGE));
     }
 
     /// The lowest addresses that are free.
@@ -109,7 +115,7 @@ impl Device for Counter {
     }
 
     fn free_now(&mut self) -> u64 {
-        self.capacity - self.used
+        self.capacity.saturating_sub(self.used)
     }
 
     fn alloc(&mut self, size: u64, _: PoolId) -> Option<u64> {

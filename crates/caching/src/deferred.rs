@@ -3,18 +3,18 @@
 //! At the free an event is recorded on each such stream; each later request asks, stream by stream, whether the oldest
 //! are done. While a graph is captured no event can be recorded, so the block waits for the end of the capture.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use memtrace_format::snapshot::PoolId;
 
 use crate::allocator::{Allocator, Misuse};
 use crate::blocks::{BlockId, Ix};
-use crate::device::Device;
+use crate::device::{AfterCapture, Device};
 use crate::event::Sink;
 use crate::visit::Visit;
 
 /// What waits for what.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Waiting {
     /// By stream: event and block, oldest first.
     by_stream: Visit<VecDeque<(u64, Ix)>>,
@@ -28,16 +28,16 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         if self.capturing() {
             self.waiting.after_capture.push(ix);
         } else {
-            self.record_events(ix, &[]);
+            self.record_events(ix, |_| false);
         }
     }
 
     /// Records an event on each stream that uses the block, except some.
-    fn record_events(&mut self, ix: Ix, except: &[u64]) {
+    fn record_events(&mut self, ix: Ix, except: impl Fn(u64) -> bool) {
         self.blocks[ix].used = false;
         let Some(uses) = self.uses.remove(&ix) else { return };
-        for (hash, stream) in uses.streams.keys() {
-            if except.contains(&stream) {
+        for (hash, stream) in uses.0.keys() {
+            if except(stream) {
                 continue;
             }
             let event = self.device.record(stream);
@@ -48,15 +48,20 @@ impl<D: Device, S: Sink> Allocator<D, S> {
 
     /// What was given back during a capture: streams that were named during it have been waited for by its end.
     fn after_capture(&mut self) {
-        let mut blocks = std::mem::take(&mut self.waiting.after_capture);
-        if blocks.len() > 1 {
-            let mut addrs: Vec<u64> = blocks.iter().map(|ix| self.blocks[*ix].addr).collect();
-            self.device.order(&mut addrs);
-            blocks.sort_by_key(|ix| addrs.iter().position(|a| *a == self.blocks[*ix].addr));
+        let waiting = std::mem::take(&mut self.waiting.after_capture);
+        if waiting.is_empty() {
+            return;
         }
-        for ix in blocks {
-            let in_capture = self.uses.get(&ix).map(|u| u.in_capture.clone()).unwrap_or_default();
-            self.record_events(ix, &in_capture);
+        let by_addr: HashMap<u64, Ix> =
+            waiting.iter().map(|ix| (self.blocks[*ix].addr, *ix)).collect();
+        let addrs = waiting.iter().map(|ix| self.blocks[*ix].addr);
+        let mut blocks: Vec<AfterCapture> =
+            addrs.map(|addr| AfterCapture { addr, done: false }).collect();
+        self.device.after_capture(&mut blocks);
+        for AfterCapture { addr, done } in blocks {
+            let Some(&ix) = by_addr.get(&addr) else { continue };
+            let in_capture = self.captured_uses.remove(&ix).unwrap_or_default();
+            self.record_events(ix, |stream| done || in_capture.contains(&stream));
             if self.blocks[ix].events == 0 {
                 self.complete(ix);
             }
@@ -65,9 +70,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
 
     /// Completes the frees whose work is done.
     pub(crate) fn finish_waiting(&mut self) {
-        if !self.waiting.after_capture.is_empty() {
-            self.after_capture();
-        }
+        self.after_capture();
         if self.waiting.by_stream.is_empty() {
             return;
         }
@@ -134,9 +137,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
     pub fn free_waiting(&mut self, id: BlockId) -> Result<Pending, Misuse> {
         let ix = self.blocks.find(id).ok_or(Misuse::NotAllocated)?;
         self.record_stream(id, UNKNOWN_STREAM)?;
-        if let Some(uses) = self.uses.get_mut(&ix) {
-            uses.in_capture.clear();
-        }
+        self.captured_uses.remove(&ix);
         self.free(id)?;
         Ok(Pending(self.blocks.id(ix)))
     }

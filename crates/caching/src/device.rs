@@ -5,6 +5,15 @@
 
 use memtrace_format::snapshot::PoolId;
 
+/// A block that was given back during a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AfterCapture {
+    /// Where it lies.
+    pub addr: u64,
+    /// It waits for nothing.
+    pub done: bool,
+}
+
 /// A device, or whatever answers like one. Addresses are never 0.
 pub trait Device {
     /// Bytes of memory in all.
@@ -51,10 +60,12 @@ pub trait Device {
         false
     }
 
-    /// Blocks that were given back during a capture are looked at after it in an order that PyTorch leaves to chance (it
-    /// hashes where its own records lie). Who knows what it was can say so; else it is the order of the frees.
-    fn order(&mut self, addrs: &mut [u64]) {
-        let _ = addrs;
+    /// What PyTorch leaves to chance about the blocks that were given back during a capture, once it is over; who knows
+    /// what it was can say so. It looks at them in the order in which a hash of *its own* pointers puts them; here that is
+    /// the order of the frees. And it remembers streams named during a capture by such a pointer, also when what it
+    /// points to has long gone, so that a block may inherit those of another and not wait at all.
+    fn after_capture(&mut self, blocks: &mut [AfterCapture]) {
+        let _ = blocks;
     }
 
     /// What PyTorch hashes a stream by. It visits streams in the order of its hash table, so that exactly equal

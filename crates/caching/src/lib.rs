@@ -40,7 +40,7 @@ pub use allocator::{Allocation, Allocator, Misuse, OutOfMemory, Route, Why};
 pub use blocks::BlockId;
 pub use counter::Counter;
 pub use deferred::Pending;
-pub use device::Device;
+pub use device::{AfterCapture, Device};
 pub use event::{Action, Event, Sink};
 pub use pointers::Pointers;
 pub use script::{Ready, Script, Step};

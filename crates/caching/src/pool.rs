@@ -56,7 +56,6 @@ pub(crate) const LARGE: Ix = 1;
 /// A pair of pools of a graph or a user.
 #[derive(Clone, Debug)]
 pub(crate) struct Private {
-    pub id: PoolId,
     pub small: Ix,
     pub large: Ix,
     /// Captures and users that hold it.

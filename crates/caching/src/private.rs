@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use memtrace_format::snapshot::PoolId;
 
-use crate::allocator::{Allocator, Misuse, Request, Route};
+use crate::allocator::{Allocation, Allocator, Misuse, OutOfMemory, Request, Route};
 use crate::blocks::Ix;
 use crate::device::Device;
 use crate::event::Sink;
-use crate::pool::{Pool, Private};
+use crate::pool::{LARGE, Pool, Private, SMALL};
 use crate::stats::ByPool;
 
 /// What PyTorch hashes a pool's id by.
@@ -37,13 +37,50 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             private.uses += 1;
             return Ok(());
         }
-        let small = self.pools.len() as Ix;
-        self.pools.push(Pool::new(true, id));
-        self.pools.push(Pool::new(false, id));
-        let private =
-            Private { id, small, large: small + 1, uses: 1, segments: 0, own_allocator: false };
-        self.private.insert(id, private);
+        self.make_pool(id);
         Ok(())
+    }
+
+    fn make_pool(&mut self, id: PoolId) -> &Private {
+        let pools = &mut self.pools;
+        self.private.entry(id).or_insert_with(|| {
+            let small = pools.len() as Ix;
+            pools.push(Pool::new(true, id));
+            pools.push(Pool::new(false, id));
+            Private { small, large: small + 1, uses: 1, segments: 0, own_allocator: false }
+        })
+    }
+
+    pub(crate) fn pool_of(&mut self, id: PoolId, small: bool) -> Ix {
+        if id == (0, 0) {
+            return if small { SMALL } else { LARGE };
+        }
+        let private = self.make_pool(id);
+        if small { private.small } else { private.large }
+    }
+
+    /// A block from this pool, whatever the routes say; the pool is made if it is not there. For a replay, which knows
+    /// where a block came from but not what the program did to get it from there.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn malloc_in(
+        &mut self,
+        id: PoolId,
+        size: u64,
+        stream: u64,
+    ) -> Result<Allocation, OutOfMemory> {
+        if id == (0, 0) {
+            let routes = std::mem::take(&mut self.routes);
+            let result = self.malloc(size, stream);
+            self.routes = routes;
+            return result;
+        }
+        self.make_pool(id);
+        self.routes.push((id, Route::All));
+        let result = self.malloc(size, stream);
+        self.routes.pop();
+        result
     }
 
     /// Holds a pool and sends allocations there instead of to the default pools.
@@ -78,6 +115,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         private.uses = private.uses.checked_sub(1).ok_or(Misuse::NotHeld(id))?;
         if private.uses == 0 {
             *self.freeable.entry(hash(id), key(id)) = id;
+            self.on_oom.remove(hash(id), key(id));
         }
         Ok(())
     }
@@ -162,7 +200,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
         for (hash, key) in self.on_oom.keys() {
             let id = *self.on_oom.get_mut(hash, key)?;
-            let Some(private) = self.private.get(&id).filter(|p| p.uses > 0) else { continue };
+            let Some(private) = self.private.get(&id) else { continue };
             let pool = if small { private.small } else { private.large };
             let other = Request { pool, expandable: false, ..*r };
             if let Some(found) = self.best_fit(&other) {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use memtrace_format::snapshot::PoolId;
 
-use crate::device::Device;
+use crate::device::{AfterCapture, Device};
 use crate::event::Action;
 use crate::sizes::SMALL_SEGMENT;
 
@@ -52,6 +52,7 @@ pub struct Script {
     wanted: BTreeSet<(u64, u64)>,
     /// Address → place in the order that PyTorch left to chance.
     order: HashMap<u64, usize>,
+    done: usize,
     /// Base → size.
     reservations: BTreeMap<u64, u64>,
     /// Addresses for what was never used.
@@ -72,6 +73,7 @@ impl Script {
             hashes: BTreeMap::new(),
             wanted: BTreeSet::new(),
             order: HashMap::new(),
+            done: 0,
             reservations: BTreeMap::new(),
             spare: 1 << 60,
             problem: None,
@@ -103,8 +105,9 @@ impl Script {
         self.wanted.extend(streams.into_iter().map(|s| (route, s)));
     }
 
-    /// Where PyTorch leaves the order to chance ([`Device::order`]), it was this one.
-    pub fn set_order(&mut self, addrs: impl IntoIterator<Item = u64>) {
+    /// What PyTorch left to chance ([`Device::after_capture`]): the order, and how many of the first did not wait.
+    pub fn set_order(&mut self, addrs: impl IntoIterator<Item = u64>, done: usize) {
+        self.done = done;
         self.order.clear();
         for (n, addr) in addrs.into_iter().enumerate() {
             self.order.entry(addr).or_insert(n);
@@ -214,10 +217,12 @@ impl Device for Script {
                 && fits(s.size)
                 && !known(s.addr)
         });
-        let base = maps.next().map(|s| s.addr).unwrap_or_else(|| {
+        let base = if let Some(step) = maps.next() {
+            step.addr
+        } else {
             self.spare += size.next_power_of_two();
             self.spare
-        });
+        };
         self.reservations.insert(base, size);
         Some(base)
     }
@@ -258,8 +263,12 @@ impl Device for Script {
         self.capturing
     }
 
-    fn order(&mut self, addrs: &mut [u64]) {
-        addrs.sort_by_key(|a| self.order.get(a).copied().unwrap_or(usize::MAX));
+    fn after_capture(&mut self, blocks: &mut [AfterCapture]) {
+        let place = |b: &AfterCapture| self.order.get(&b.addr).copied().unwrap_or(usize::MAX);
+        blocks.sort_by_key(place);
+        for block in blocks {
+            block.done |= place(block) < self.done;
+        }
     }
 
     fn wants(&mut self, route: u64, stream: u64) -> bool {

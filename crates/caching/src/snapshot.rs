@@ -65,6 +65,59 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         segment
     }
 
+    /// An allocator that begins with these segments, none of them expandable: they are what a program had when recording
+    /// began. Gives the blocks that are in use, in the order of the segments. Statistics begin with them.
+    pub fn begin_with(&mut self, segments: &[Segment]) -> Vec<(u64, BlockId)> {
+        let mut in_use = Vec::new();
+        for segment in segments {
+            let pool = self.pool_of(segment.pool_id, segment.small);
+            let mut before = NONE;
+            for b in &segment.blocks {
+                let mut block = Block::new(b.address, b.size, segment.stream, pool, NONE);
+                block.requested = b.requested_size;
+                block.active = b.state != BlockState::Inactive;
+                block.allocated = block.active;
+                let ix = self.blocks.add(block);
+                self.blocks.link(before, ix, NONE);
+                before = ix;
+                if b.state == BlockState::Inactive {
+                    self.insert(ix);
+                } else {
+                    in_use.push((b.address, self.blocks.id(ix)));
+                    self.count_in_use(ix, segment.small);
+                }
+            }
+            let counted = segment.blocks.len() > 1;
+            for b in segment.blocks.iter().filter(|b| counted && b.state == BlockState::Inactive) {
+                self.stats.inactive_split.up(segment.small, 1);
+                self.stats.inactive_split_bytes.up(segment.small, b.size);
+            }
+            self.reserved += segment.total_size;
+            self.reserved_up(pool, segment.total_size);
+            self.stats.segment.up(segment.small, 1);
+            if segment.total_size >= self.settings.max_split_size {
+                self.stats.oversize_segments.up(1);
+            }
+            if let Some(private) = self.private.get_mut(&segment.pool_id) {
+                private.segments += 1;
+            }
+        }
+        in_use
+    }
+
+    fn count_in_use(&mut self, ix: Ix, small: bool) {
+        let block = &self.blocks[ix];
+        let (size, requested) = (block.size, block.requested);
+        self.stats.allocation.up(small, 1);
+        self.stats.allocated_bytes.up(small, size);
+        self.stats.active.up(small, 1);
+        self.stats.active_bytes.up(small, size);
+        self.stats.requested_bytes.up(small, requested);
+        if size >= self.settings.max_split_size {
+            self.stats.oversize_allocations.up(1);
+        }
+    }
+
     /// Bytes from the device.
     pub fn reserved(&self) -> u64 {
         self.reserved
