@@ -1,4 +1,4 @@
-//! Atomics and locks, as the ring uses them: the real ones, or loom's, which try every interleaving.
+//! Atomics and locks, as the ring, the live table and the depot of stacks use them: the real ones, or loom's, which try every interleaving.
 
 #[cfg(loom)]
 pub use loom::{
@@ -13,10 +13,10 @@ pub use std::{
     sync::{Mutex, MutexGuard},
 };
 
-// A word of a file, model or not.
-use std::sync::atomic::AtomicU64 as Real;
+/// A word of a file, model or not.
+pub use std::sync::atomic::AtomicU64 as Real;
 
-/// The words of a black box, as the ring uses them.
+/// The words of a black box, as those use them.
 #[cfg(not(loom))]
 pub fn of_file(words: &'static [AtomicU64]) -> &'static [AtomicU64] {
     words
@@ -25,6 +25,18 @@ pub fn of_file(words: &'static [AtomicU64]) -> &'static [AtomicU64] {
 /// A model has no file: it makes its words by [`zeroed_words`].
 #[cfg(loom)]
 pub fn of_file(_: &'static [Real]) -> &'static [AtomicU64] {
+    unreachable!("loom's atomics are not words of a file")
+}
+
+/// Back again, for a reader of the file.
+#[cfg(not(loom))]
+pub fn to_file(words: &'static [AtomicU64]) -> &'static [Real] {
+    words
+}
+
+/// A model has no file.
+#[cfg(loom)]
+pub fn to_file(_: &'static [AtomicU64]) -> &'static [Real] {
     unreachable!("loom's atomics are not words of a file")
 }
 

@@ -11,6 +11,8 @@
 //! the file can't grow any more, the table fills further; an entry that finds no room at all is counted, and
 //! said once, because from then on the live set is not exact.
 
+use std::ops::Range;
+
 use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, LIVE_TABLES, at, key, live_table};
 use memtrace_format::event::{Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, WORDS};
 use memtrace_format::ledger::{self, Books};
@@ -18,7 +20,7 @@ use memtrace_format::replay::{PAGE, State, pages};
 
 use crate::message;
 use crate::record::blackbox::Space;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 type Entry = [AtomicU64; WORDS];
 
@@ -30,6 +32,8 @@ pub struct Live {
     entries: &'static [Entry],
     header: &'static [AtomicU64],
     space: Space,
+    /// Where the n-th table lies.
+    place: fn(usize) -> Range<usize>,
     used: usize,
     said_full: bool,
 }
@@ -37,12 +41,19 @@ pub struct Live {
 impl Live {
     /// An empty table over the live region (all zero) and the header words that describe it.
     pub fn new(entries: &'static [Entry], header: &'static [AtomicU64], space: Space) -> Live {
-        Live { entries, header, space, used: 0, said_full: false }
+        Live { entries, header, space, place: live_table, used: 0, said_full: false }
+    }
+
+    /// One that begins with a single entry, for a model that tries everything.
+    #[cfg(test)]
+    pub fn tiny(entries: &'static [Entry], header: &'static [AtomicU64]) -> Live {
+        let place = |n: usize| (1 << n) - 1..(2 << n) - 1;
+        Live { place, ..Live::new(entries, header, Space::MEMORY) }
     }
 
     fn table(&self) -> &'static [Entry] {
         let n = self.header[at::LIVE_TABLE].load(Ordering::Relaxed) as usize;
-        &self.entries[live_table(n)]
+        &self.entries[(self.place)(n)]
     }
 
     /// Takes a retired event into account.
@@ -50,6 +61,8 @@ impl Live {
         // A reader in another process must not believe a table that changes under it.
         let sequence = &self.header[at::LIVE_SEQUENCE];
         let ticket = sequence.fetch_add(1, Ordering::AcqRel) / 2;
+        // Who sees any word of the change sees an odd number, too.
+        fence(Ordering::Release);
         if event.flags & FLAG_FAILED == 0 {
             self.change(event, ticket);
         }
@@ -194,10 +207,10 @@ impl Live {
 
     fn grow(&mut self) {
         let n = self.header[at::LIVE_TABLE].load(Ordering::Relaxed) as usize;
-        if n + 1 >= LIVE_TABLES || self.entries.len() < live_table(n + 1).end {
+        if n + 1 >= LIVE_TABLES || self.entries.len() < (self.place)(n + 1).end {
             return;
         }
-        let next = &self.entries[live_table(n + 1)];
+        let next = &self.entries[(self.place)(n + 1)];
         if !self.space.reserve(next) {
             return;
         }

@@ -9,12 +9,12 @@
 //! The depot never grows: when it is full, every new stack is [`DEPOT_FULL`], a node that says so, and the
 //! number of refusals is kept in the header.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use memtrace_format::stacks::{
     DEPOT_FULL, DEPOT_MAGIC, DepotShape, HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, RawFrame, Reason,
     StackId,
 };
+
+use crate::sync::{AtomicU64, Ordering, Real};
 
 /// The longest run of taken slots that is searched. At three quarters full, longer ones don't occur in
 /// practice; if one does, the depot counts as full for that frame.
@@ -42,8 +42,8 @@ impl Depot {
     }
 
     /// The words, for a reader.
-    pub fn words(&self) -> &'static [AtomicU64] {
-        self.words
+    pub fn words(&self) -> &'static [Real] {
+        crate::sync::to_file(self.words)
     }
 
     /// How often a stack found no room.
@@ -152,116 +152,5 @@ fn hash(parent: StackId, frame: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use memtrace_format::stacks::frames;
-    use proptest::prelude::*;
-    use std::collections::HashMap;
-
-    fn depot(words: usize) -> Depot {
-        let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Depot::new(words.leak()).expect("large enough and empty")
-    }
-
-    fn native(pc: u64) -> u64 {
-        RawFrame::Native { pc, epoch: 0 }.pack()
-    }
-
-    proptest! {
-        /// Few distinct frames, so that prefixes are shared and the depot runs full.
-        #[test]
-        fn a_stack_comes_back_and_equal_stacks_are_one(
-            stacks in prop::collection::vec(prop::collection::vec(1_u64..4, 1..12), 1..200),
-            words in 64_usize..2000,
-        ) {
-            let depot = depot(words);
-            let mut model: HashMap<Vec<u64>, StackId> = HashMap::new();
-            let mut full = 0;
-            for stack in stacks {
-                let id = depot.intern_all(stack.iter().map(|f| native(*f)));
-                if id == DEPOT_FULL {
-                    full += 1;
-                    continue;
-                }
-                let mut back = frames(depot.words(), id).expect("an interned stack is readable");
-                back.reverse();
-                prop_assert_eq!(&back, &stack.iter().map(|f| native(*f)).collect::<Vec<_>>());
-                prop_assert_eq!(*model.entry(stack).or_insert(id), id);
-            }
-            let mut ids: Vec<_> = model.values().collect();
-            ids.sort_unstable();
-            ids.dedup();
-            prop_assert_eq!(ids.len(), model.len(), "different stacks have different ids");
-            prop_assert_eq!(full > 0, depot.refused() > 0);
-            let (used, capacity) = depot.usage();
-            prop_assert!(used <= capacity);
-        }
-    }
-
-    #[test]
-    fn a_full_depot_says_so_and_still_knows_what_it_has() {
-        let depot = depot(200);
-        let mut ids = Vec::new();
-        loop {
-            match depot.intern(0, native(ids.len() as u64 + 1)) {
-                DEPOT_FULL => break,
-                id => ids.push(id),
-            }
-        }
-        let (used, capacity) = depot.usage();
-        assert_eq!(used, capacity);
-        assert_eq!(ids.len() as u64, capacity - 2, "all but the two ids that are taken");
-        assert_eq!(depot.refused(), 1);
-        for (i, id) in ids.iter().enumerate() {
-            assert_eq!(depot.intern(0, native(i as u64 + 1)), *id);
-        }
-        assert_eq!(depot.intern(DEPOT_FULL, native(1)), DEPOT_FULL);
-        assert_eq!(depot.refused(), 2);
-        let why = RawFrame::Missing(Reason::DepotFull).pack();
-        assert_eq!(frames(depot.words(), DEPOT_FULL), Some(vec![why]));
-    }
-
-    #[test]
-    fn a_region_that_is_in_use_or_too_small_is_refused() {
-        let used: &'static [AtomicU64] = depot(500).words();
-        assert!(Depot::new(used).is_none());
-        assert!(Depot::new(&[]).is_none());
-        assert!(
-            Depot::new((0..20).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()).is_none()
-        );
-    }
-
-    #[test]
-    fn threads_agree_on_every_id() {
-        const THREADS: u64 = 4;
-        for round in 0..20 {
-            let depot: &'static Depot = Box::leak(Box::new(depot(40_000)));
-            let stack = move |s: u64| (1..=12).map(move |d| native(1 + (s >> (d / 4)) * 64 + d));
-            let barrier: &'static std::sync::Barrier =
-                Box::leak(Box::new(std::sync::Barrier::new(THREADS as usize)));
-            let threads: Vec<_> = (0..THREADS)
-                .map(|t| {
-                    std::thread::spawn(move || {
-                        barrier.wait();
-                        // Half of them run the other way, so that they meet.
-                        (0..300)
-                            .map(|i| if t % 2 == 0 { i } else { 299 - i })
-                            .map(|s| (s, depot.intern_all(stack(s + round))))
-                            .collect::<HashMap<_, _>>()
-                    })
-                })
-                .collect();
-            let results: Vec<_> =
-                threads.into_iter().map(|t| t.join().expect("no panic")).collect();
-            for r in &results {
-                assert_eq!(*r, results[0]);
-            }
-            for (s, id) in &results[0] {
-                let mut back = frames(depot.words(), *id).expect("readable");
-                back.reverse();
-                assert_eq!(back, stack(s + round).collect::<Vec<_>>());
-            }
-            assert_eq!(depot.refused(), 0);
-        }
-    }
-}
+#[path = "depot_tests.rs"]
+mod tests;

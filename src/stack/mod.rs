@@ -56,6 +56,7 @@ use self::python::offsets::runtime;
 use self::scratch::Scratch;
 pub use self::scratch::Site;
 use self::splice::{Source, splice};
+use crate::sync::of_file;
 
 /// What a stack holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +127,7 @@ impl Stacks {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let stacks = Stacks {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-            depot: Depot::new(regions.depot)?,
+            depot: Depot::new(of_file(regions.depot))?,
             codes: CodeTable::new(regions.codes)?,
             modules: ModuleTable::new(regions.modules)?,
         };
