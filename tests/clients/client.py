@@ -35,9 +35,9 @@ def build(folder):
     return folder
 
 
-def run(command, env, out):
+def run(command, env, out, timeout=60):
     """Runs a client; returns its process, and what it said of its books."""
-    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out)}, timeout=60))
+    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out)}, timeout=timeout))
     return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
