@@ -80,6 +80,22 @@ pub struct GraphAllocation {
     pub addr: usize,
 }
 
+/// `CUgraphNodeParams`: its beginning.
+#[repr(C)]
+pub struct GraphNode {
+    kind: c_int,
+    reserved: [c_int; 3],
+    params: GraphAllocation,
+}
+
+/// What a node of a graph does to memory.
+pub enum NodeMemory<'a> {
+    /// It will allocate.
+    Allocation(&'a GraphAllocation),
+    /// It will free what is at this address.
+    Free(usize),
+}
+
 /// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, `cudaExternalMemoryHandleDesc`: their beginning.
 #[repr(C)]
 pub struct ExternalDescriptor {
@@ -178,6 +194,26 @@ impl GraphAllocation {
     pub fn device(&self) -> Option<c_int> {
         // SAFETY: a reference of ours.
         unsafe { PoolProperties::device(&raw const self.pool) }
+    }
+}
+
+impl GraphNode {
+    /// What the node does to memory, if anything.
+    ///
+    /// # Safety
+    /// The pointer is null or the program's, and lives as long as the answer.
+    pub unsafe fn memory<'a>(node: *const GraphNode) -> Option<NodeMemory<'a>> {
+        const ALLOCATION: c_int = 10; // CU_GRAPH_NODE_TYPE_MEM_ALLOC
+        const FREE: c_int = 11; // CU_GRAPH_NODE_TYPE_MEM_FREE
+        // SAFETY: promised by the caller. The record is a union behind its kind; a free node's address comes first.
+        unsafe {
+            let node = node.as_ref()?;
+            match node.kind {
+                ALLOCATION => Some(NodeMemory::Allocation(&node.params)),
+                FREE => Some(NodeMemory::Free((&raw const node.params).cast::<usize>().read())),
+                _ => None,
+            }
+        }
     }
 }
 

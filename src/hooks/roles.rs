@@ -8,14 +8,18 @@
 //! What PyTorch's allocator gets is written down as its segments, in [`super::torch`]'s terms; that it makes them of
 //! physical memory and mappings stays its own business, so nothing is counted twice.
 
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::event::{Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, NO_STACK, What};
 
-use super::records::{Extent, GraphAllocation, MemoryProperties, PitchedPtr, PoolProperties};
+use super::records::{
+    Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
+};
 use super::table::{Api, Door, Out, Ptr};
-use super::{event, place, torch};
+use super::{contexts, event, place, torch};
+
+pub use super::contexts::*;
 use crate::message;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local};
@@ -23,19 +27,17 @@ use crate::stack::Site;
 
 fn entered(door: Door) {
     crate::wake();
-    if (door.api as u16) < Api::cuCtxCreate as u16 && !RUNTIME.load(Ordering::Relaxed) {
-        RUNTIME.store(true, Ordering::Relaxed);
-    }
+    contexts::entered(door);
 }
 
 /// Passes a call on. Says, too, whether the call is the program's own.
-fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
+pub(super) fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
     entered(door);
     if guard::inside() { (call(), false) } else { (guard::nested(call), true) }
 }
 
 /// Passes a call on that gives something back, which `before` writes down.
-fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -> c_int {
+pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -> c_int {
     entered(door);
     if guard::inside() {
         return call();
@@ -48,7 +50,7 @@ fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -
 ///
 /// # Safety
 /// `out` is null or the out-parameter of a call that has just returned `code`.
-unsafe fn got<T: Copy>(code: c_int, out: *const T) -> u64 {
+pub(super) unsafe fn got<T: Copy>(code: c_int, out: *const T) -> u64 {
     const { assert!(size_of::<T>() == 8) };
     // SAFETY: promised by the caller; 8 bytes, whatever the caller calls them.
     if code == 0 && !out.is_null() { unsafe { out.cast::<u64>().read_unaligned() } } else { 0 }
@@ -417,6 +419,20 @@ pub unsafe fn destroys_stream(door: Door, stream: usize, call: impl FnOnce() -> 
     pass(door, call).0
 }
 
+/// A node of a graph, of whatever kind.
+pub unsafe fn adds_node(door: Door, node: *mut GraphNode, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's parameter, which a successful call has read and filled.
+        match unsafe { GraphNode::memory(node) } {
+            Some(NodeMemory::Allocation(allocation)) => promised(door, allocation),
+            Some(NodeMemory::Free(addr)) => freed(door, What::GraphNode, addr, 0),
+            None => {}
+        }
+    }
+    code
+}
+
 /// An address that an allocation node of a graph will have.
 pub unsafe fn promises(
     door: Door,
@@ -429,220 +445,16 @@ pub unsafe fn promises(
         // SAFETY: the caller's parameter, which a successful call has filled.
         && let Some(node) = unsafe { node.as_ref() }
     {
-        note(door, Kind::Alloc, What::GraphNode, |e| {
-            (e.addr, e.size) = (node.addr as u64, node.size as u64);
-            e.device = node.device().map_or(e.device, |d| d as i8);
-        });
+        promised(door, node);
     }
     code
 }
 
-// --- what is said in passing ---------------------------------------------------------------------------
-
-/// The program asks which device is current.
-pub unsafe fn tells_device(door: Door, device: *mut c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
-    if code == 0 && !device.is_null() {
-        // SAFETY: the caller's out-parameter, which a successful call has filled.
-        place::told(unsafe { *device } as i8);
-    }
-    code
-}
-
-/// The program asks for a device's pool.
-pub unsafe fn tells_pool(
-    door: Door,
-    out: Out,
-    device: c_int,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    let (code, _) = pass(door, call);
-    // SAFETY: the caller's out-parameter, of the call that has just returned.
-    place::remember(unsafe { got(code, out) } as usize, device as i8);
-    code
-}
-
-/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
-const RESERVED: c_int = 5;
-/// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
-const GRAPHS_RESERVED: c_int = 2;
-
-/// The program asks a pool for one of its numbers.
-pub unsafe fn tells_reserved(
-    door: Door,
-    pool: usize,
-    attribute: c_int,
-    value: *mut c_void,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    let (code, own) = pass(door, call);
-    if own && attribute == RESERVED {
-        // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
-        let bytes = unsafe { got(code, value.cast::<u64>()) };
-        if code == 0 {
-            note(door, Kind::PoolReserved, What::MemoryPool, |e| {
-                (e.addr, e.size) = (pool as u64, bytes);
-                e.device = place::of(pool).unwrap_or(place::UNKNOWN);
-            });
-        }
-    }
-    code
-}
-
-/// The program asks how much a device keeps for graphs.
-pub unsafe fn tells_graph_memory(
-    door: Door,
-    device: c_int,
-    attribute: c_int,
-    value: *mut c_void,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    let (code, own) = pass(door, call);
-    if own && attribute == GRAPHS_RESERVED {
-        // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
-        let bytes = unsafe { got(code, value.cast::<u64>()) };
-        if code == 0 {
-            note(door, Kind::PoolReserved, What::GraphNode, |e| {
-                (e.addr, e.size, e.device) = (device as u64, bytes, device as i8);
-            });
-        }
-    }
-    code
-}
-
-// --- contexts ------------------------------------------------------------------------------------------
-
-/// A context, which is current from then on.
-pub unsafe fn creates_context(
-    door: Door,
-    out: Out,
-    device: c_int,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    let (code, own) = pass(door, call);
-    if code == 0 {
-        // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let handle = unsafe { got(code, out) };
-        place::remember(handle as usize, device as i8);
-        place::push(handle as usize);
-        if own {
-            note(door, Kind::Create, What::Context, |e| {
-                (e.addr, e.device) = (handle, device as i8);
-            });
-        }
-    }
-    code
-}
-
-/// A context goes, with everything in it. (A primary one does not go this way.)
-pub unsafe fn destroys_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
-    let before = || {
-        if !place::is_primary(handle) {
-            note(door, Kind::Destroy, What::Context, |e| {
-                e.addr = handle as u64;
-                e.device = place::of(handle).unwrap_or(place::UNKNOWN);
-            });
-        }
-    };
-    let code = pass_after(door, before, call);
-    if code == 0 {
-        place::forget(handle);
-        if place::current().handle == handle {
-            place::pop();
-        }
-    }
-    code
-}
-
-/// `cuCtxSetCurrent`.
-pub unsafe fn sets_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
-    if code == 0 {
-        place::set_context(handle);
-    }
-    code
-}
-
-/// `cuCtxPushCurrent`.
-pub unsafe fn pushes_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
-    if code == 0 {
-        place::push(handle);
-    }
-    code
-}
-
-/// `cuCtxPopCurrent`.
-pub unsafe fn pops_context(door: Door, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
-    if code == 0 {
-        place::pop();
-    }
-    code
-}
-
-/// References to each device's primary context that calls have taken, less those they have given back.
-static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
-/// The runtime has been used: it keeps primary contexts as long as it likes.
-static RUNTIME: AtomicBool = AtomicBool::new(false);
-
-fn retained(device: c_int) -> Option<&'static AtomicU32> {
-    RETAINED.get(usize::try_from(device).ok()?)
-}
-
-/// A reference to a device's primary context.
-pub unsafe fn retains_primary(
-    door: Door,
-    out: Out,
-    device: c_int,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    let (code, own) = pass(door, call);
-    // SAFETY: the caller's out-parameter, of the call that has just returned.
-    let handle = unsafe { got(code, out) };
-    if let Some(count) = retained(device).filter(|_| handle != 0) {
-        place::remember_primary(handle as usize, device as i8);
-        let first = count.fetch_add(1, Ordering::Relaxed) == 0;
-        if own && first {
-            note(door, Kind::Create, What::Context, |e| {
-                (e.addr, e.device) = (handle, device as i8);
-            });
-        }
-    }
-    code
-}
-
-/// The reference goes; the last one takes the context with it, unless the runtime is there, too.
-pub unsafe fn releases_primary(door: Door, device: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let before = || {
-        let last = |n: u32| n.checked_sub(1);
-        let count = retained(device)
-            .and_then(|c| c.fetch_update(Ordering::Relaxed, Ordering::Relaxed, last).ok());
-        if count == Some(1) && !RUNTIME.load(Ordering::Relaxed) {
-            reset(door, device as i8);
-        }
-    };
-    pass_after(door, before, call)
-}
-
-/// All of a device's primary context goes: of the current device, or of a given one.
-pub unsafe fn resets(door: Door, device: Option<c_int>, call: impl FnOnce() -> c_int) -> c_int {
-    let before = || {
-        let device = device.map_or_else(|| place::current().device, |d| d as i8);
-        if let Some(count) = retained(c_int::from(device)) {
-            count.store(0, Ordering::Relaxed);
-        }
-        reset(door, device);
-    };
-    pass_after(door, before, call)
-}
-
-fn reset(door: Door, device: i8) {
-    let handle = place::primary(device) as u64;
-    note(door, Kind::Reset, What::Device, |e| (e.device, e.extra) = (device, handle));
-    if handle != 0 {
-        note(door, Kind::Destroy, What::Context, |e| (e.device, e.addr) = (device, handle));
-    }
+fn promised(door: Door, node: &GraphAllocation) {
+    note(door, Kind::Alloc, What::GraphNode, |e| {
+        (e.addr, e.size) = (node.addr as u64, node.size as u64);
+        e.device = node.device().map_or(e.device, |d| d as i8);
+    });
 }
 
 // --- interfaces of 32-bit days -------------------------------------------------------------------------

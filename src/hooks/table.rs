@@ -17,7 +17,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use memtrace_format::event::What;
 
 use super::records::{
-    ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,
+    ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation, GraphNode,
     IpcHandle, Location, MemoryProperties, PitchedPtr, PoolProperties,
 };
 use super::resolve::Real;
@@ -388,6 +388,9 @@ entry_points! {
             => promises(node);
         11040 cuGraphAddMemFreeNode(out: Out, graph: Handle, after: Ptr, count: usize, addr: Ptr)
             => frees(What::GraphNode, addr as usize, 0);
+        12020 cuGraphAddNode(out: Out, graph: Handle, after: Ptr, count: usize, node: *mut GraphNode) => adds_node(node);
+        12030 cuGraphAddNode_v2(out: Out, graph: Handle, after: Ptr, edges: Ptr, count: usize, node: *mut GraphNode)
+            => adds_node(node);
         2000 cuModuleLoad(out: Out, file: Ptr) => creates(What::Module, out);
         2000 cuModuleLoadData(out: Out, image: Ptr) => creates(What::Module, out);
         2010 cuModuleLoadDataEx(out: Out, image: Ptr, count: c_uint, options: Ptr, values: Ptr) => creates(What::Module, out);

@@ -102,16 +102,13 @@ impl Model {
     fn segments(&self) -> Vec<(u64, u64, i64)> {
         let host = [Sort::Pinned, Sort::Registered];
         let device = |p: &Piece| if host.contains(&p.sort) { -1 } else { p.device as i64 };
-        let mut shown: Vec<_> =
-            self.pieces.iter().map(|p| (p.addr, p.size, device(p))).collect();
+        let mut shown: Vec<_> = self.pieces.iter().map(|p| (p.addr, p.size, device(p))).collect();
         let mut mappings: Vec<_> = self.mappings.iter().collect();
         mappings.sort_by_key(|(_, m)| m.serial);
         let mut taken: Vec<&Mapping> = Vec::new();
         for (addr, m) in mappings {
             let meets = |o: &&&Mapping| {
-                o.handle == m.handle
-                    && o.offset < m.offset + m.size
-                    && m.offset < o.offset + o.size
+                o.handle == m.handle && o.offset < m.offset + m.size && m.offset < o.offset + o.size
             };
             if taken.iter().find(meets).is_none() {
                 taken.push(m);

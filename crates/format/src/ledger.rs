@@ -198,7 +198,6 @@ fn unreserve(books: &mut dyn Books, event: &Event) -> bool {
 }
 
 fn destroy(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
-    let known = books.get(Class::Object, event.addr).is_some();
     books.remove(Class::Object, event.addr);
     match event.what {
         What::MemoryPool => books.remove(Class::PoolReserved, event.addr),
@@ -207,7 +206,7 @@ fn destroy(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -
         }
         _ => {}
     }
-    known
+    true // what the runtime has made for itself is not known, and holds nothing that was counted
 }
 
 /// What lies in a context: allocations (`extra` says which context) and what was loaded into it.
@@ -533,5 +532,93 @@ impl Totals {
             "reserved_addresses": self.reserved_addresses,
             "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: Kind, addr: u64, size: u64) -> Event {
+        Event {
+            kind,
+            layer: Layer::Device,
+            device: 1,
+            flags: 0,
+            api: 0,
+            what: What::Device,
+            time_ns: 7,
+            addr,
+            size,
+            extra: 0,
+            stream: u64::from(kind == Kind::HandleCreate),
+            stack: 0,
+            thread: 1,
+        }
+    }
+
+    fn after(events: &[Event]) -> (Ledger, u64) {
+        let mut ledger = Ledger::default();
+        let unfit = events.iter().filter(|e| !ledger.apply(e, &|_| "", &mut |_, _| ())).count();
+        (ledger, unfit as u64)
+    }
+
+    const HANDLE: u64 = 0x77;
+
+    #[test]
+    fn physical_memory_goes_when_it_is_released_and_unmapped() {
+        let map = Event { extra: HANDLE, ..event(Kind::Map, 4096, 100) };
+        let made = [event(Kind::HandleCreate, HANDLE, 100), map];
+        let [release, unmap] =
+            [event(Kind::HandleRelease, HANDLE, 0), event(Kind::Unmap, 4096, 100)];
+        for (last, physical) in [
+            ([release; 1].as_slice(), 100),
+            (&[unmap], 100),
+            (&[release, unmap], 0),
+            (&[unmap, release], 0),
+        ] {
+            let (ledger, unfit) = after(&[&made, last].concat());
+            let device = ledger.totals().devices.get(&1).copied().unwrap_or_default();
+            assert_eq!((device.physical, device.held(), unfit), (physical, physical, 0));
+        }
+    }
+
+    #[test]
+    fn what_others_hold_is_in_no_sum() {
+        let imported = Event { what: What::Imported, ..event(Kind::HandleCreate, HANDLE, 100) };
+        let opened = Event { what: What::Imported, ..event(Kind::Alloc, 8192, 50) };
+        let (ledger, _) = after(&[imported, opened]);
+        let device = ledger.totals().devices[&1];
+        assert_eq!((device.held(), device.imported), (0, 150));
+        assert_eq!(ledger.segments(false, &mut |_| None), []);
+        let wrong = after(&[opened, event(Kind::FreeRequested, 8192, 0)]);
+        assert_eq!((wrong.0, wrong.1), (after(&[opened]).0, 1), "cuMemFree doesn't close it");
+    }
+
+    #[test]
+    fn a_reference_counted_before_the_process_died_is_not_counted_again() {
+        let mut ledger = Ledger::default();
+        let (create, retain) =
+            (event(Kind::HandleCreate, HANDLE, 100), event(Kind::HandleRetain, HANDLE, 0));
+        apply(&mut ledger, &create, 5, &mut |_| ());
+        assert!(ledger.counted(&create, 5) && !ledger.counted(&retain, 6));
+        apply(&mut ledger, &retain, 6, &mut |_| ());
+        assert!(ledger.counted(&retain, 6) && !ledger.counted(&retain, 7));
+        let word = ledger.get(Class::Handle, HANDLE).map(|e| references::count(e.stream));
+        assert_eq!(word, Some(2));
+    }
+
+    #[test]
+    fn a_context_takes_what_is_in_it_and_a_reset_what_is_in_no_other() {
+        let inside = |context, addr| Event { extra: context, ..event(Kind::Alloc, addr, 10) };
+        let all = [inside(0, 1), inside(9, 2), inside(8, 3)];
+        let gone = Event { what: What::Context, ..event(Kind::Destroy, 9, 0) };
+        let reset = Event { extra: 8, ..event(Kind::Reset, 0, 0) };
+        let left = |last: Event| -> Vec<u64> {
+            let (ledger, _) = after(&[&all[..], &[last]].concat());
+            ledger.segments(false, &mut |_| None).iter().map(|s| s.address).collect()
+        };
+        assert_eq!(left(gone), [1, 3]);
+        assert_eq!(left(reset), [2]);
     }
 }

@@ -16,6 +16,7 @@ typedef struct { int kind, handles; location where; uint64_t rest[9]; } pool_pro
 typedef struct { int kind, handles; location where; uint64_t rest[2]; } memory_properties;  // CUmemAllocationProp
 typedef struct { location where; int flags; } access_t;                                     // CUmemAccessDesc
 typedef struct { pool_properties pool; void *access; size_t accesses, size; addr_t at; } graph_allocation;
+typedef struct { int kind, reserved[3]; graph_allocation memory; char rest[120]; } graph_node; // CUgraphNodeParams
 typedef struct { size_t width, height; int format; unsigned channels; } array2;
 typedef struct { size_t width, height, depth; int format; unsigned channels, flags; } array3;
 typedef struct { char bytes[64]; } ipc_handle;
@@ -26,6 +27,7 @@ typedef struct { int kind; uint64_t handle[2]; uint64_t size; unsigned flags, re
 typedef struct { uint64_t offset, size; unsigned flags, reserved[16]; } external_buffer;
 
 _Static_assert(sizeof(pool_properties) == 88 && sizeof(memory_properties) == 32, "as in cuda.h");
+_Static_assert(sizeof(graph_allocation) == 120 && sizeof(graph_node) == 256, "as in cuda.h");
 
 #define PROTOTYPES(P) \
     P(cuInit, (unsigned)) \
@@ -64,6 +66,7 @@ _Static_assert(sizeof(pool_properties) == 88 && sizeof(memory_properties) == 32,
     P(cuGraphExecDestroy, (handle_t)) \
     P(cuGraphAddMemAllocNode, (handle_t *, handle_t, const handle_t *, size_t, graph_allocation *)) \
     P(cuGraphAddMemFreeNode, (handle_t *, handle_t, const handle_t *, size_t, addr_t)) \
+    P(cuGraphAddNode_v2, (handle_t *, handle_t, const handle_t *, const void *, size_t, graph_node *)) \
     P(cuModuleLoadData, (handle_t *, const void *)) P(cuModuleUnload, (handle_t)) \
     P(cuLibraryLoadData, (handle_t *, const void *, void *, void *, unsigned, void *, void *, unsigned)) \
     P(cuLibraryUnload, (handle_t)) \

@@ -149,6 +149,14 @@ static void objects(void) {
     CALL(cuGraphAddMemFreeNode, &node, graph, &node, 1, wanted.at);
     device[0].graph_nodes = 0;
     step("cuGraphAddMemFreeNode");
+    graph_node any = {.kind = 10, .memory = wanted};
+    CALL(cuGraphAddNode_v2, &node, graph, NULL, NULL, 0, &any);
+    device[0].graph_nodes += 6000;
+    step("cuGraphAddNode, to allocate");
+    graph_node free = {.kind = 11, .memory.pool = {.kind = (int)any.memory.at, .handles = (int)(any.memory.at >> 32)}};
+    CALL(cuGraphAddNode_v2, &node, graph, &node, NULL, 1, &free);
+    device[0].graph_nodes = 0;
+    step("cuGraphAddNode, to free");
     CALL(cuGraphInstantiateWithFlags, &run, graph, 0);
     device[0].graph_executables++;
     step("cuGraphInstantiate");

@@ -1,0 +1,228 @@
+//! Roles of calls that are about contexts, and of those that say in passing what is worth knowing.
+//!
+//! None of these calls takes memory by itself; but what a context holds goes with it, and what these calls say is how
+//! the others' device is known ([`super::place`]) without asking CUDA anything.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use memtrace_format::event::{Kind, What};
+
+use super::place;
+use super::roles::{got, note, pass, pass_after};
+use super::table::{Api, Door, Out};
+
+// --- what is said in passing ---------------------------------------------------------------------------
+
+/// The program asks which device is current.
+pub unsafe fn tells_device(door: Door, device: *mut c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 && !device.is_null() {
+        // SAFETY: the caller's out-parameter, which a successful call has filled.
+        place::told(unsafe { *device } as i8);
+    }
+    code
+}
+
+/// The program asks for a device's pool.
+pub unsafe fn tells_pool(
+    door: Door,
+    out: Out,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, _) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    place::remember(unsafe { got(code, out) } as usize, device as i8);
+    code
+}
+
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+const RESERVED: c_int = 5;
+/// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
+const GRAPHS_RESERVED: c_int = 2;
+
+/// The program asks a pool for one of its numbers.
+pub unsafe fn tells_reserved(
+    door: Door,
+    pool: usize,
+    attribute: c_int,
+    value: *mut c_void,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && attribute == RESERVED {
+        // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
+        let bytes = unsafe { got(code, value.cast::<u64>()) };
+        if code == 0 {
+            note(door, Kind::PoolReserved, What::MemoryPool, |e| {
+                (e.addr, e.size) = (pool as u64, bytes);
+                e.device = place::of(pool).unwrap_or(place::UNKNOWN);
+            });
+        }
+    }
+    code
+}
+
+/// The program asks how much a device keeps for graphs.
+pub unsafe fn tells_graph_memory(
+    door: Door,
+    device: c_int,
+    attribute: c_int,
+    value: *mut c_void,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && attribute == GRAPHS_RESERVED {
+        // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
+        let bytes = unsafe { got(code, value.cast::<u64>()) };
+        if code == 0 {
+            note(door, Kind::PoolReserved, What::GraphNode, |e| {
+                (e.addr, e.size, e.device) = (device as u64, bytes, device as i8);
+            });
+        }
+    }
+    code
+}
+
+// --- contexts ------------------------------------------------------------------------------------------
+
+/// A context, which is current from then on.
+pub unsafe fn creates_context(
+    door: Door,
+    out: Out,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        place::remember(handle as usize, device as i8);
+        place::push(handle as usize);
+        if own {
+            note(door, Kind::Create, What::Context, |e| {
+                (e.addr, e.device) = (handle, device as i8);
+            });
+        }
+    }
+    code
+}
+
+/// A context goes, with everything in it. (A primary one does not go this way.)
+pub unsafe fn destroys_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || {
+        if !place::is_primary(handle) {
+            note(door, Kind::Destroy, What::Context, |e| {
+                e.addr = handle as u64;
+                e.device = place::of(handle).unwrap_or(place::UNKNOWN);
+            });
+        }
+    };
+    let code = pass_after(door, before, call);
+    if code == 0 {
+        place::forget(handle);
+        if place::current().handle == handle {
+            place::pop();
+        }
+    }
+    code
+}
+
+/// `cuCtxSetCurrent`.
+pub unsafe fn sets_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 {
+        place::set_context(handle);
+    }
+    code
+}
+
+/// `cuCtxPushCurrent`.
+pub unsafe fn pushes_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 {
+        place::push(handle);
+    }
+    code
+}
+
+/// `cuCtxPopCurrent`.
+pub unsafe fn pops_context(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    if code == 0 {
+        place::pop();
+    }
+    code
+}
+
+/// References to each device's primary context that calls have taken, less those they have given back.
+static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+/// The runtime has been used: it keeps primary contexts as long as it likes.
+static RUNTIME: AtomicBool = AtomicBool::new(false);
+
+/// A call came in by this door.
+pub(super) fn entered(door: Door) {
+    if (door.api as u16) < Api::cuCtxCreate as u16 && !RUNTIME.load(Ordering::Relaxed) {
+        RUNTIME.store(true, Ordering::Relaxed);
+    }
+}
+
+fn retained(device: c_int) -> Option<&'static AtomicU32> {
+    RETAINED.get(usize::try_from(device).ok()?)
+}
+
+/// A reference to a device's primary context.
+pub unsafe fn retains_primary(
+    door: Door,
+    out: Out,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let handle = unsafe { got(code, out) };
+    if let Some(count) = retained(device).filter(|_| handle != 0) {
+        place::remember_primary(handle as usize, device as i8);
+        let first = count.fetch_add(1, Ordering::Relaxed) == 0;
+        if own && first {
+            note(door, Kind::Create, What::Context, |e| {
+                (e.addr, e.device) = (handle, device as i8);
+            });
+        }
+    }
+    code
+}
+
+/// The reference goes; the last one takes the context with it, unless the runtime is there, too.
+pub unsafe fn releases_primary(door: Door, device: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || {
+        let last = |n: u32| n.checked_sub(1);
+        let count = retained(device)
+            .and_then(|c| c.fetch_update(Ordering::Relaxed, Ordering::Relaxed, last).ok());
+        if count == Some(1) && !RUNTIME.load(Ordering::Relaxed) {
+            reset(door, device as i8);
+        }
+    };
+    pass_after(door, before, call)
+}
+
+/// All of a device's primary context goes: of the current device, or of a given one.
+pub unsafe fn resets(door: Door, device: Option<c_int>, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || {
+        let device = device.map_or_else(|| place::current().device, |d| d as i8);
+        if let Some(count) = retained(c_int::from(device)) {
+            count.store(0, Ordering::Relaxed);
+        }
+        reset(door, device);
+    };
+    pass_after(door, before, call)
+}
+
+fn reset(door: Door, device: i8) {
+    let handle = place::primary(device) as u64;
+    note(door, Kind::Reset, What::Device, |e| (e.device, e.extra) = (device, handle));
+    if handle != 0 {
+        note(door, Kind::Destroy, What::Context, |e| (e.device, e.addr) = (device, handle));
+    }
+}
