@@ -8,7 +8,6 @@
 //! the file event by event ([`memtrace_naming::write`]). The program's threads wait for it at most while the live table
 //! is copied, and only if an eighth of the ring fills meanwhile.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -20,8 +19,7 @@ use memtrace_format::recording::Recording;
 use memtrace_format::replay::State;
 use memtrace_format::settings;
 use memtrace_format::snapshot::Value;
-use memtrace_format::stream::Stream;
-use memtrace_naming::{Counts, json_file, pickle_file};
+use memtrace_naming::{Counts, Encoding};
 
 use crate::config::{Config, Format};
 use crate::hooks::table;
@@ -194,11 +192,9 @@ fn write(
     path: &Path,
     format: Format,
 ) -> io::Result<Counts> {
-    let mut open = || -> io::Result<Stream<File>> {
-        match format {
-            Format::Pickle => pickle_file(path),
-            Format::Json => json_file(path),
-        }
+    let encoding = match format {
+        Format::Pickle => Encoding::Pickle,
+        Format::Json => Encoding::Json,
     };
     let mut namer = recorder.stacks.namer();
     memtrace_naming::write(
@@ -206,7 +202,7 @@ fn write(
         to,
         &mut namer,
         &table::name,
-        &mut open,
+        (path, encoding),
         &mut |snapshot, counts, namer| {
             snapshot.allocator_settings = settings::from_conf(&recorder.config.allocator_conf);
             let known = std::mem::take(&mut snapshot.memtrace);

@@ -122,7 +122,8 @@ impl<L> Ring<L> {
             hint::spin_loop(); // the oldest event's producer, or whoever retires, needs a moment
         }
         let slot = self.slot(ticket);
-        slot[0].store(WRITING, Ordering::Relaxed);
+        // Released, so that a reader who sees it also sees that the old event was retired.
+        slot[0].store(WRITING, Ordering::Release);
         fence(Ordering::Release);
         for (cell, word) in slot[1..].iter().zip(words) {
             cell.store(word, Ordering::Relaxed);

@@ -123,6 +123,30 @@ mod model {
         producers(2, 2, 3, 1);
     }
 
+    /// A slot that was needed again is never taken for the event that it held, nor for one that never came.
+    #[test]
+    fn a_reader_that_is_overtaken_is_told() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let ring = ring(2, 2);
+            let push = |ring: &Ring<()>, n: u64| ring.push(event(n).pack(), |_, e| assert_whole(e));
+            push(&ring, 0);
+            push(&ring, 1);
+            let writer = {
+                let ring = ring.clone();
+                thread::spawn(move || push(&ring, 2))
+            };
+            let mut events = Vec::new();
+            if let Some(unpublished) = ring.read_range(0..2, &mut events) {
+                assert_eq!(unpublished, 0);
+                assert_eq!(events, [event(0), event(1)]);
+            }
+            writer.join().unwrap();
+            assert_eq!(ring.read_range(0..2, &mut events), None);
+        });
+    }
+
     fn header(capacity: usize) -> &'static [AtomicU64] {
         let header = crate::sync::zeroed_words(128);
         header[at::RING_CAPACITY].store(capacity as u64, Ordering::Relaxed);

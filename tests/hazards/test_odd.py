@@ -10,8 +10,10 @@ import time
 import hazard
 import pytest
 import support
+import test_kill
 
 OLD_BLOCKS, PAIRS = 101, 5000
+RING = 1 << 20
 
 
 @pytest.fixture
@@ -226,27 +228,30 @@ def test_absurd_values(name, value, odd):
 
 
 def test_a_snapshot_of_a_running_process(programs, gpu, tmp_path):
-    """Taken while four threads allocate; the process is not stopped, and its black box stays.
-
-    At full speed, some million calls a second, a full ring is overwritten faster than it can be read twice, and the command
-    says so. Some ten thousand a second are still more than a program that also computes can make.
-    """
-    env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none", "CLIENT_PAUSE_US": "100"}
+    """Taken while four threads allocate as fast as they can, some million calls a second, long after their ring is full;
+    the process is not stopped, and its black box stays. What the history lacks is counted."""
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none", "MEMTRACE_EVENTS": str(RING)}
     ledger = tmp_path / "ledger"
     client = hazard.start([programs / "client", ledger, "run"], env)
     try:
-        end = time.monotonic() + 20
-        while not (ledger.exists() and any(ledger.read_bytes())):
+        end = time.monotonic() + 60
+        while not ledger.exists() or test_kill.Acknowledged(ledger).done < 2 * RING:
             assert time.monotonic() < end
+            time.sleep(0.01)
         for unlink in (False, True):
             if unlink:
                 os.unlink(os.path.realpath(next(tmp_path.glob("*.blackbox"))))
             done = support.must(support.memtrace("snapshot", client.pid, "--out", tmp_path))
             path = done.stdout.strip()
-            about = hazard.about(path)
+            snapshot = support.load(path)
+            about = snapshot["memtrace"]
             assert (about["pid"], about["reason"]) == (client.pid, "snapshot")
-            assert about["counters"]["anomalies"] == 0 and about["counters"]["unpublished"] <= 4, about
-            assert len(hazard.driver_blocks(support.load(path))) <= 4 * 256 + 4
+            counters = about["counters"]
+            assert counters["anomalies"] == 0 and counters["unpublished"] <= 4, about
+            assert counters["events"] == counters["events_kept"] + counters["events_retired"] + counters["unpublished"]
+            assert counters["events"] >= 2 * RING and counters["events_kept"] <= RING
+            assert len(done.stderr.splitlines()) == (counters["overwritten"] > 0), done.stderr
+            assert len(hazard.driver_blocks(snapshot)) <= 4 * 256 + 4
             support.must(support.memtrace("check", path))
             assert client.poll() is None
     finally:

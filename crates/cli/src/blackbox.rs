@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use memtrace_format::blackbox::{BlackBox, Bytes, OpenError};
-use memtrace_naming::{json_file, pickle_file};
+use memtrace_naming::{Counts, Encoding};
 
 use crate::args::Format;
 
@@ -67,12 +67,13 @@ pub(crate) fn snapshot(
     reason: &str,
     path: &Path,
     format: Format,
-) -> io::Result<memtrace_naming::Counts> {
+) -> io::Result<Counts> {
     let written_us = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |t| t.as_micros() as u64);
-    memtrace_naming::snapshot(file, alive, reason, written_us, &mut || match format {
-        Format::Pickle => pickle_file(path),
-        Format::Json => json_file(path),
-    })
+    let encoding = match format {
+        Format::Pickle => Encoding::Pickle,
+        Format::Json => Encoding::Json,
+    };
+    memtrace_naming::snapshot(file, alive, reason, written_us, (path, encoding))
 }

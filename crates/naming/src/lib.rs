@@ -22,4 +22,4 @@ pub use lines::line;
 pub use names::{NO_FILE, Namer, Splice};
 pub use snapshot::snapshot;
 pub use symbols::{demangle, names_at};
-pub use write::{Counts, json_file, pickle_file, write};
+pub use write::{Counts, Encoding, write};

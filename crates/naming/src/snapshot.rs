@@ -3,17 +3,17 @@
 //! Nothing here knows whether the process lives: the caller has read the file and says why. What the process said
 //! of itself when it began stands in the file; what it would have counted since then is worked out.
 
-use std::io::{self, Write};
+use std::io;
+use std::path::Path;
 
 use memtrace_format::blackbox::{BlackBox, Bytes, Life, Region, at};
 use memtrace_format::recording::Recording;
 use memtrace_format::settings;
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
-use memtrace_format::stream::Stream;
 use serde_json::{Value, json};
 
 use crate::names::{Namer, Splice};
-use crate::write::{Counts, write};
+use crate::write::{Counts, Encoding, write};
 
 /// Keys of the description that are for the reader alone.
 const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
@@ -21,16 +21,16 @@ const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
 const COUNTED: [&str; 2] = ["launches", "zero_reads"];
 
 /// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and `written_us` are for the
-/// snapshot's `memtrace` key. `open`: see [`write`].
+/// snapshot's `memtrace` key. `target`: see [`write`].
 ///
 /// # Errors
 /// The file is damaged or can't be read, or the snapshot can't be written.
-pub fn snapshot<B: Bytes, O: Write>(
+pub fn snapshot<B: Bytes>(
     file: &BlackBox<B>,
     alive: bool,
     reason: &str,
     written_us: u64,
-    open: &mut dyn FnMut() -> io::Result<Stream<O>>,
+    target: (&Path, Encoding),
 ) -> io::Result<Counts> {
     let mut recording = file.recording(alive)?;
     let to = recording.written()?;
@@ -43,7 +43,7 @@ pub fn snapshot<B: Bytes, O: Write>(
     let capacity = DepotShape::of(depot.count()).map_or(0, |shape| shape.capacity as u64);
     let nodes = (depot.word(HEAD_NEXT).min(capacity), capacity);
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch);
-    write(&mut recording, to, &mut namer, &api, open, &mut |snapshot, counts, namer| {
+    write(&mut recording, to, &mut namer, &api, target, &mut |snapshot, counts, namer| {
         let conf = about["allocator_conf"].as_str().unwrap_or_default();
         snapshot.allocator_settings = settings::from_conf(conf);
         let known = std::mem::take(&mut snapshot.memtrace);
@@ -124,8 +124,6 @@ fn bound(value: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::RefCell;
-
     use memtrace_format::blackbox::{HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, VERSION};
     use memtrace_format::event::{Event, Kind, Layer, WORDS, What};
     use memtrace_format::snapshot::{BlockState, Snapshot};
@@ -202,22 +200,10 @@ mod tests {
     }
 
     fn written(bytes: &[u8]) -> io::Result<Vec<u8>> {
-        let out = RefCell::new(Vec::new());
+        let out = tempfile::NamedTempFile::new()?;
         let file = BlackBox::open(bytes)?;
-        snapshot(&file, false, "recovered", 5, &mut || Stream::pickle(Shared(&out)))?;
-        Ok(out.into_inner())
-    }
-
-    /// What is written, for whoever has not given it away.
-    struct Shared<'a>(&'a RefCell<Vec<u8>>);
-
-    impl Write for Shared<'_> {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.borrow_mut().write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
+        snapshot(&file, false, "recovered", 5, (out.path(), Encoding::Pickle))?;
+        std::fs::read(out.path())
     }
 
     fn read(words: &[u64]) -> Snapshot {

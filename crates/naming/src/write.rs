@@ -4,18 +4,19 @@
 //! the ring is read from that table's ticket on, a batch at a time, and each event's entries go straight into the file;
 //! the state at the end, which the reader of the file sees first, is written last ([`memtrace_format::stream`]).
 //!
-//! A program that fills its whole ring in less time than this needs may overwrite what has not been read. Then
-//! everything begins again, with half of the history that is left, and if need be with half of that: the state is exact
-//! whatever happens, and what the history lacks at its beginning is counted.
+//! A program that fills its ring in less time than this needs overwrites what has not been read. Then everything begins
+//! again, and this time the events are first copied as they are into a scratch file, which is several times faster than any
+//! program makes them. So the state is exact whatever happens, and what the history lacks at its beginning is counted.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memtrace_format::event::Event;
+use memtrace_format::event::{Event, WORDS};
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::{self, ApiName, State};
-use memtrace_format::snapshot::Snapshot;
+use memtrace_format::snapshot::{Snapshot, TraceEntry};
 use memtrace_format::stacks::Words;
 use memtrace_format::stream::Stream;
 
@@ -23,8 +24,19 @@ use crate::names::Namer;
 
 /// Events that are read at a time.
 const BATCH: u64 = 1024;
-/// After so many beginnings the history is left out.
-const TRIES: u32 = 12;
+/// Beginnings; long before, a program so fast has retired all that was asked for, and there is no history left to read.
+const TRIES: u32 = 10_000;
+/// Bytes of an event in the scratch file.
+const EVENT_BYTES: usize = (WORDS - 1) * 8;
+
+/// How a snapshot is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// As a pickle.
+    Pickle,
+    /// As JSON.
+    Json,
+}
 
 /// How a snapshot came about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,111 +71,187 @@ impl Counts {
     }
 }
 
-/// Writes the state before ticket `to`, or the present one if that is lower, and the history until then. `open` opens
-/// the file, empty; it may be called again. `rest` adds to what is known at the end what only the caller knows.
+/// Writes the state before ticket `to`, or the present one if that is lower, and the history until then, into the file at
+/// `path`, which it makes or empties. Scratch files lie beside it, without a name. `rest` adds to what is known at the end
+/// what only the caller knows.
 ///
 /// # Errors
 /// Those of the recording and of the file.
-pub fn write<W: Words, O: Write>(
+pub fn write<W: Words>(
     recording: &mut dyn Recording,
     to: u64,
     namer: &mut Namer<W>,
     api: ApiName<'_>,
-    open: &mut dyn FnMut() -> io::Result<Stream<O>>,
+    (path, encoding): (&Path, Encoding),
     rest: &mut dyn FnMut(&mut Snapshot, &Counts, &Namer<W>),
 ) -> io::Result<Counts> {
     let to = to.min(recording.written()?);
     namer.read_libraries();
     let mut oldest = None;
-    for tries in 0.. {
-        let (mut state, from) = recording.live()?;
-        let oldest = *oldest.get_or_insert(from);
-        let end = if tries < TRIES { to.max(from) } else { from };
-        let first = end - ((end - from) >> tries);
+    for tries in 0..TRIES {
+        let (mut state, first) = recording.live()?;
+        let events = to.max(first);
         let mut counts = Counts {
-            events: end,
+            events,
             first,
-            overwritten: first - oldest,
-            late: end.saturating_sub(to),
+            overwritten: first - *oldest.get_or_insert(first),
+            late: events.saturating_sub(to),
             ..Counts::default()
         };
-        let mut stream = open()?;
-        if history(recording, &mut state, from, api, namer, &mut stream, &mut counts)? {
+        let source = if tries == 0 {
+            Source::Ring { recording: &mut *recording, next: first, end: events }
+        } else if let Some(aside) = copy_aside(recording, first..events, path)? {
+            Source::Aside(aside)
+        } else {
+            continue;
+        };
+        let mut stream = open(path, encoding)?;
+        if history(source, &mut state, api, namer, &mut stream, &mut counts)? {
             let mut snapshot = replay::assemble(&state, &mut |id| namer.stack(id));
             rest(&mut snapshot, &counts, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);
         }
     }
-    unreachable!("a history without events is never overwritten")
+    Err(io::Error::other("the ring is overwritten faster than it can be read"))
 }
 
-/// Plays the events from `from` on and writes the entries of those from `counts.first` on. `false`: some were overwritten.
-fn history<W: Words, O: Write>(
+/// Where the events of the history come from.
+enum Source<'a> {
+    /// The ring itself, from the ticket `next` to `end`.
+    Ring { recording: &'a mut dyn Recording, next: u64, end: u64 },
+    /// A copy of it.
+    Aside(Aside),
+}
+
+/// Events in a scratch file.
+struct Aside {
+    file: BufReader<File>,
+    /// How many are still to be read.
+    left: u64,
+    /// How many were not published when the others were copied.
+    unpublished: u64,
+}
+
+/// What a source says.
+enum Next {
+    /// Some events, and how many are missing among them.
+    Batch(u64),
+    /// There are no more.
+    End,
+    /// An event has been overwritten.
+    Overtaken,
+}
+
+impl Source<'_> {
+    fn next(&mut self, events: &mut Vec<Event>) -> io::Result<Next> {
+        match self {
+            Source::Ring { next, end, .. } if *next >= *end => Ok(Next::End),
+            Source::Ring { recording, next, end } => {
+                let to = next.saturating_add(BATCH).min(*end);
+                let unpublished = recording.read(*next, to, events)?;
+                *next = to;
+                Ok(unpublished.map_or(Next::Overtaken, Next::Batch))
+            }
+            Source::Aside(Aside { left: 0, unpublished: 0, .. }) => Ok(Next::End),
+            Source::Aside(Aside { file, left, unpublished }) => {
+                let batch = BATCH.min(*left);
+                for _ in 0..batch {
+                    let mut bytes = [0; EVENT_BYTES];
+                    file.read_exact(&mut bytes)?;
+                    let mut words = [0; WORDS - 1];
+                    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+                        *word = u64::from_le_bytes(*bytes);
+                    }
+                    events.extend(Event::unpack(words));
+                }
+                *left -= batch;
+                Ok(Next::Batch(std::mem::take(unpublished)))
+            }
+        }
+    }
+}
+
+/// Copies the events with these tickets; `None` if one of them has been overwritten.
+fn copy_aside(
     recording: &mut dyn Recording,
+    tickets: Range<u64>,
+    path: &Path,
+) -> io::Result<Option<Aside>> {
+    let mut ring = Source::Ring { recording, next: tickets.start, end: tickets.end };
+    let mut file = BufWriter::with_capacity(1 << 18, scratch(path, ".ring")?);
+    let mut events = Vec::with_capacity(BATCH as usize);
+    let (mut left, mut unpublished) = (0, 0);
+    loop {
+        match ring.next(&mut events)? {
+            Next::Overtaken => return Ok(None),
+            Next::End => break,
+            Next::Batch(missing) => unpublished += missing,
+        }
+        left += events.len() as u64;
+        for event in events.drain(..) {
+            for word in event.pack() {
+                file.write_all(&word.to_le_bytes())?;
+            }
+        }
+    }
+    let mut file = file.into_inner()?;
+    file.rewind()?;
+    Ok(Some(Aside { file: BufReader::with_capacity(1 << 18, file), left, unpublished }))
+}
+
+/// Plays the events and writes their entries. `false`: some were overwritten.
+fn history<W: Words>(
+    mut source: Source<'_>,
     state: &mut State,
-    from: u64,
     api: ApiName<'_>,
     namer: &mut Namer<W>,
-    stream: &mut Stream<O>,
+    stream: &mut Stream<File>,
     counts: &mut Counts,
 ) -> io::Result<bool> {
     let mut written = Ok(());
     let mut entries = 0;
-    let mut sink = |place, mut entry: memtrace_format::snapshot::TraceEntry| {
+    let mut sink = |place, mut entry: TraceEntry| {
         if written.is_ok() {
             entries += 1;
             entry.frames = entry.frames.and_then(|id| namer.stack(id));
             written = stream.entry(place, entry, namer.tables());
         }
     };
-    let mut events: Vec<Event> = Vec::with_capacity(BATCH as usize);
-    let mut at = from;
-    while at < counts.events {
-        let before = at < counts.first;
-        let next = at.saturating_add(BATCH).min(if before { counts.first } else { counts.events });
-        events.clear();
-        let Some(unpublished) = recording.read(at, next, &mut events)? else { return Ok(false) };
-        for event in &events {
-            if before {
-                state.apply(event, api, &mut |_, _| ());
-            } else {
-                state.apply(event, api, &mut sink);
-            }
+    let mut events = Vec::with_capacity(BATCH as usize);
+    loop {
+        match source.next(&mut events)? {
+            Next::Overtaken => return Ok(false),
+            Next::End => break,
+            Next::Batch(unpublished) => counts.unpublished += unpublished,
         }
-        if !before {
-            counts.kept += events.len() as u64;
-            counts.unpublished += unpublished;
+        counts.kept += events.len() as u64;
+        for event in events.drain(..) {
+            state.apply(&event, api, &mut sink);
         }
-        at = next;
     }
     state.finish(&mut sink);
     counts.entries = entries;
     written.map(|()| true)
 }
 
-/// A pickle in this file, which is emptied.
-///
-/// # Errors
-/// The system's.
-pub fn pickle_file(path: &Path) -> io::Result<Stream<File>> {
-    Stream::pickle(OpenOptions::new().write(true).create(true).truncate(true).open(path)?)
-}
-
-/// JSON in this file, which is emptied. While it is written, what is scratch lies beside it without a name.
-///
-/// # Errors
-/// The system's.
-pub fn json_file(path: &Path) -> io::Result<Stream<File>> {
+fn open(path: &Path, encoding: Encoding) -> io::Result<Stream<File>> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".trace");
-    let beside = PathBuf::from(beside);
-    Ok(Stream::json(file, Box::new(move || scratch(&beside))))
+    match encoding {
+        Encoding::Pickle => Stream::pickle(file),
+        Encoding::Json => {
+            let path = path.to_owned();
+            Ok(Stream::json(file, Box::new(move || scratch(&path, ".trace"))))
+        }
+    }
 }
 
-fn scratch(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+/// An empty file beside another one, without a name.
+fn scratch(path: &Path, extension: &str) -> io::Result<File> {
+    let mut path = path.as_os_str().to_owned();
+    path.push(extension);
+    let path = PathBuf::from(path);
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
     std::fs::remove_file(path)?;
     Ok(file)
 }
@@ -172,21 +260,25 @@ fn scratch(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
     use memtrace_format::event::{Kind, Layer, What};
-    use memtrace_format::snapshot::TraceEntry;
     use proptest::prelude::*;
-    use std::cell::RefCell;
 
     use crate::names::Splice;
 
-    /// A ring of `capacity` slots whose program writes `pace` events for each batch that is read.
+    /// A ring of `capacity` slots whose program writes `pace` events for each batch that is read, until it rests.
     struct Tape {
         events: Vec<Event>,
         capacity: u64,
         head: u64,
         pace: u64,
+        /// Batches until then.
+        rest_after: u64,
     }
 
     impl Tape {
+        fn of(events: &[Event], capacity: u64, head: u64, pace: u64) -> Tape {
+            Tape { events: events.to_vec(), capacity, head, pace, rest_after: u64::MAX }
+        }
+
         fn retired(&self) -> u64 {
             self.head.saturating_sub(self.capacity)
         }
@@ -202,7 +294,10 @@ mod tests {
         }
 
         fn read(&mut self, from: u64, to: u64, events: &mut Vec<Event>) -> io::Result<Option<u64>> {
-            self.head = (self.head + self.pace).min(self.events.len() as u64);
+            if self.rest_after > 0 {
+                self.rest_after -= 1;
+                self.head = (self.head + self.pace).min(self.events.len() as u64);
+            }
             if self.retired() > from {
                 return Ok(None);
             }
@@ -258,24 +353,15 @@ mod tests {
     }
 
     fn written(tape: &mut Tape, to: u64) -> (Counts, Snapshot) {
-        struct Shared<'a>(&'a RefCell<Vec<u8>>);
-        impl Write for Shared<'_> {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0.borrow_mut().write(bytes)
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("snapshot");
         let nothing: &[u64] = &[];
         let mut namer = Namer::new(nothing, nothing, nothing, Splice::PyTorch);
-        let out = RefCell::new(Vec::new());
-        let mut open = || {
-            out.borrow_mut().clear();
-            Stream::pickle(Shared(&out))
-        };
-        let counts = write(tape, to, &mut namer, &|_| "", &mut open, &mut |_, _, _| ());
-        let snapshot = Snapshot::read(&out.borrow()).expect("a snapshot");
+        let target = (&*path, Encoding::Pickle);
+        let counts = write(tape, to, &mut namer, &|_| "", target, &mut |_, _, _| ());
+        let files = folder.path().read_dir().expect("readable").count();
+        assert_eq!(files, 1, "scratch is left");
+        let snapshot = Snapshot::read(&std::fs::read(path).expect("a file")).expect("a snapshot");
         (counts.expect("written"), snapshot)
     }
 
@@ -289,7 +375,7 @@ mod tests {
     #[test]
     fn a_program_that_waits_loses_nothing() {
         let events = program(10_000);
-        let mut tape = Tape { events: events.clone(), capacity: 8192, head: 10_000, pace: 0 };
+        let mut tape = Tape::of(&events, 8192, 10_000, 0);
         let (counts, found) = written(&mut tape, u64::MAX);
         let first = 10_000 - 8192;
         let expect = Counts {
@@ -311,7 +397,7 @@ mod tests {
     #[test]
     fn a_program_as_fast_as_the_reader_loses_nothing() {
         let events = program(60_000);
-        let mut tape = Tape { events: events.clone(), capacity: 8192, head: 7000, pace: BATCH };
+        let mut tape = Tape::of(&events, 8192, 7000, BATCH);
         let (counts, found) = written(&mut tape, u64::MAX);
         assert_eq!((counts.events, counts.first, counts.overwritten), (7000, 0, 0));
         assert!(tape.head > 13_000, "it went on meanwhile");
@@ -319,9 +405,18 @@ mod tests {
     }
 
     #[test]
+    fn what_the_second_beginning_finds_is_kept() {
+        let events = program(20_000);
+        let mut tape = Tape { rest_after: 1, ..Tape::of(&events, 8192, 8192, 2000) };
+        let (counts, found) = written(&mut tape, u64::MAX);
+        assert_eq!((counts.events, counts.first, counts.overwritten), (8192, 2000, 2000));
+        same(&found, &expected(&events, 2000, 8192));
+    }
+
+    #[test]
     fn a_state_that_has_passed_is_said_to_be_later() {
         let events = program(10_000);
-        let mut tape = Tape { events: events.clone(), capacity: 1024, head: 10_000, pace: 0 };
+        let mut tape = Tape::of(&events, 1024, 10_000, 0);
         let (counts, found) = written(&mut tape, 5000);
         let retired = 10_000 - 1024;
         assert_eq!((counts.events, counts.first, counts.kept), (retired, retired, 0));
@@ -339,10 +434,11 @@ mod tests {
             head in 0_u64..20_000,
             pace in 0_u64..20_000,
             before in 0_u64..2000,
+            rest_after in 0_u64..60,
         ) {
             let events = program(200_000);
             let capacity = 1 << capacity;
-            let mut tape = Tape { events: events.clone(), capacity, head, pace };
+            let mut tape = Tape { rest_after, ..Tape::of(&events, capacity, head, pace) };
             let oldest = tape.retired();
             let to = head.saturating_sub(before);
             let (counts, found) = written(&mut tape, to);
