@@ -31,6 +31,15 @@ def test_a_runtime_that_was_brought_along_is_kept_and_seen_at_the_drivers_door(p
     assert [e["user_metadata"] for e in snapshot["device_traces"][0]] == ["driver: cuMemAlloc_v2"] * 2
 
 
+def test_a_runtime_call_that_calls_the_driver_is_one_event(programs, gpu, tmp_path):
+    _, said = look("nested", programs, gpu, tmp_path, after=["libruntime.so"])
+    assert client.check_steps(said) == ["nested"]
+    _, snapshot = client.ledger(said[0]["path"])
+    names = [e["user_metadata"] for e in snapshot["device_traces"][0]]
+    assert names == ["driver: cudaMalloc"] * 4 + ["driver: cudaFree"] * 3
+    assert snapshot["memtrace"]["counters"]["events"] == 4  # a context, two allocations, a free
+
+
 BEFORE, AFTER, HOOKING = ["libbefore.so"], ["libafter.so"], ["libhooking.so"]
 
 

@@ -39,6 +39,13 @@ int main(int argc, char **argv) {
         device[0].device_bytes += 3000;
         if (own(&at, 1ul << 45) != 1002) fail("cudaMalloc", "not its own answer");
         step("bundled");
+    } else if (strcmp(what, "nested") == 0) {
+        void *at, *kept;
+        context();
+        device[0].contexts++;
+        if (cudaMalloc(&at, 500) || cudaMalloc(&kept, 600) || cudaFree(at)) fail("cudaMalloc", "through the driver");
+        device[0].device_bytes += 600;
+        step("nested");
     } else if (strcmp(what, "calls") == 0) {
         void *a;
         addr_t b;
