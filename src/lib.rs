@@ -19,14 +19,14 @@ pub mod stack;
 pub mod sync;
 pub mod virtual_gpu;
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use config::Config;
 use memtrace_format::blackbox::Life;
 use record::{Recorder, guard};
 
-/// The recorder of this process while it is on.
-pub(crate) static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
+/// Where the address of the recorder of this process is while it is on: a word that a forked child finds empty.
+static RECORDER: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether it has been woken: [`ASLEEP`], [`WAKING`], or [`AWAKE`], also if it went off again or must stay off. A
 /// futex word.
 pub(crate) static WOKEN: AtomicU32 = AtomicU32::new(ASLEEP);
@@ -38,14 +38,23 @@ pub(crate) const AWAKE: u32 = 2;
 const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// The recorder, if it is on.
+#[inline]
 pub fn recorder() -> Option<&'static Recorder> {
-    // SAFETY: the pointer is null or a leaked recorder.
-    unsafe { RECORDER.load(Ordering::Acquire).as_ref() }.filter(|r| r.is_ours())
+    // SAFETY: the pointer is null or a word that is never freed; the word is 0 or the address of a leaked recorder.
+    unsafe {
+        let word = RECORDER.load(Ordering::Acquire).as_ref()?;
+        (word.load(Ordering::Acquire) as *const Recorder).as_ref()
+    }
 }
 
 /// Is this recorder the one that is on?
 pub fn is_on(recorder: &Recorder) -> bool {
-    std::ptr::eq(RECORDER.load(Ordering::Acquire), recorder)
+    crate::recorder().is_some_and(|on| std::ptr::eq(on, recorder))
+}
+
+/// Forgets the recorder, whose memory is a copy of the parent's: for the child of a fork.
+pub(crate) fn forget_recorder() {
+    RECORDER.store(std::ptr::null_mut(), Ordering::Release);
 }
 
 /// Turns the recorder on at the first CUDA call of the process. Cheap ever after.
@@ -80,7 +89,9 @@ pub fn wake() {
 
 fn turn_on() {
     let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(Config::from_env())));
-    RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+    let word = record::word_of_this_process();
+    word.store(std::ptr::from_ref(recorder) as usize, Ordering::Release);
+    RECORDER.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);
     emitter::start(recorder);
     hooks::torch::attach();
     life::register();
@@ -88,9 +99,10 @@ fn turn_on() {
 
 /// Off for ever. The program goes on as if memtrace had never been there.
 pub fn switch_off(why: &str) {
-    let recorder = RECORDER.swap(std::ptr::null_mut(), Ordering::AcqRel);
-    // SAFETY: the pointer is null or a leaked recorder.
-    if let Some(recorder) = unsafe { recorder.as_ref() } {
+    let on = recorder();
+    let word = RECORDER.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    // Of several threads that come here at once, one takes the word away.
+    if let Some(recorder) = on.filter(|_| !word.is_null()) {
         recorder.blackbox.set_life(Life::SwitchedOff);
         message!("{why}: recording is switched off; the program goes on");
     }

@@ -13,7 +13,7 @@ use memtrace_format::blackbox::Life;
 
 use crate::hooks::resolve;
 use crate::record::{Recorder, guard};
-use crate::{ASLEEP, RECORDER, WOKEN, dump, message, recorder};
+use crate::{ASLEEP, WOKEN, dump, forget_recorder, message, recorder};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 
 /// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here.
 extern "C" fn forked() {
-    RECORDER.store(std::ptr::null_mut(), Ordering::Release);
+    forget_recorder();
     WOKEN.store(ASLEEP, Ordering::Release);
     guard::local(guard::Local::forget_thread);
 }

@@ -21,6 +21,7 @@ use crate::record::clock;
 use crate::record::guard::Local;
 
 /// An event of this thread, here and now, with everything unsaid at zero.
+#[inline]
 pub fn event(local: &Local, kind: Kind, layer: Layer) -> Event {
     Event {
         kind,

@@ -81,23 +81,34 @@ type CurrentStream = unsafe extern "C" fn(i8) -> CudaStream;
 type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
 
 /// The calling thread's current stream on a device (−1: the current one): raw handle and device ordinal.
+#[inline]
 fn current_stream(local: &Local, device: i8) -> (u64, i8) {
     static CURRENT: resolve::Real = resolve::Real::new();
-    static RAW: resolve::Real = resolve::Real::new();
-    let (Some(current), Some(raw)) = (
-        CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY),
-        RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY),
-    ) else {
+    let Some(current) = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY) else {
         return (0, local.device.get());
     };
-    // SAFETY: exported by libc10_cuda under these names with these signatures in every 2.x. A 16-byte
-    // trivial class is returned in two registers, as `CudaStream` is.
-    unsafe {
-        let current: CurrentStream = std::mem::transmute(current);
-        let raw: RawStream = std::mem::transmute(raw);
-        let stream = current(device);
-        (raw(&raw const stream) as u64, (stream.device >> 8) as i8)
+    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x. A 16-byte trivial class is
+    // returned in two registers, as `CudaStream` is.
+    let stream = unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) };
+    let device = (stream.device >> 8) as i8;
+    // In every 2.x the default stream has the id 0, and no other one has (`c10/core/Stream.h`).
+    (if stream.id == 0 { 0 } else { raw_stream(local, stream) }, device)
+}
+
+/// The handle of a stream that isn't the default one. It never changes, and to ask for it costs PyTorch two calls of
+/// the CUDA runtime: so the thread remembers its last one.
+fn raw_stream(local: &Local, stream: CudaStream) -> u64 {
+    static RAW: resolve::Real = resolve::Real::new();
+    let (device, id, raw) = local.stream.get();
+    if (device, id) == (stream.device, stream.id) {
+        return raw;
     }
+    let Some(find) = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY) else { return 0 };
+    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
+    let raw =
+        unsafe { std::mem::transmute::<*mut c_void, RawStream>(find)(&raw const stream) as u64 };
+    local.stream.set((stream.device, stream.id, raw));
+    raw
 }
 
 /// What PyTorch is about in this thread.
@@ -232,11 +243,14 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
 ) {
     static REAL: resolve::Real = resolve::Real::new();
     if device & 0xff == CUDA {
-        attach();
-        replace_allocate();
         guard::observe(|recorder, local| {
             let device = (device >> 8) as i8;
             if change > 0 {
+                // A request by another door, or the allocator's first.
+                if local.request.get().is_none() {
+                    attach();
+                    replace_allocate();
+                }
                 let ticket = handed_out(recorder, local, addr as u64, change as u64, device);
                 recorder.emitter.allocated(recorder, allocated as u64, ticket);
             } else {

@@ -25,7 +25,7 @@ use memtrace_format::event::WORDS;
 
 use crate::config::Config;
 use crate::message;
-use crate::record::guard;
+use crate::record::{guard, truncated};
 
 /// Slots of the ring at the start; it doubles from there.
 pub const FIRST_SLOTS: usize = 1 << 14;
@@ -46,25 +46,27 @@ pub struct Space {
     base: usize,
     /// Which file that is: file system and number.
     identity: (u64, u64),
+    length: usize,
 }
 
 impl Space {
     /// For words that need no reserving.
-    pub const MEMORY: Space = Space { file: -1, base: 0, identity: (0, 0) };
+    pub const MEMORY: Space = Space { file: -1, base: 0, identity: (0, 0), length: 0 };
 
     fn of(file: &OwnedFd, words: &[AtomicU64]) -> Space {
         let file = file.as_raw_fd();
-        let identity = Space::identity(file).unwrap_or((0, 0));
-        Space { file, base: words.as_ptr() as usize, identity }
+        let (identity, length) = Space::look(file).unwrap_or_default();
+        Space { file, base: words.as_ptr() as usize, identity, length }
     }
 
-    fn identity(file: i32) -> Option<(u64, u64)> {
+    /// Which file, and how long it is.
+    fn look(file: i32) -> Option<((u64, u64), usize)> {
         let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
         // SAFETY: the record is read only if the call filled it.
         unsafe {
             (libc::fstat(file, found.as_mut_ptr()) == 0).then(|| {
                 let found = found.assume_init();
-                (found.st_dev, found.st_ino)
+                ((found.st_dev, found.st_ino), found.st_size as usize)
             })
         }
     }
@@ -74,9 +76,16 @@ impl Space {
         if self.file < 0 {
             return true;
         }
-        // A program that closes every descriptor may get ours again for a file of its own.
-        if Space::identity(self.file) != Some(self.identity) {
-            return false;
+        match Space::look(self.file) {
+            Some((file, length)) if file == self.identity => {
+                if length < self.length {
+                    // Reserving would make it longer again, full of zeros.
+                    truncated::replace();
+                    return false;
+                }
+            }
+            // A program that closes every descriptor may get ours again for a file of its own.
+            _ => return false,
         }
         let offset = words.as_ptr() as usize - self.base;
         let (offset, length) = (offset as libc::off_t, size_of_val(words) as libc::off_t);
@@ -123,6 +132,9 @@ impl Mapped {
                     let mut mapped =
                         Mapped { words, path: Some(path), link: None, space, _file: Some(file) };
                     if mapped.begin(config.events) {
+                        if let Some(path) = &mapped.path {
+                            truncated::survive(words, path);
+                        }
                         mapped.link_from(&config.out);
                         return mapped;
                     }

@@ -25,22 +25,25 @@ pub struct Request {
 /// The most CUDA events one free can wait for that are told apart (one for each stream that used it).
 pub const MAX_WAITS: usize = 64;
 
-/// What the thread knows of itself.
+/// What the thread knows of itself; what every allocation needs, first.
+#[repr(C, align(64))]
 pub struct Local {
     inside: Cell<bool>,
     tid: Cell<u32>,
     /// Device chosen by the thread's last `cudaSetDevice`.
     pub device: Cell<i8>,
-    /// PyTorch's request that is under way.
-    pub request: Cell<Option<Request>>,
-    /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
-    pub device_free: Cell<u64>,
-    /// Handles of CUDA events that PyTorch's allocator recorded since its last report.
-    pub recorded: [Cell<u64>; MAX_WAITS],
     /// How many of `recorded` hold one.
     pub recorded_len: Cell<usize>,
+    /// PyTorch's request that is under way.
+    pub request: Cell<Option<Request>>,
+    /// PyTorch's stream that was last asked for its handle: device word and id, and the handle.
+    pub stream: Cell<(u64, u64, u64)>,
+    /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
+    pub device_free: Cell<u64>,
     /// Pieces that PyTorch's allocator mapped since it last set access: bytes, and the largest piece.
     pub mapped: Cell<(u64, u64)>,
+    /// Handles of CUDA events that PyTorch's allocator recorded since its last report.
+    pub recorded: [Cell<u64>; MAX_WAITS],
 }
 
 thread_local! {
@@ -50,6 +53,7 @@ thread_local! {
             tid: Cell::new(0),
             device: Cell::new(0),
             request: Cell::new(None),
+            stream: Cell::new((0, 0, 0)),
             device_free: Cell::new(0),
             recorded: [const { Cell::new(0) }; MAX_WAITS],
             recorded_len: Cell::new(0),

@@ -10,7 +10,7 @@ pub mod live;
 pub mod ring;
 pub mod stacks;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::{Event, NO_STACK, StackId};
@@ -26,30 +26,29 @@ use crate::stack::Site;
 use crate::sync::of_file;
 
 /// Everything one process records into. Made at the first CUDA call and never freed: other threads may be
-/// inside a hook at any time, also while the process exits.
+/// inside a hook at any time, also while the process exits. What every event needs comes first.
+#[repr(C)]
 pub struct Recorder {
-    /// What the user asked for.
-    pub config: Config,
-    /// The file behind everything below.
-    pub blackbox: Mapped,
     /// The history.
     pub ring: Ring<Live>,
     /// Interned call stacks.
     pub stacks: Stacks,
     /// The background thread's mailbox.
     pub emitter: Emitter,
+    /// The file behind everything above.
+    pub blackbox: Mapped,
+    /// What the user asked for.
+    pub config: Config,
     /// The process that owns this recorder; a forked child must not write into it.
     pub pid: i32,
     /// When recording began, nanoseconds since 1970.
     pub started_ns: u64,
-    /// 1 in the process that made this recorder. The kernel wipes it in a forked child, before any code runs
-    /// there.
-    owner: &'static AtomicU64,
 }
 
 impl Recorder {
     /// A recorder for this process.
     pub fn new(config: Config) -> Recorder {
+        clock::prepare();
         let started_ns = clock::now_ns();
         let pid = std::process::id();
         let name =
@@ -68,15 +67,9 @@ impl Recorder {
             emitter: Emitter::new(),
             pid: pid as i32,
             started_ns,
-            owner: owner_word(),
             blackbox,
             config,
         }
-    }
-
-    /// Is this the process that made the recorder?
-    pub fn is_ours(&self) -> bool {
-        self.owner.load(Ordering::Relaxed) == 1
     }
 
     /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
@@ -84,13 +77,14 @@ impl Recorder {
         if self.config.stacks_of_frees { self.stacks.capture(Site::Free) } else { NO_STACK }
     }
 
-    /// Writes one event. Returns its ticket.
+    /// Writes one event. Returns its ticket. Inlined, so that the event goes from registers into the ring.
+    #[inline]
     pub fn write(&self, event: &Event) -> u64 {
         let (ticket, stalled) = self.ring.push(event.pack(), Live::apply);
         if stalled {
             self.blackbox.header()[at::STALLS].fetch_add(1, Ordering::Relaxed);
         }
-        if ticket.is_multiple_of(WAKE_EVERY) {
+        if ticket.is_multiple_of(LOOK_EVERY) && self.ring.is_short(ticket) {
             self.emitter.wake();
         }
         ticket
@@ -114,11 +108,12 @@ impl Recorder {
     }
 }
 
-/// The background thread is called for every so many events; the smallest ring has 16 times as many.
-const WAKE_EVERY: u64 = 1024;
+/// Every so many events it is looked whether the background thread is needed, which costs two system calls and another
+/// processor; the smallest ring has 32 times as many.
+const LOOK_EVERY: u64 = 512;
 
-/// A word that is 1 here and 0 in a forked child.
-fn owner_word() -> &'static AtomicU64 {
+/// A word that is 0 in a forked child, before any code runs there: the kernel wipes it. Here it is 0, too, so far.
+pub fn word_of_this_process() -> &'static AtomicUsize {
     // SAFETY: a fresh private page that is never unmapped, used as one atomic word.
     unsafe {
         let page = libc::mmap(
@@ -130,11 +125,9 @@ fn owner_word() -> &'static AtomicU64 {
             0,
         );
         if page == libc::MAP_FAILED {
-            return Box::leak(Box::new(AtomicU64::new(1)));
+            return Box::leak(Box::new(AtomicUsize::new(0)));
         }
         libc::madvise(page, 4096, libc::MADV_WIPEONFORK);
-        let word = &*page.cast::<AtomicU64>();
-        word.store(1, Ordering::Relaxed);
-        word
+        &*page.cast::<AtomicUsize>()
     }
 }

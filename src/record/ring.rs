@@ -37,6 +37,7 @@ type Slot = [AtomicU64; WORDS];
 const WRITING: u64 = 0;
 
 /// See the module's essay. `L` is the live table.
+#[repr(C)]
 pub struct Ring<L> {
     slots: &'static [Slot],
     header: &'static [AtomicU64],
@@ -51,6 +52,20 @@ struct Role<L> {
     grown: bool,
     /// It has been told that the capacity is less than it should be.
     told: bool,
+}
+
+/// Brings the slot of the next event near: without that, the next instruction of anybody's that locks the bus waits
+/// for it to come from memory.
+#[inline]
+fn prefetch(slot: &Slot) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which reads nothing and faults nowhere.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(slot).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = slot;
 }
 
 impl<L> Ring<L> {
@@ -98,28 +113,27 @@ impl<L> Ring<L> {
         &self.slots[(ticket & (self.capacity() - 1)) as usize]
     }
 
+    /// Has the background thread let the ring run down to half of what it keeps free, at this ticket?
+    pub fn is_short(&self, ticket: u64) -> bool {
+        let capacity = self.capacity();
+        ticket + capacity / 16 >= self.retired() + capacity
+    }
+
     fn has_room(&self, ticket: u64) -> bool {
         ticket < self.retired() + self.capacity()
     }
 
     /// Appends an event; returns its ticket and whether it had to make room first.
+    #[inline]
     pub fn push(
         &self,
         words: [u64; WORDS - 1],
         mut apply: impl FnMut(&mut L, &Event),
     ) -> (u64, bool) {
         let ticket = self.header[at::HEAD].fetch_add(1, Ordering::AcqRel);
-        let mut stalled = false;
-        while !self.has_room(ticket) {
-            stalled = true;
-            match self.live.try_lock() {
-                Ok(mut role) => self.make_room(&mut role, &mut apply),
-                Err(TryLockError::Poisoned(e)) => {
-                    self.make_room(&mut e.into_inner(), &mut apply);
-                }
-                Err(TryLockError::WouldBlock) => {}
-            }
-            hint::spin_loop(); // the oldest event's producer, or whoever retires, needs a moment
+        let stalled = !self.has_room(ticket);
+        if stalled {
+            self.wait_for_room(ticket, &mut apply);
         }
         let slot = self.slot(ticket);
         // Released, so that a reader who sees it also sees that the old event was retired.
@@ -129,7 +143,20 @@ impl<L> Ring<L> {
             cell.store(word, Ordering::Relaxed);
         }
         slot[0].store(ticket + 1, Ordering::Release);
+        prefetch(self.slot(ticket + 1));
         (ticket, stalled)
+    }
+
+    #[cold]
+    fn wait_for_room(&self, ticket: u64, apply: &mut impl FnMut(&mut L, &Event)) {
+        while !self.has_room(ticket) {
+            match self.live.try_lock() {
+                Ok(mut role) => self.make_room(&mut role, apply),
+                Err(TryLockError::Poisoned(e)) => self.make_room(&mut e.into_inner(), apply),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            hint::spin_loop(); // the oldest event's producer, or whoever retires, needs a moment
+        }
     }
 
     /// The words of the event with this ticket, if it is published and not overwritten.
@@ -188,7 +215,9 @@ impl<L> Ring<L> {
         loop {
             let capacity = self.capacity();
             let keep = capacity - capacity / 8;
-            let used = self.written() - self.retired();
+            // In this order, because both grow: what has been retired had been written before.
+            let retired = self.retired();
+            let used = self.written() - retired;
             if used <= keep {
                 return self.is_cut_short();
             }

@@ -4,10 +4,11 @@
 //! the outermost say who. The middle of a recursion says nothing.
 
 /// The list.
+#[repr(C)]
 pub struct Deep<T, const HALF: usize> {
+    pushed: usize,
     first: [T; HALF],
     last: [T; HALF],
-    pushed: usize,
 }
 
 impl<T: Copy, const HALF: usize> Deep<T, HALF> {

@@ -13,7 +13,7 @@
 //! leads to the same caller if the two words are the same, and so on outwards: comparing words that are known
 //! beforehand proves, frame by frame, that the walk would go as before. Nothing is assumed about what happened
 //! in between: if the frames were left and entered again and all words are as before, the walk is as before,
-//! too. Where a word differs, the walk goes on by the rules from there. Rules change only when a library is
+//! too. Memtrace's own frames at the inner end are proven the same way before any other. Where a word differs, the walk goes on by the rules from there. Rules change only when a library is
 //! unloaded, which changes [`super::rules::generation`], and then nothing is remembered. A frame whose place depends
 //! on a third word is never taken as proven.
 
@@ -49,9 +49,12 @@ pub struct Native {
 /// Frames while they are found, innermost first.
 pub type Found = Deep<Native, HALF>;
 
+/// Most of memtrace's own frames that are remembered; a hook has half as many.
+const OWN: usize = 16;
+
 /// The frames of the last walk, outermost first. All zeros is an empty one.
+#[repr(C, align(64))]
 pub struct Trail {
-    frames: [Native; MAX],
     len: usize,
     /// The index before which frames were left out; 0: none.
     gap: usize,
@@ -59,18 +62,31 @@ pub struct Trail {
     generation: u64,
     /// How many of the frames, counted from the outermost, are those of the walk before.
     kept: usize,
+    /// The last two walks are the same.
+    same: bool,
+    /// Memtrace's own frames further in, which are in no stack, innermost first. More than `OWN`: too many.
+    own_len: usize,
+    own: [Native; OWN],
+    frames: [Native; MAX],
 }
 
 impl Trail {
     /// Forgets everything.
     pub fn clear(&mut self) {
-        (self.len, self.gap, self.generation, self.kept) = (0, 0, 0, 0);
+        (self.len, self.gap, self.generation, self.kept, self.own_len) = (0, 0, 0, 0, 0);
+        self.same = false;
     }
 
     /// The frames, outermost first.
     #[inline]
-    pub fn frames(&mut self) -> &mut [Native] {
+    pub fn frames_mut(&mut self) -> &mut [Native] {
         &mut self.frames[..self.len]
+    }
+
+    /// The same, to look at.
+    #[inline]
+    pub fn frames(&self) -> &[Native] {
+        &self.frames[..self.len]
     }
 
     /// Frames were left out before this index.
@@ -85,10 +101,17 @@ impl Trail {
         self.kept
     }
 
+    /// Are the last two walks the same, for certain?
+    #[inline]
+    pub fn is_same(&self) -> bool {
+        self.same
+    }
+
     /// Puts frames that were found at the inner end of the first `kept` ones.
     #[inline]
     fn extend(&mut self, kept: usize, found: &Found) {
         let n = found.len();
+        self.same = (kept, n) == (self.len, 0);
         for (i, place) in self.frames[kept..].iter_mut().take(n).enumerate() {
             *place = found.get(n - 1 - i);
         }
@@ -98,25 +121,73 @@ impl Trail {
     }
 
     /// The innermost of the first `n` remembered frames whose step outwards is no longer the same.
+    ///
+    /// # Safety
+    /// The walk has come to the last of them.
     #[inline]
-    fn changed(&self, n: usize) -> Option<usize> {
-        // SAFETY: the places were read when the frame was first met, inside this thread's stack, and lie in the
-        // part of it that is in use: the walk has come to a frame that is further in.
-        let same = |at: u64, value: u64| unsafe { (at as *const u64).read_unaligned() } == value;
+    unsafe fn changed(&self, n: usize) -> Option<usize> {
         let frames = &self.frames[..n];
         for i in (1..n).rev() {
-            let (frame, caller) = (&frames[i], &frames[i - 1]);
-            let proven = frame.pc_at != 0
-                && same(frame.pc_at, caller.pc)
-                && (frame.fp_at == 0 || same(frame.fp_at, caller.fp));
-            if !proven {
+            // SAFETY: as promised, or the step from the frame further in was the same.
+            if !unsafe { frames[i].leads_to(&frames[i - 1]) } {
                 return Some(i);
             }
         }
         // The outermost frame is one by its rule, or by a return address of 0.
         let end = frames.first()?;
-        (end.pc_at != 0 && !same(end.pc_at, 0)).then_some(0)
+        // SAFETY: as above.
+        (end.pc_at != 0 && unsafe { word(end.pc_at) } != 0).then_some(0)
     }
+
+    /// Where a walk that begins `here` leaves memtrace's own code, if it is there that the last one left it.
+    #[inline]
+    fn beyond_own(&self, here: Registers, generation: Option<u64>) -> Option<Registers> {
+        let own = self.own.get(..self.own_len)?;
+        let (first, border) = (own.first()?, self.frames().last()?);
+        if generation != Some(self.generation) || !first.is_at(here) {
+            return None;
+        }
+        let callers = own[1..].iter().chain(std::iter::once(border));
+        // SAFETY: the walk is at the first frame, and at each next one if the step before was the same.
+        let same = own.iter().zip(callers).all(|(frame, caller)| unsafe { frame.leads_to(caller) });
+        same.then_some(border.registers())
+    }
+}
+
+impl Native {
+    #[inline]
+    fn is_at(&self, here: Registers) -> bool {
+        (self.pc, self.sp, self.fp) == (here.pc, here.sp, here.fp)
+    }
+
+    #[inline]
+    fn registers(&self) -> Registers {
+        Registers { pc: self.pc, sp: self.sp, fp: self.fp }
+    }
+
+    /// Is the step out of this frame certain to come to the remembered caller again?
+    ///
+    /// # Safety
+    /// The walk has come to this frame: the places were read when it was first met, inside this thread's stack, and
+    /// so lie in the part of it that is in use.
+    #[inline]
+    unsafe fn leads_to(&self, caller: &Native) -> bool {
+        // SAFETY: as promised.
+        self.pc_at != 0
+            && unsafe {
+                word(self.pc_at) == caller.pc && (self.fp_at == 0 || word(self.fp_at) == caller.fp)
+            }
+    }
+}
+
+/// A word of the stack.
+///
+/// # Safety
+/// The place is mapped.
+#[inline]
+unsafe fn word(at: u64) -> u64 {
+    // SAFETY: as promised.
+    unsafe { (at as *const u64).read_unaligned() }
 }
 
 /// The stack of a thread: from the lowest address to the one after the highest.
@@ -181,7 +252,7 @@ pub fn walk(bounds: Bounds, trail: &mut Trail, found: &mut Found) -> Option<Reas
 #[inline(never)]
 fn by_rules(
     bounds: Bounds,
-    trail: &Trail,
+    trail: &mut Trail,
     generation: Option<u64>,
     found: &mut Found,
 ) -> Option<usize> {
@@ -198,6 +269,10 @@ fn by_rules(
         inside.then(|| unsafe { (at as *const u64).read_unaligned() })
     };
     let own = own_code();
+    match trail.beyond_own(here, generation) {
+        Some(border) => here = border,
+        None => trail.own_len = 0,
+    }
     // Remembered frames below this index are further out than where the walk is.
     let mut candidates = if generation == Some(trail.generation) { trail.len } else { 0 };
     for _ in 0..MAX_FRAMES {
@@ -207,14 +282,16 @@ fn by_rules(
             candidates -= 1;
         }
         if let Some(last) = trail.frames[..candidates].last()
-            && (last.pc, last.sp, last.fp) == (here.pc, here.sp, here.fp)
+            && last.is_at(here)
         {
-            let Some(changed) = trail.changed(candidates) else { return Some(candidates) };
+            // SAFETY: here is where the walk is.
+            let Some(changed) = (unsafe { trail.changed(candidates) }) else {
+                return Some(candidates);
+            };
             for frame in trail.frames[changed + 1..candidates].iter().rev() {
                 found.push(*frame);
             }
-            let Native { pc, sp, fp, .. } = trail.frames[changed];
-            here = Registers { pc, sp, fp };
+            here = trail.frames[changed].registers();
             candidates = changed;
         }
         let mut frame = Native { pc: here.pc, sp: here.sp, fp: here.fp, ..Native::default() };
@@ -225,6 +302,11 @@ fn by_rules(
                 here = step.caller;
                 if !ours {
                     found.push(frame);
+                } else if let Some(place) = trail.own.get_mut(trail.own_len) {
+                    *place = frame;
+                    trail.own_len += 1;
+                } else {
+                    trail.own_len = OWN + 1;
                 }
             }
             Outcome::End(zero_at) => {

@@ -21,15 +21,17 @@ use super::python::walk::{self, Link};
 const MAX_WORDS: usize = 2 * walk::HALF + native::MAX + 4;
 
 /// The last stack of a thread. All zeros is none.
+#[repr(C, align(64))]
 pub struct Last {
+    depth: usize,
+    id: StackId,
+    python_gap: bool,
+    /// What else it depends on.
+    kind: Kind,
     /// Outermost first.
     words: [u64; MAX_WORDS],
     /// The ids of their nodes.
     ids: [StackId; MAX_WORDS],
-    depth: usize,
-    python_gap: bool,
-    /// What else it depends on.
-    kind: Kind,
 }
 
 /// What must be the same for a remembered stack to be of use.
@@ -87,9 +89,13 @@ pub fn splice(
     }
     (last.kind, last.python_gap) = (kind, python_gap.is_some());
     let (mut python_kept, native_kept) = (python.kept(), native.kept());
-    let (links, natives) = (python.links(), if all { native.frames() } else { &mut [] });
+    let same = python.is_same() && (!all || native.is_same());
+    let (links, natives) = (python.links(), if all { native.frames_mut() } else { &mut [] });
     if all && let Some(runtime) = source.runtime {
         python_kept = python_kept.min(place(runtime, links, python_gap, natives));
+    }
+    if usable && same && last.depth > 0 {
+        return last.id;
     }
     let Last { words, ids, depth, .. } = last;
     let mut out = Out { depot: source.depot, words, ids, known: *depth, at: 0, id: NO_STACK };
@@ -138,8 +144,9 @@ pub fn splice(
         out.push(RawFrame::Native { pc: frame.pc, epoch }.pack());
         next += 1;
     }
-    let (id, at) = (out.id, out.at);
-    *depth = at;
+    let id = out.id;
+    *depth = out.at;
+    last.id = id;
     if id == DEPOT_FULL {
         last.clear();
     }

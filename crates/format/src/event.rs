@@ -226,6 +226,7 @@ pub struct Event {
 
 impl Event {
     /// The event as words 1 to 7 of a slot.
+    #[inline]
     pub fn pack(&self) -> [u64; WORDS - 1] {
         let head = u64::from(self.kind as u8)
             | u64::from(self.layer as u8) << 8

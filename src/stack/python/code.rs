@@ -27,15 +27,15 @@ const MEMOS: usize = 256;
 
 /// What a thread remembers of the code objects that it met. All zeros is nothing.
 ///
-/// During one walk the frames keep their code objects alive, so an object that was checked once needs no second
-/// look, however many frames run it. From one walk to the next the fingerprint is checked, as ever, but the table
-/// needn't be searched.
+/// As long as no code object has died ([`super::deaths`]), an object that was checked once needs no second look. Then
+/// its fingerprint is checked again, but the table needn't be searched.
+#[repr(C)]
 pub struct Memo {
-    entries: [Known; MEMOS],
-    /// The number of the walk; never 0 while one is under way.
-    now: u64,
+    /// How many code objects had died when the walk began; never 0 while one is under way.
+    deaths: u64,
     /// Tells the table that the ids are of from others.
     serial: u64,
+    entries: [Known; MEMOS],
 }
 
 #[derive(Clone, Copy)]
@@ -62,14 +62,14 @@ impl Memo {
         }
     }
 
-    /// A walk begins, with ids of the table with this serial number.
+    /// A walk begins, with ids of the table with this serial number, at this count of deaths.
     #[inline]
-    pub fn begin(&mut self, serial: u64) {
+    pub fn begin(&mut self, serial: u64, deaths: u64) {
         if self.serial != serial {
             self.clear();
             self.serial = serial;
         }
-        self.now += 1;
+        self.deaths = deaths;
     }
 }
 
@@ -105,7 +105,7 @@ impl CodeTable {
     /// [`Memo::begin`].
     #[inline(always)]
     pub unsafe fn id(&self, layout: &Layout, code: usize, memo: &mut Memo) -> (u32, u64) {
-        let now = memo.now;
+        let now = memo.deaths;
         let known = &mut memo.entries[memo_of(code)];
         if known.code == code && known.checked == now {
             return (known.id, known.mark);

@@ -10,9 +10,11 @@
 //! * [`offsets`] says where things are in each version, and makes sure of it before the first read;
 //! * [`walk`] follows the chain;
 //! * [`code`] keeps what is known of code objects, so that a frame is an id and a position;
+//! * [`deaths`] tells whether that may have become untrue;
 //! * `memtrace_naming` turns a position into a line, later and elsewhere.
 
 pub mod code;
+mod deaths;
 pub mod offsets;
 mod text;
 pub mod walk;

@@ -338,6 +338,8 @@ fn find() -> Result<Runtime, Reason> {
     if (code_size, frame_size) != (layout.code_size, layout.frame_size) {
         return Err(Reason::LayoutCheckFailed);
     }
+    // SAFETY: the type object whose size has just been checked.
+    unsafe { super::deaths::watch(code_type) };
     // SAFETY: the two functions have had these prototypes in all supported versions.
     let (thread_state, finalizing) = unsafe {
         (

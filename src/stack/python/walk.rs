@@ -5,13 +5,14 @@
 //! frame on those words and on the identity of the code object. A thread remembers them for every frame of its
 //! last walk. When a new walk comes to a frame that it knows, it compares word by word, frame by frame
 //! outwards; if all are the same, so is the rest of the walk, whatever happened in between. A code object is
-//! known again by its fingerprint ([`super::code`]), as ever; within one walk it is alive, because a frame holds
-//! it, so the outermost of the frames that run it is the only one at which that is checked. No frame is read
-//! before the link that leads to it was.
+//! known again because none has died since ([`super::deaths`]), or else by its fingerprint ([`super::code`]); within one
+//! walk it is alive, because a frame holds it, so the outermost of the frames that run it is the only one at which
+//! that is checked. No frame is read before the link that leads to it was.
 
 use memtrace_format::stacks::{RawFrame, Reason};
 
 use super::code::{CodeTable, Memo, fingerprint};
+use super::deaths;
 use super::offsets::{
     Evaluation, LAYOUTS, Layout, OB_TYPE, OWNER_GENERATOR, OWNER_SHIM, Position, Runtime,
 };
@@ -44,16 +45,24 @@ pub struct Link {
     code: usize,
     at: u64,
     mark: u64,
-    /// Whose it is, and whether it is the outermost of its evaluation.
+    /// Whose it is, and its mark as an evaluation's outermost.
     owner: u8,
-    outermost: bool,
-    /// What it is; only some kinds can be known again.
+    mark_byte: u8,
+    /// What it is.
     kind: Kind,
     /// No frame further out runs the same code.
     first: bool,
 }
 
 const _: () = assert!(size_of::<Link>() == 64);
+
+impl Link {
+    /// Is it the outermost of its evaluation, as a record says?
+    #[inline(always)]
+    fn outermost(&self) -> bool {
+        self.record != 0 && self.mark_byte != 0
+    }
+}
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -67,14 +76,19 @@ enum Kind {
 const INDEX: usize = 512;
 
 /// The frames of the last walk, outermost first. All zeros is an empty one.
+#[repr(C)]
 pub struct Trail {
-    links: [Link; MAX],
     len: usize,
     /// The index before which frames were left out; 0: none.
     gap: usize,
     kept: usize,
+    /// The last two walks are the same.
+    same: bool,
     /// Of the table of code objects; 0: nothing can be known again.
     serial: u64,
+    /// How many code objects had died before the walk.
+    deaths: u64,
+    links: [Link; MAX],
     /// From a frame's address to where it may be found.
     index: [u16; INDEX],
     /// Links while they are found, innermost first.
@@ -91,6 +105,7 @@ fn slot(frame: usize) -> usize {
 impl Trail {
     /// Forgets everything.
     pub fn clear(&mut self) {
+        self.same = self.len == 0;
         (self.len, self.gap, self.kept, self.serial) = (0, 0, 0, 0);
     }
 
@@ -112,6 +127,12 @@ impl Trail {
         self.kept
     }
 
+    /// Are the last two walks the same, for certain?
+    #[inline]
+    pub fn is_same(&self) -> bool {
+        self.same
+    }
+
     /// Puts the first `n` fresh links at the inner end of the first `kept` ones.
     #[inline]
     fn extend(&mut self, kept: usize, n: usize, memo: &mut Memo) {
@@ -123,7 +144,7 @@ impl Trail {
             let (at, mut link) = (kept + i, *link);
             if link.kind == Kind::Shim {
                 inside = link.frame;
-            } else if link.outermost {
+            } else if link.outermost() {
                 inside = link.record;
             }
             shown += u16::from(link.word != 0);
@@ -140,6 +161,7 @@ impl Trail {
             *place = link;
             self.index[slot(link.frame)] = at as u16;
         }
+        self.same = (kept, n) == (self.len, 0);
         (self.kept, self.len, self.gap) = (kept, kept + n, 0);
     }
 
@@ -156,7 +178,7 @@ impl Trail {
             link.inside = inside;
             self.links[i] = link;
         }
-        (self.kept, self.len, self.serial) = (0, n, 0);
+        (self.kept, self.len, self.serial, self.same) = (0, n, 0, false);
         self.gap = self.ends.gap().map_or(0, |from_inside| n - from_inside);
     }
 }
@@ -185,21 +207,24 @@ pub fn walk(
     if trail.serial != serial {
         trail.clear();
     }
-    memo.begin(serial);
+    // Before anything is looked at: what dies from now on is not what this walk finds alive.
+    let deaths = deaths::count();
+    memo.begin(serial, deaths);
+    let alive = trail.deaths == deaths;
     // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
     let end = unsafe {
         match runtime.which {
-            0 => follow::<0>(runtime, codes, memo, thread, trail),
-            1 => follow::<1>(runtime, codes, memo, thread, trail),
-            2 => follow::<2>(runtime, codes, memo, thread, trail),
-            3 => follow::<3>(runtime, codes, memo, thread, trail),
-            _ => follow::<4>(runtime, codes, memo, thread, trail),
+            0 => follow::<0>(runtime, codes, memo, thread, alive, trail),
+            1 => follow::<1>(runtime, codes, memo, thread, alive, trail),
+            2 => follow::<2>(runtime, codes, memo, thread, alive, trail),
+            3 => follow::<3>(runtime, codes, memo, thread, alive, trail),
+            _ => follow::<4>(runtime, codes, memo, thread, alive, trail),
         }
     };
     let why = match end {
         End::Known { kept, fresh } => {
             trail.extend(kept, fresh, memo);
-            trail.serial = serial;
+            (trail.serial, trail.deaths) = (serial, deaths);
             None
         }
         End::Damaged { fresh } => {
@@ -250,6 +275,7 @@ unsafe fn follow<const WHICH: usize>(
     codes: &CodeTable,
     memo: &mut Memo,
     thread: usize,
+    alive: bool,
     trail: &mut Trail,
 ) -> End {
     let layout = const { &LAYOUTS[WHICH] };
@@ -259,13 +285,24 @@ unsafe fn follow<const WHICH: usize>(
     // Links at this index and further in are not what they were.
     let mut candidates = trail.len;
     while frame != 0 {
-        let known = trail.index[slot(frame)] as usize;
+        // Most often the innermost frame is the one that it was.
+        let known = match candidates.checked_sub(1) {
+            Some(last) if fresh == 0 && trail.links[last].frame == frame => last,
+            _ => trail.index[slot(frame)] as usize,
+        };
         if known < candidates
             && let Some(link) = trail.links.get(known)
             && (link.frame, link.record) == (frame, record)
         {
             // SAFETY: the frame is alive, and its address is the remembered one.
-            match unsafe { changed::<WHICH>(trail, known) } {
+            let changed = unsafe {
+                if alive {
+                    changed::<WHICH, true>(trail, known)
+                } else {
+                    changed::<WHICH, false>(trail, known)
+                }
+            };
+            match changed {
                 None => {
                     kept = known + 1;
                     break;
@@ -296,31 +333,41 @@ unsafe fn follow<const WHICH: usize>(
     End::Known { kept, fresh }
 }
 
-/// The innermost link, from `known` outwards, that is not as it was.
+/// The innermost link, from `known` outwards, that is not as it was. `ALIVE`: no code object has died since.
 ///
 /// # Safety
 /// The frame of `known` is a live frame of this thread, in an interpreter whose layout is `LAYOUTS[WHICH]`.
 #[inline]
-unsafe fn changed<const WHICH: usize>(trail: &Trail, known: usize) -> Option<usize> {
+unsafe fn changed<const WHICH: usize, const ALIVE: bool>(
+    trail: &Trail,
+    known: usize,
+) -> Option<usize> {
     let layout = const { &LAYOUTS[WHICH] };
-    for i in (0..=known).rev() {
-        let (link, caller) = (&trail.links[i], i.checked_sub(1).map(|i| &trail.links[i]));
-        let frame = link.frame;
+    // A position that is a pointer lies in the frame's own code, and no other code can be there.
+    let position_tells_code = ALIVE && layout.position == Position::Pointer;
+    let links = trail.links.get(..=known)?;
+    let mut callers = links[..known].iter().rev();
+    for (i, link) in links.iter().enumerate().rev() {
+        let caller = callers.next();
         // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged. Its code
         // object is alive if it is the one in the frame.
         let same = unsafe {
-            layout.owner.is_none_or(|at| read::<u8>(frame + at) == link.owner)
-                && read::<usize>(frame + layout.previous) == caller.map_or(0, |c| c.frame)
-                && match link.kind {
-                    Kind::Other => false,
-                    Kind::Shim => true,
-                    Kind::Frame => {
-                        read::<usize>(frame + layout.code) == link.code
-                            && raw_position(layout, frame) == link.at
-                            && same_evaluation(layout, link, caller)
-                            && (!link.first || fingerprint(layout, link.code) == link.mark)
-                    }
-                }
+            // One test for all words: this loop is most of what a stack costs.
+            let mut differs =
+                read::<usize>(link.frame + layout.previous) ^ caller.map_or(0, |c| c.frame);
+            differs |= (raw_position(layout, link.frame) ^ link.at) as usize;
+            if !position_tells_code {
+                differs |= read::<usize>(link.frame + layout.code) ^ link.code;
+            }
+            if let Some(at) = layout.owner {
+                differs |= usize::from(read::<u8>(link.frame + at) ^ link.owner);
+            }
+            if let Evaluation::Marked { mark, .. } = layout.evaluation {
+                differs |= usize::from(read::<u8>(link.frame + mark) ^ link.mark_byte);
+            }
+            differs == 0
+                && same_evaluation(layout, link, caller)
+                && (ALIVE || !link.first || fingerprint(layout, link.code) == link.mark)
         };
         if !same {
             return Some(i);
@@ -329,19 +376,16 @@ unsafe fn changed<const WHICH: usize>(trail: &Trail, known: usize) -> Option<usi
     None
 }
 
-/// Is a link still in the evaluation that it was in, and does the record of that lead to the same outer one?
+/// Does the record of a link's evaluation lead to the same outer one?
 ///
 /// # Safety
-/// The link's frame and record are alive, in an interpreter with this layout.
+/// The link's frame and record are alive and unchanged, in an interpreter with this layout.
 #[inline(always)]
 unsafe fn same_evaluation(layout: &Layout, link: &Link, caller: Option<&Link>) -> bool {
-    let Evaluation::Marked { mark, next } = layout.evaluation else { return true };
+    let Evaluation::Marked { next, .. } = layout.evaluation else { return true };
     // SAFETY: as the caller promises.
-    unsafe {
-        (read::<u8>(link.frame + mark) != 0) == link.outermost
-            && (!link.outermost
-                || caller.is_none_or(|c| read::<usize>(link.record + next) == c.record))
-    }
+    let outer = || unsafe { read::<usize>(link.record + next) };
+    !link.outermost() || caller.is_none_or(|c| outer() == c.record)
 }
 
 /// Looks at a frame. Returns what it is, and the next frame and record; `None` if it can't be a frame.
@@ -368,14 +412,14 @@ unsafe fn look<const WHICH: usize>(
     // always an object.
     unsafe {
         link.owner = layout.owner.map_or(0, |at| read(frame + at));
+        link.code = read(frame + layout.code);
+        link.at = raw_position(layout, frame);
         if link.owner >= OWNER_SHIM {
             link.kind = Kind::Shim;
         } else {
-            link.code = read(frame + layout.code);
             if link.code == 0 || !link.code.is_multiple_of(align_of::<usize>()) {
                 return None;
             }
-            link.at = raw_position(layout, frame);
             if read::<usize>(link.code + OB_TYPE) == runtime.code_type
                 && let Some(unit) = position(layout, link.at, link.code, link.owner)
             {
@@ -383,10 +427,12 @@ unsafe fn look<const WHICH: usize>(
                 link.mark = mark;
                 link.word = RawFrame::Python { code, unit: u32::try_from(unit).ok() }.pack();
                 link.kind = Kind::Frame;
+            } else {
+                link.at = !link.at; // what it is isn't fixed by these words: never the same again
             }
             if let Evaluation::Marked { mark, next } = layout.evaluation {
-                link.outermost = record != 0 && read::<u8>(frame + mark) != 0;
-                if link.outermost {
+                link.mark_byte = read(frame + mark);
+                if link.outermost() {
                     next_record = read(record + next);
                 }
             }
@@ -422,7 +468,7 @@ unsafe fn both_ends<const WHICH: usize>(
         };
         let end = match link.kind {
             Kind::Shim => link.frame,
-            _ if link.outermost => link.record,
+            _ if link.outermost() => link.record,
             _ => 0,
         };
         if link.word != 0 {
