@@ -7,7 +7,7 @@ use crate::gpu::{Error, Result, work};
 
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, and what an element is.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flat {
     extent: [u64; 2],
     element: Element,
@@ -15,7 +15,7 @@ pub struct Flat {
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deep {
     extent: [u64; 3],
     element: Element,
@@ -24,10 +24,17 @@ pub struct Deep {
 
 /// `CUarray_format`, and how many channels.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Element {
     format: i32,
     channels: u32,
+}
+
+#[cfg(test)]
+impl Flat {
+    pub(super) fn of(extent: [u64; 2], format: i32, channels: u32) -> Self {
+        Self { extent, element: Element { format, channels } }
+    }
 }
 
 const _: () = assert!(size_of::<Flat>() == 24 && size_of::<Deep>() == 40);

@@ -42,6 +42,32 @@ fn without_a_context_calls_are_refused() {
 }
 
 #[test]
+fn a_context_takes_with_it_what_is_in_it() {
+    with_context();
+    let (mut own, mut inside, mut outside) = (0, 0, 0);
+    assert_eq!(memory::cuMemAlloc_v2(Out::to(&mut outside), 100), OK);
+    assert_eq!(context::cuCtxCreate_v2(Out::to(&mut own), 0, 0), OK);
+    assert_eq!(memory::cuMemAlloc_v2(Out::to(&mut inside), 200), OK);
+    assert_eq!(context::cuCtxDestroy_v2(own), OK);
+    assert_eq!(memory::cuMemFree_v2(inside), INVALID, "gone with its context");
+    assert_eq!(memory::cuMemFree_v2(outside), OK);
+}
+
+#[test]
+fn arrays_say_what_they_are() {
+    with_context();
+    let half4 = array::Flat::of([16, 2], 0x10, 4);
+    let (mut handle, mut said) = (0, array::Flat::of([0, 0], 0, 0));
+    assert_eq!(array::cuArrayCreate_v2(Out::to(&mut handle), In::from(&half4)), OK);
+    assert_eq!(array::cuArrayGetDescriptor_v2(Out::to(&mut said), handle), OK);
+    assert_eq!(said, half4);
+    assert_eq!(array::cuArrayDestroy(handle), OK);
+    let video = array::Flat::of([16, 2], 0xb0, 3);
+    let refused = c::CUDA_ERROR_NOT_SUPPORTED;
+    assert_eq!(array::cuArrayCreate_v2(Out::to(&mut handle), In::from(&video)), refused);
+}
+
+#[test]
 fn contexts_are_a_stack() {
     let primary = with_context();
     let mut own = 0;

@@ -185,7 +185,8 @@ pub fn release(device: usize) -> Result {
 /// `cudaDeviceReset`, `cuDevicePrimaryCtxReset`: everything on the device goes.
 pub fn reset(device: usize) -> Result {
     super::work::reset(device);
-    memory::book().reset(device);
+    let primary = primary(device)?;
+    memory::book().reset(device, primary);
     contexts().deactivate(device)
 }
 
@@ -222,6 +223,8 @@ pub fn destroy(context: u64) -> Result {
     }
     let gone = contexts.live.remove(context).ok_or(Error::INVALID_CONTEXT)?;
     account(gone.device)?.give(context_bytes(gone.device));
+    drop(contexts);
+    memory::book().destroy(context);
     if thread::current().is_some_and(|top| top.context == context) {
         pop()?;
     }

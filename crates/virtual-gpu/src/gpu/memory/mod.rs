@@ -87,12 +87,21 @@ pub struct Allocation {
     pub charge: u64,
     /// The device, as CUDA numbers it.
     pub device: usize,
+    /// The context that was current; 0 if none was.
+    pub context: u64,
     /// How it came to be.
     pub kind: Kind,
     /// Different from that of every other allocation of this process, ever.
     pub id: u64,
     /// How many launches there had been.
     pub born: u64,
+}
+
+impl Allocation {
+    /// It belongs to the device and to no context of it.
+    fn is_devices(&self) -> bool {
+        matches!(self.kind, Kind::Pool(_) | Kind::Graph { .. })
+    }
 }
 
 /// The addresses of one device.
@@ -218,7 +227,8 @@ impl Book {
     fn enter(&mut self, start: u64, size: u64, span: u64, charge: u64, device: usize, kind: Kind) {
         self.issued += 1;
         let (id, born) = (self.issued, super::launches());
-        let allocation = Allocation { start, size, span, charge, device, kind, id, born };
+        let context = super::thread::current().map_or(0, |current| current.context);
+        let allocation = Allocation { start, size, span, charge, device, context, kind, id, born };
         self.allocations.insert(start, allocation);
         super::log::debug(2, || {
             format!("{kind:?} {start:#x} {size} bytes ({span}) on device {device}")
@@ -347,11 +357,22 @@ impl Book {
         Ok(())
     }
 
-    /// Everything of a device goes: `cudaDeviceReset`. Reserved addresses and mappings stay, as they
+    /// Everything in a device's primary context goes: `cudaDeviceReset`. Reserved addresses and mappings stay, as they
     /// belong to the process.
-    pub fn reset(&mut self, device: usize) {
+    pub fn reset(&mut self, device: usize, primary: u64) {
+        let inside = |found: &Allocation| [0, primary].contains(&found.context);
+        self.free_all(|found| found.device == device && (found.is_devices() || inside(found)));
+        self.reset_pools(device);
+    }
+
+    /// Frees what lies in a context that goes.
+    pub fn destroy(&mut self, context: u64) {
+        self.free_all(|found| found.context == context && !found.is_devices());
+    }
+
+    fn free_all(&mut self, goes: impl Fn(&Allocation) -> bool) {
         let all: Vec<Allocation> =
-            self.allocations.values().filter(|found| found.device == device).copied().collect();
+            self.allocations.values().filter(|found| goes(found)).copied().collect();
         for found in all {
             // None of these can fail: each was just read from the book.
             let _ = match found.kind {
@@ -363,7 +384,6 @@ impl Book {
                 Kind::Imported | Kind::Reserved => Ok(()),
             };
         }
-        self.reset_pools(device);
     }
 }
 

@@ -184,7 +184,7 @@ fn a_reset_takes_all_of_one_device() {
         book.allocate(0, size).unwrap();
         book.allocate_from_pool(pool, size).unwrap();
     }
-    book.reset(0);
+    book.reset(0, 0);
     assert_eq!((used(&book, 0), used(&book, 1)), (0, 4));
     assert!(book.find(kept).is_some());
 }
