@@ -33,7 +33,6 @@ struct thread {
     struct slot slots[SLOTS];
 };
 static struct thread *threads;
-static useconds_t pause_us; // CLIENT_PAUSE_US: between two calls of a thread; none by default
 
 static void *work(void *argument) {
     struct thread *self = argument;
@@ -61,14 +60,12 @@ static void *work(void *argument) {
             slot->state = EMPTY;
         }
         self->done++;
-        if (pause_us) usleep(pause_us);
     }
     return NULL;
 }
 
 int main(int argc, char **argv) {
     if (argc < 3) return 8;
-    if (getenv("CLIENT_PAUSE_US")) pause_us = (useconds_t)atoi(getenv("CLIENT_PAUSE_US"));
     int file = open(argv[1], O_RDWR | O_CREAT, 0600);
     size_t length = THREADS * sizeof(struct thread);
     if (file < 0 || ftruncate(file, (off_t)length) != 0) return 8;
