@@ -168,6 +168,7 @@ pub struct Allocator<D, S> {
     pub(crate) waiting: Waiting,
     /// Segments and reservations so far.
     pub(crate) births: u64,
+    pub(crate) ignore_age: bool,
     /// Bytes from the device.
     pub(crate) reserved: u64,
     pub(crate) limit: Option<u64>,
@@ -207,12 +208,26 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             captured_uses: HashMap::new(),
             waiting: Waiting::default(),
             births: 0,
+            ignore_age: false,
             reserved: 0,
             limit: None,
             with_address: false,
         };
         new.set_limit(new.settings.memory_fraction);
         new
+    }
+
+    /// From now on, free blocks of one size stand in the order of their addresses alone, whatever the age of their
+    /// segments: as in older releases of PyTorch.
+    pub fn ignore_age(&mut self) {
+        self.ignore_age = true;
+    }
+
+    pub(crate) fn next_birth(&mut self) -> u64 {
+        if !self.ignore_age {
+            self.births += 1;
+        }
+        self.births
     }
 
     /// The device, to ask or tell it things.

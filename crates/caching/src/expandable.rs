@@ -65,8 +65,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.reservations[number] = Some(reservation);
         let mut block = Block::new(base, size, r.stream, r.pool, number as Ix);
         block.mapped = false;
-        self.births += 1;
-        block.birth = self.births;
+        block.birth = self.next_birth();
         let ix = self.blocks.add(block);
         self.pools[r.pool as usize].unmapped.insert((r.stream, base, ix));
         Some(ix)

@@ -64,8 +64,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
         self.reserved += r.segment;
         let mut block = Block::new(addr, r.segment, r.stream, r.pool, NONE);
-        self.births += 1;
-        block.birth = self.births;
+        block.birth = self.next_birth();
         let ix = self.blocks.add(block);
         self.stats.segment.up(small, 1);
         self.reserved_up(r.pool, r.segment);

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use crate::units;
+
 /// The flight recorder for GPU memory: every allocation of a program, with the line of code behind it.
 #[derive(Debug, Parser)]
 #[command(
@@ -27,6 +29,8 @@ pub(crate) enum Command {
     Recover(Recover),
     Snapshot(Snapshot),
     Symbolize(Symbolize),
+    Replay(Replay),
+    Tune(Tune),
     Devices(Devices),
 }
 
@@ -220,6 +224,69 @@ pub(crate) struct Symbolize {
     /// Write to this file [default: FILE itself]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+}
+
+/// Say whether a program would have fitted: with other settings, on a smaller card.
+///
+/// Takes the requests out of a snapshot (memtrace's, or PyTorch's since 2.1) and asks them of PyTorch's own allocator again,
+/// on a card that only counts. First it repeats the recorded run and says how much of it comes out equal. Exits with 0
+/// if the program fits under all settings given, 1 if it runs out of memory.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace replay --capacity 40GiB memtrace-host-4711-0.pickle\n  \
+    memtrace replay --conf '' --conf expandable_segments:True snapshot.pickle\n  \
+    memtrace replay --conf max_split_size_mb:128 --capacity 24GiB --device-overhead 500MiB --out what-if snapshot.pickle\n  \
+    memtrace replay --json snapshot.pickle | jq '.devices[0].replayed[0].smallest_capacity'")]
+pub(crate) struct Replay {
+    /// The snapshot; - is standard input
+    pub(crate) file: PathBuf,
+
+    /// Settings as PYTORCH_ALLOC_CONF has them, '' for none; may be given more than once [default: those of the
+    /// recording]
+    #[arg(long, value_name = "SETTINGS")]
+    pub(crate) conf: Vec<String>,
+
+    /// Memory of the card, such as 40GiB [default: the recorded card, if memtrace wrote it down, or as much as it takes]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse)]
+    pub(crate) capacity: Option<u64>,
+
+    /// Memory that others take: the context, libraries, other processes [default: as recorded, or none]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse)]
+    pub(crate) device_overhead: Option<u64>,
+
+    /// Print one JSON object, sizes in bytes, with the course over time
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Folder for a new snapshot of each replay, made if it is not there
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// Search the settings under which a program would have needed the smallest card, and print the line to export.
+///
+/// Replays a snapshot under some dozens of settings and combines the best of them. Exits with 0 if it fits under the
+/// best, 1 if not.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace tune memtrace-host-4711-0.pickle\n  \
+    memtrace tune --capacity 40GiB --device-overhead 500MiB snapshot.pickle\n  \
+    export PYTORCH_ALLOC_CONF=$(memtrace tune --json snapshot.pickle | jq -r .best)")]
+pub(crate) struct Tune {
+    /// The snapshot; - is standard input
+    pub(crate) file: PathBuf,
+
+    /// Memory of the card, such as 40GiB [default: the recorded card, if memtrace wrote it down, or as much as it takes]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse)]
+    pub(crate) capacity: Option<u64>,
+
+    /// Memory that others take: the context, libraries, other processes [default: as recorded, or none]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse)]
+    pub(crate) device_overhead: Option<u64>,
+
+    /// Print one JSON object with all that was tried, sizes in bytes
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// List the GPUs that `run --virtual` can be.

@@ -20,10 +20,12 @@ mod judge;
 mod output;
 mod process;
 mod recover;
+mod replay;
 mod report;
 mod run;
 pub mod standin;
 mod symbolize;
+mod tune;
 mod units;
 
 use std::io::{self, Write};
@@ -55,6 +57,8 @@ pub fn main() -> ExitCode {
         Command::Recover(args) => recover::recover(&args),
         Command::Snapshot(args) => recover::snapshot(&args),
         Command::Symbolize(args) => symbolize::symbolize(&args),
+        Command::Replay(args) => replay::replay(&args),
+        Command::Tune(args) => tune::tune(&args),
         Command::Devices(args) => Ok(devices::list(&args)),
     };
     let answer = answer.and_then(|answer| print(&answer.text).map(|()| answer.yes));

@@ -55,7 +55,8 @@ fn stem(about: &Value) -> String {
     format!("memtrace-{host}-{}{rank}", about["pid"].as_u64().unwrap_or(0))
 }
 
-fn write(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()> {
+/// Writes a file under this very name.
+pub(crate) fn write(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()> {
     let file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
     let mut out = BufWriter::with_capacity(1 << 20, file);
     match format {

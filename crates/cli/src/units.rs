@@ -14,6 +14,34 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
+/// A size as people write it: `40GiB`, `40G`, `512MiB`, `1073741824`. All units are powers of 1024.
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" | "kb" => 10,
+        "m" | "mib" | "mb" => 20,
+        "g" | "gib" | "gb" => 30,
+        "t" | "tib" | "tb" => 40,
+        other => {
+            return Err(format!(
+                "'{other}' is no unit of size; write 40GiB, 512MiB or a number of bytes"
+            ));
+        }
+    };
+    let n: f64 = number
+        .parse()
+        .map_err(|_| "write a size as 40GiB, 512MiB or a number of bytes".to_owned())?;
+    let bytes = n * (1_u64 << shift) as f64;
+    // Beyond 2^53 a card is no card.
+    if bytes < 9e15 {
+        Ok(bytes as u64)
+    } else {
+        Err("that is more memory than any card has".to_owned())
+    }
+}
+
 /// A count with its thousands apart: `1,234,567`.
 pub(crate) fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -66,6 +94,23 @@ mod tests {
             (u64::MAX, "16777216.0 TiB"),
         ] {
             assert_eq!(size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, bytes) in [
+            ("40GiB", 40 << 30),
+            ("40G", 40 << 30),
+            ("1.5 gb", 3 << 29),
+            ("512MiB", 512 << 20),
+            ("0", 0),
+            ("123", 123),
+        ] {
+            assert_eq!(parse(text), Ok(bytes));
+        }
+        for text in ["", "GiB", "40 X", "-4G", "1e9", "9999999T"] {
+            assert!(parse(text).is_err(), "{text}");
         }
     }
 

@@ -1,0 +1,357 @@
+//! The recorded run itself, again: the same settings, and the answers of the recorded driver.
+//!
+//! What comes out is compared with the trace, event for event. A difference is a fact about this file: something that the
+//! trace does not tell (settings changed under way, blocks older than the trace whose size is not known) or another
+//! release of PyTorch.
+
+use std::collections::{BTreeMap, HashMap};
+
+use memtrace_caching::{
+    Action as Did, Allocator, BlockId, Event, Pending, Ready, Script, Settings, Step, sizes,
+};
+use memtrace_format::snapshot::{Action, Block, BlockState, Segment, Snapshot, TraceEntry};
+use serde::Serialize;
+
+use super::requests::{Request, Requests, What};
+use super::run::{Listener, Log};
+use crate::history::driver_call;
+
+/// How equal it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Exact {
+    /// Events of the allocator in the trace.
+    pub events: u64,
+    /// How many come out equal before the first difference.
+    pub equal: u64,
+    /// `segment_…` events in the trace.
+    pub segment_events: u64,
+    /// How many come out, in their order.
+    pub segment_events_equal: u64,
+    /// Blocks that the trace hands out.
+    pub allocs: u64,
+    /// How many come out at their address.
+    pub allocs_equal: u64,
+    /// The most bytes from the device, from the beginning of the trace on.
+    pub peak_reserved: u64,
+    /// The most bytes in use.
+    pub peak_active: u64,
+    /// The first difference, in words.
+    pub difference: Option<String>,
+    /// Blocks of one size stand by the age of their segments, or by address alone as in older releases.
+    pub by_age: bool,
+}
+
+/// Repeats the recorded run; `None` if the trace begins with expandable segments, whose reservations it does not tell.
+pub fn exact(snapshot: &Snapshot, requests: &Requests, settings: &Settings) -> Option<Exact> {
+    let with_age = repeat(snapshot, requests, settings, true)?;
+    if with_age.difference.is_none() {
+        return Some(with_age);
+    }
+    let without = repeat(snapshot, requests, settings, false)?;
+    let better = |e: &Exact| (e.segment_events_equal, e.allocs_equal);
+    Some(if better(&without) > better(&with_age) { without } else { with_age })
+}
+
+fn repeat(
+    snapshot: &Snapshot,
+    requests: &Requests,
+    settings: &Settings,
+    by_age: bool,
+) -> Option<Exact> {
+    let trace = snapshot.device_traces.get(requests.device).map_or(&[][..], Vec::as_slice);
+    let expected: Vec<Event> = trace.iter().filter_map(event).collect();
+    let before = segments_before(snapshot, requests, settings)?;
+    let of_driver =
+        |e: &&Event| !matches!(e.action, Did::Alloc | Did::FreeRequested | Did::FreeCompleted);
+    let steps = expected.iter().filter(of_driver);
+    let steps = steps.map(|&Event { action, addr, size, stream, pool, .. }| Step {
+        action,
+        addr,
+        size,
+        stream,
+        pool,
+    });
+    let device = Script::new(total(&expected), steps).with_events(Ready::Told);
+    let mut allocator = Allocator::new(device, settings.clone(), Log::default());
+    if !by_age {
+        allocator.ignore_age();
+    }
+    let mut program = Program { slots: vec![Held::None; requests.slots as usize], allocator };
+    program.begin(requests, &before);
+    for request in &requests.during {
+        program.step(request);
+    }
+    let log = std::mem::take(program.allocator.sink_mut());
+    let stats = program.allocator.stats();
+    let (reserved, active) =
+        (stats.reserved_bytes.all.peak as u64, stats.active_bytes.all.peak as u64);
+    Some(Exact {
+        peak_reserved: reserved,
+        peak_active: active,
+        by_age,
+        ..compare(&expected, trace, &log)
+    })
+}
+
+/// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it, and in a trace no two lie
+/// nearer than that.
+fn total(expected: &[Event]) -> u64 {
+    let mut bases: BTreeMap<(u64, (u64, u64), bool), u64> = BTreeMap::new();
+    for e in expected.iter().filter(|e| e.action == Did::SegmentMap) {
+        let base =
+            bases.entry((e.stream, e.pool, e.size == sizes::SMALL_SEGMENT)).or_insert(e.addr);
+        *base = e.addr.min(*base);
+    }
+    let mut bases: Vec<u64> = bases.into_values().collect();
+    bases.sort_unstable();
+    let apart = bases.windows(2).map(|pair| pair[1] - pair[0]).min();
+    apart.unwrap_or(1 << 50) / 9 * 8
+}
+
+fn event(entry: &TraceEntry) -> Option<Event> {
+    if driver_call(entry).is_some() {
+        return None;
+    }
+    let action = match entry.action {
+        Action::Alloc => Did::Alloc,
+        Action::FreeRequested => Did::FreeRequested,
+        Action::FreeCompleted => Did::FreeCompleted,
+        Action::SegmentAlloc => Did::SegmentAlloc,
+        Action::SegmentFree => Did::SegmentFree,
+        Action::SegmentMap => Did::SegmentMap,
+        Action::SegmentUnmap => Did::SegmentUnmap,
+        Action::Oom => Did::Oom,
+        Action::Snapshot | Action::Other(_) => return None,
+    };
+    let TraceEntry { addr, size, stream, .. } = *entry;
+    Some(Event {
+        action,
+        addr,
+        size,
+        stream,
+        pool: entry.pool_id.unwrap_or((0, 0)),
+        with_address: false,
+    })
+}
+
+/// What there was before the trace, as segments full of blocks.
+fn segments_before(
+    snapshot: &Snapshot,
+    requests: &Requests,
+    settings: &Settings,
+) -> Option<Vec<Segment>> {
+    let beginning = &requests.beginning;
+    let trace = snapshot.device_traces.get(requests.device).map_or(&[][..], Vec::as_slice);
+    let first_alloc = Firsts::new(trace);
+    let mut segments = Vec::new();
+    for (&address, range) in beginning.segments.iter().filter(|(_, r)| !r.driver) {
+        let at_end =
+            snapshot.segments.iter().find(|s| s.address == address && s.total_size == range.size);
+        if settings.expandable_segments || at_end.is_some_and(|s| s.is_expandable) {
+            return None;
+        }
+        let small = at_end.map_or(range.size == sizes::SMALL_SEGMENT, |s| s.small);
+        let mut segment = Segment {
+            device: requests.device as i64,
+            address,
+            total_size: range.size,
+            allocated_size: 0,
+            active_size: 0,
+            requested_size: 0,
+            stream: range.stream,
+            small,
+            pool_id: at_end.map_or((0, 0), |s| s.pool_id),
+            is_expandable: false,
+            frames: None,
+            blocks: Vec::new(),
+        };
+        let end = address + range.size;
+        let mut at = address;
+        let mut live = beginning.blocks.range(address..end).filter(|(_, b)| !b.driver).peekable();
+        while let Some((&addr, block)) = live.next() {
+            if addr < at {
+                continue;
+            }
+            segment.fill(at, addr);
+            let next = live.peek().map_or(end, |(addr, _)| **addr);
+            let size = block.rounded.unwrap_or_else(|| {
+                let rounded = sizes::round(settings, block.requested);
+                // What is too little to be cut off stayed with the block: up to the next one, or to where the next one is
+                // going to be while this one lives.
+                let next = first_alloc.next_while_alive(addr, next).unwrap_or(next);
+                let rest = (next - addr).saturating_sub(rounded);
+                if !small && rest <= sizes::SMALL_LIMIT { rounded + rest } else { rounded }
+            });
+            let size = size.min(next - addr);
+            segment.blocks.push(Block {
+                address: addr,
+                size,
+                requested_size: block.requested,
+                state: BlockState::ActiveAllocated,
+                frames: None,
+            });
+            at = addr + size;
+        }
+        segment.fill(at, end);
+        segments.push(segment);
+    }
+    Some(segments)
+}
+
+/// By address: the first entry that hands a block out there, and the first that takes one back.
+struct Firsts {
+    allocs: BTreeMap<u64, usize>,
+    frees: HashMap<u64, usize>,
+}
+
+impl Firsts {
+    fn new(trace: &[TraceEntry]) -> Firsts {
+        let mut firsts = Firsts { allocs: BTreeMap::new(), frees: HashMap::new() };
+        for (n, entry) in trace.iter().enumerate() {
+            match entry.action {
+                Action::Alloc => drop(firsts.allocs.entry(entry.addr).or_insert(n)),
+                Action::FreeRequested => drop(firsts.frees.entry(entry.addr).or_insert(n)),
+                _ => {}
+            }
+        }
+        firsts
+    }
+
+    /// The lowest address behind `addr` at which something is handed out before what lies at `addr` goes.
+    fn next_while_alive(&self, addr: u64, end: u64) -> Option<u64> {
+        let goes = self.frees.get(&addr).copied().unwrap_or(usize::MAX);
+        self.allocs.range(addr + 1..end).find(|(_, n)| **n < goes).map(|(a, _)| *a)
+    }
+}
+
+trait Fill {
+    fn fill(&mut self, from: u64, to: u64);
+}
+
+impl Fill for Segment {
+    /// A free block.
+    fn fill(&mut self, from: u64, to: u64) {
+        if from < to {
+            self.blocks.push(Block {
+                address: from,
+                size: to - from,
+                requested_size: 0,
+                state: BlockState::Inactive,
+                frames: None,
+            });
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Held {
+    None,
+    Live(BlockId),
+    Waits(Pending),
+}
+
+struct Program {
+    slots: Vec<Held>,
+    allocator: Allocator<Script, Log>,
+}
+
+impl Program {
+    fn begin(&mut self, requests: &Requests, segments: &[Segment]) {
+        let blocks = self.allocator.begin_with(segments);
+        let by_addr: HashMap<u64, BlockId> = blocks.into_iter().collect();
+        for (addr, slot) in &requests.seeds {
+            if let Some(id) = by_addr.get(addr) {
+                self.slots[*slot as usize] = Held::Live(*id);
+            }
+        }
+        for request in &requests.before {
+            if !matches!(request.what, What::Alloc { .. }) {
+                self.step(request);
+            }
+        }
+        self.allocator.sink_mut().events.clear();
+    }
+
+    fn step(&mut self, request: &Request) {
+        let a = &mut self.allocator;
+        a.sink_mut().at(request.entry);
+        match request.what {
+            What::Alloc { slot, size, stream, pool } => {
+                if let Ok(got) = a.malloc_in(pool, size, stream) {
+                    self.slots[slot as usize] = Held::Live(got.id);
+                }
+            }
+            What::Failed { size, stream, pool } => {
+                if let Ok(got) = a.malloc_in(pool, size, stream) {
+                    let _ = a.free(got.id);
+                }
+            }
+            What::Free(slot) => {
+                if let Held::Live(id) =
+                    std::mem::replace(&mut self.slots[slot as usize], Held::None)
+                {
+                    let _ = a.free(id);
+                }
+            }
+            What::FreeLater(slot) => {
+                if let Held::Live(id) = self.slots[slot as usize]
+                    && let Ok(pending) = a.free_waiting(id)
+                {
+                    self.slots[slot as usize] = Held::Waits(pending);
+                }
+            }
+            What::Complete(slot) => {
+                if let Held::Waits(pending) =
+                    std::mem::replace(&mut self.slots[slot as usize], Held::None)
+                {
+                    a.complete_free(pending);
+                }
+            }
+            What::EmptyCache => a.empty_cache(),
+            What::Release(pool) => drop(a.release_pool(pool)),
+            What::EmptyPool(pool) => a.empty_pool(pool),
+            What::Others(_) => {}
+        }
+    }
+}
+
+fn compare(expected: &[Event], trace: &[TraceEntry], log: &Log) -> Exact {
+    type Key = (Did, u64, u64, u64);
+    let key = |e: &Event| -> Key { (e.action, e.addr, e.size, e.stream) };
+    let got: Vec<Key> = log.events.iter().map(|(_, e)| key(e)).collect();
+    let wanted: Vec<Key> = expected.iter().map(key).collect();
+    let equal = got.iter().zip(&wanted).take_while(|(a, b)| a == b).count();
+    let segment = |k: &&Key| {
+        matches!(k.0, Did::SegmentAlloc | Did::SegmentFree | Did::SegmentMap | Did::SegmentUnmap)
+    };
+    let segments_wanted: Vec<&Key> = wanted.iter().filter(segment).collect();
+    let segments_got: Vec<&Key> = got.iter().filter(segment).collect();
+    let segments_equal =
+        segments_got.iter().zip(&segments_wanted).take_while(|(a, b)| a == b).count();
+    let allocs = log.events.iter().filter(|(_, e)| e.action == Did::Alloc);
+    let same = |(entry, e): &&(u32, Event)| {
+        trace.get(*entry as usize).is_some_and(|t| t.action == Action::Alloc && t.addr == e.addr)
+    };
+    let difference = (equal < got.len().max(wanted.len())).then(|| {
+        let say = |k: Option<&Key>| {
+            k.map_or("nothing".to_owned(), |(did, addr, size, _)| {
+                format!("{} at {addr:#x} of {size} bytes", did.name())
+            })
+        };
+        format!(
+            "event {equal}: {} comes out, {} is recorded",
+            say(got.get(equal)),
+            say(wanted.get(equal))
+        )
+    });
+    Exact {
+        events: wanted.len() as u64,
+        equal: equal as u64,
+        segment_events: segments_wanted.len() as u64,
+        segment_events_equal: segments_equal as u64,
+        allocs: wanted.iter().filter(|k| k.0 == Did::Alloc).count() as u64,
+        allocs_equal: allocs.filter(same).count() as u64,
+        difference,
+        ..Exact::default()
+    }
+}
