@@ -25,7 +25,7 @@ use crate::config::{Config, Format};
 use crate::hooks::table;
 use crate::message;
 use crate::record::live::Live;
-use crate::record::{Recorder, clock};
+use crate::record::{Recorder, clock, truncated};
 use crate::virtual_gpu;
 
 /// Why a snapshot is written.
@@ -90,6 +90,7 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
             }
             Some(path)
         }
+        Err(_) if truncated::happened() => None, // which has been said
         Err(e) => {
             message!(
                 "cannot write a snapshot into {}: {e}; set MEMTRACE_OUT to a folder that can be written",
@@ -184,7 +185,8 @@ fn take_name(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes the state at ticket `to` into this file.
+/// Writes the state at ticket `to` into this file. An error if the black box was cut short meanwhile: part of what was
+/// written is zeros then.
 fn write(
     recorder: &Recorder,
     to: u64,
@@ -213,6 +215,9 @@ fn write(
             snapshot.memtrace = about;
         },
     )
+    .and_then(|counts| {
+        if truncated::happened() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(counts) }
+    })
 }
 
 /// What this process records, read while it does.

@@ -208,9 +208,11 @@ pub fn start(recorder: &'static Recorder) {
         }
         libc::pthread_attr_setstacksize(attr.as_mut_ptr(), 2 << 20);
         libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        // The new thread inherits the mask: no signal of the program's is ever delivered to it.
+        // The new thread inherits the mask: no signal of the program's is ever delivered to it. One that blocks SIGBUS
+        // would not survive a fault (see `truncated`).
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
+        libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         let mut thread = 0;
         let argument = std::ptr::from_ref(recorder).cast_mut().cast();

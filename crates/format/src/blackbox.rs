@@ -460,7 +460,11 @@ impl<B: Bytes> Reading<'_, B> {
             .map(|entry| self.live.start.saturating_add((entry * SLOT) as u64).min(self.live.end));
         into.resize((end - start) as usize, 0);
         let length = self.file.file.read_at(start, into)?;
-        into.truncate(length);
+        if length < entries.len() * SLOT {
+            return Err(OpenError::Damaged(
+                "the list of live blocks is not all there (was the file cut?)".to_owned(),
+            ));
+        }
         Ok(())
     }
 
