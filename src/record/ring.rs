@@ -110,7 +110,8 @@ impl<L> Ring<L> {
     }
 
     fn slot(&self, ticket: u64) -> &Slot {
-        &self.slots[(ticket & (self.capacity() - 1)) as usize]
+        let mask = self.capacity().wrapping_sub(1); // the capacity is 0 once the file has been cut short
+        &self.slots[(ticket & mask) as usize & (self.slots.len() - 1)]
     }
 
     /// Has the background thread let the ring run down to half of what it keeps free, at this ticket?
@@ -149,7 +150,8 @@ impl<L> Ring<L> {
 
     #[cold]
     fn wait_for_room(&self, ticket: u64, apply: &mut impl FnMut(&mut L, &Event)) {
-        while !self.has_room(ticket) {
+        // A file that was cut short reads as zeros (see `truncated`): there will never be room, nor anybody who reads it.
+        while !self.has_room(ticket) && self.capacity() > 0 {
             match self.live.try_lock() {
                 Ok(mut role) => self.make_room(&mut role, apply),
                 Err(TryLockError::Poisoned(e)) => self.make_room(&mut e.into_inner(), apply),
