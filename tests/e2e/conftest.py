@@ -6,6 +6,10 @@ import pytest
 import support
 
 
+def pytest_addoption(parser):
+    parser.addoption("--extended", action="store_true", help="all random programs for the allocator, in full length")
+
+
 def pytest_configure(config):
     missing = [p for p in (support.MEMTRACE, support.LIBRARY) if not p.exists()]
     if missing:
