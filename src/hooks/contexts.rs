@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memtrace_format::event::{Kind, What};
 
 use super::place;
-use super::roles::{got, note, pass, pass_after};
+use super::roles::{also_inside, got, note, pass, pass_after};
 use super::table::{Api, Door, Out};
 
 // --- what is said in passing ---------------------------------------------------------------------------
@@ -87,6 +87,13 @@ pub unsafe fn tells_graph_memory(
 
 // --- contexts ------------------------------------------------------------------------------------------
 
+/// A context is there, whoever made it: the runtime does so inside calls of the program's, too.
+fn made(door: Door, handle: u64, device: c_int) {
+    also_inside(|| {
+        note(door, Kind::Create, What::Context, |e| (e.addr, e.device) = (handle, device as i8));
+    });
+}
+
 /// A context, which is current from then on.
 pub unsafe fn creates_context(
     door: Door,
@@ -94,17 +101,13 @@ pub unsafe fn creates_context(
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, _) = pass(door, call);
     if code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
         place::remember(handle as usize, device as i8);
         place::push(handle as usize);
-        if own {
-            note(door, Kind::Create, What::Context, |e| {
-                (e.addr, e.device) = (handle, device as i8);
-            });
-        }
+        made(door, handle, device);
     }
     code
 }
@@ -179,16 +182,14 @@ pub unsafe fn retains_primary(
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, _) = pass(door, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let handle = unsafe { got(code, out) };
     if let Some(count) = retained(device).filter(|_| handle != 0) {
         place::remember_primary(handle as usize, device as i8);
         let first = count.fetch_add(1, Ordering::Relaxed) == 0;
-        if own && first {
-            note(door, Kind::Create, What::Context, |e| {
-                (e.addr, e.device) = (handle, device as i8);
-            });
+        if first {
+            made(door, handle, device);
         }
     }
     code
@@ -196,15 +197,16 @@ pub unsafe fn retains_primary(
 
 /// The reference goes; the last one takes the context with it, unless the runtime is there, too.
 pub unsafe fn releases_primary(door: Door, device: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let before = || {
-        let last = |n: u32| n.checked_sub(1);
-        let count = retained(device)
-            .and_then(|c| c.fetch_update(Ordering::Relaxed, Ordering::Relaxed, last).ok());
-        if count == Some(1) && !RUNTIME.load(Ordering::Relaxed) {
+    let fewer = |n: u32| n.checked_sub(1);
+    let before = retained(device)
+        .and_then(|count| count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).ok());
+    let is_last = before == Some(1) && !RUNTIME.load(Ordering::Relaxed);
+    let note = || {
+        if is_last {
             reset(door, device as i8);
         }
     };
-    pass_after(door, before, call)
+    pass_after(door, note, call)
 }
 
 /// All of a device's primary context goes: of the current device, or of a given one.

@@ -8,6 +8,7 @@
 //! What PyTorch's allocator gets is written down as its segments, in [`super::torch`]'s terms; that it makes them of
 //! physical memory and mappings stays its own business, so nothing is counted twice.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,10 +31,35 @@ fn entered(door: Door) {
     contexts::entered(door);
 }
 
+thread_local! {
+    /// The thread is inside a real call that it came to by one of our doors.
+    static CALLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes the real call.
+fn real(call: impl FnOnce() -> c_int) -> c_int {
+    let code = guard::nested(|| {
+        CALLING.set(true);
+        call()
+    });
+    CALLING.set(false);
+    code
+}
+
+/// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
+pub(super) fn also_inside(f: impl FnOnce()) {
+    if CALLING.replace(false) {
+        guard::reopened(f);
+        CALLING.set(true);
+    } else {
+        f();
+    }
+}
+
 /// Passes a call on. Says, too, whether the call is the program's own.
 pub(super) fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
     entered(door);
-    if guard::inside() { (call(), false) } else { (guard::nested(call), true) }
+    if guard::inside() { (call(), false) } else { (real(call), true) }
 }
 
 /// Passes a call on that gives something back, which `before` writes down.
@@ -43,7 +69,7 @@ pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() 
         return call();
     }
     before();
-    guard::nested(call)
+    real(call)
 }
 
 /// The handle or address that a successful call has put there; 0 if none.

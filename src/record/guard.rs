@@ -113,6 +113,15 @@ pub fn nested<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Runs `f` as if the thread were outside: for what CUDA does inside a call of the program's and what is worth an event
+/// of its own. Never inside the recorder.
+pub fn reopened<R>(f: impl FnOnce() -> R) -> R {
+    let was = LOCAL.with(|l| l.inside.replace(false));
+    let result = f();
+    LOCAL.with(|l| l.inside.set(was));
+    result
+}
+
 /// Runs something that may open, write or wait. A thread that is being cancelled (`pthread_cancel`) would end in there,
 /// by unwinding through our frames, which ends the process.
 pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {

@@ -68,7 +68,7 @@ def check_steps(said):
         assert found == wanted, f"after {step['step']}: {dict(zip(('columns', *COLUMNS), ('', *found['0'])))}"
         for device in (0, 1):
             columns = dict(zip(COLUMNS, step[str(device)]))
-            # Segments show memory that has an address: physical memory where it is mapped first.
+            # Segments show memory that has an address: physical memory where it is mapped lowest.
             shown = columns["device_bytes"] + columns["pool_used"] + columns["arrays"] + columns["managed"]
             assert shown <= held(snapshot, device) <= shown + columns["physical"], step["step"]
     return [s["step"] for s in steps]

@@ -37,7 +37,7 @@ def test_a_runtime_call_that_calls_the_driver_is_one_event(programs, gpu, tmp_pa
     _, snapshot = client.ledger(said[0]["path"])
     names = [e["user_metadata"] for e in snapshot["device_traces"][0]]
     assert names == ["driver: cudaMalloc"] * 4 + ["driver: cudaFree"] * 3
-    assert snapshot["memtrace"]["counters"]["events"] == 4  # a context, two allocations, a free
+    assert snapshot["memtrace"]["counters"]["events"] == 4  # the context made inside, two allocations, a free
 
 
 BEFORE, AFTER, HOOKING = ["libbefore.so"], ["libafter.so"], ["libhooking.so"]

@@ -67,7 +67,6 @@ struct Mapping {
     size: u64,
     offset: u64,
     handle: u64,
-    serial: u64,
 }
 
 /// What is alive.
@@ -103,10 +102,8 @@ impl Model {
         let host = [Sort::Pinned, Sort::Registered];
         let device = |p: &Piece| if host.contains(&p.sort) { -1 } else { p.device as i64 };
         let mut shown: Vec<_> = self.pieces.iter().map(|p| (p.addr, p.size, device(p))).collect();
-        let mut mappings: Vec<_> = self.mappings.iter().collect();
-        mappings.sort_by_key(|(_, m)| m.serial);
         let mut taken: Vec<&Mapping> = Vec::new();
-        for (addr, m) in mappings {
+        for (addr, m) in &self.mappings {
             let meets = |o: &&&Mapping| {
                 o.handle == m.handle && o.offset < m.offset + m.size && m.offset < o.offset + o.size
             };
@@ -159,7 +156,6 @@ struct Walk {
     streams: [CUstream; 2],
     /// Memory of our own to register, one page a place.
     pages: Vec<u8>,
-    serial: u64,
 }
 
 impl Walk {
@@ -372,9 +368,7 @@ impl Walk {
         let result = unsafe { sys::cuMemMap(addr, size as usize, offset as usize, handle, 0) };
         if can {
             ok(result);
-            self.serial += 1;
-            let serial = self.serial;
-            self.model.mappings.insert(addr, Mapping { size, offset, handle, serial });
+            self.model.mappings.insert(addr, Mapping { size, offset, handle });
         } else {
             refused(result);
         }
@@ -478,7 +472,6 @@ fn main() {
         pushed: vec![1],
         streams,
         pages: vec![0; 64 * 4096],
-        serial: 0,
     };
     for n in 1..=calls {
         walk.step();

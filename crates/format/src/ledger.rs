@@ -324,10 +324,10 @@ impl Ledger {
                 .is_some_and(|e| references::changed_by(e.stream, ticket))
     }
 
-    /// The mappings that show each byte of physical memory once: where it was mapped first, of those that are left.
+    /// The mappings that show each byte of physical memory once: where it is mapped at the lowest address.
     fn shown_mappings(&self) -> Vec<Event> {
         let mut mappings: Vec<Event> = self.of(Class::Mapping).copied().collect();
-        mappings.sort_by_key(|m| (m.extra, m.time_ns, m.addr));
+        mappings.sort_by_key(|m| (m.extra, m.addr));
         let mut shown: Vec<Event> = Vec::new();
         for m in mappings {
             let physical = self.get(Class::Handle, m.extra);

@@ -1,4 +1,5 @@
-// A runtime that does what NVIDIA's does: it comes to the driver through cuGetProcAddress, inside its own calls.
+// A runtime that does what NVIDIA's does: it comes to the driver through cuGetProcAddress, inside its own calls, and
+// makes the primary context in the first of them.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,5 +12,13 @@ static void *driver(const char *name, int version) {
     return found;
 }
 
-int cudaMalloc(void **at, size_t size) { return ((int (*)(void **, size_t))driver("cuMemAlloc", 3020))(at, size); }
+int cudaMalloc(void **at, size_t size) {
+    static void *context;
+    if (!context) {
+        ((int (*)(unsigned))driver("cuInit", 2000))(0);
+        ((int (*)(void **, int))driver("cuDevicePrimaryCtxRetain", 7000))(&context, 0);
+        ((int (*)(void *))driver("cuCtxSetCurrent", 4000))(context);
+    }
+    return ((int (*)(void **, size_t))driver("cuMemAlloc", 3020))(at, size);
+}
 int cudaFree(void *at) { return ((int (*)(void *))driver("cuMemFree", 3020))(at); }

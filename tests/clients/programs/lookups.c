@@ -41,7 +41,6 @@ int main(int argc, char **argv) {
         step("bundled");
     } else if (strcmp(what, "nested") == 0) {
         void *at, *kept;
-        context();
         device[0].contexts++;
         if (cudaMalloc(&at, 500) || cudaMalloc(&kept, 600) || cudaFree(at)) fail("cudaMalloc", "through the driver");
         device[0].device_bytes += 600;
