@@ -237,7 +237,9 @@ impl Recording for Own<'_> {
     fn read(&mut self, from: u64, to: u64, events: &mut Vec<Event>) -> io::Result<Option<u64>> {
         // This may be the thread that keeps room in the ring, and what is retired can still be read.
         self.0.retire_ahead();
-        Ok(self.0.ring.read_range(from..to, events))
+        let read = self.0.ring.read_range(from..to, events);
+        // The rest reads as zeros, for whose publication there is no need to wait.
+        if truncated::happened() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
     }
 }
 
