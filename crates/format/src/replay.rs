@@ -349,9 +349,9 @@ impl State {
         let mut totals = self.ledger.totals();
         for (d, state) in self.devices.iter().enumerate() {
             let Ok(ordinal) = i8::try_from(d) else { break };
-            let segments = state.segments.values().map(|s| s.size).sum::<u64>();
+            let segments = state.segments.values().map(|s| s.size).fold(0, u64::saturating_add);
             totals.devices.entry(ordinal).or_default().framework =
-                segments + PAGE * state.pages.len() as u64;
+                segments.saturating_add(PAGE * state.pages.len() as u64);
         }
         totals.to_json()
     }

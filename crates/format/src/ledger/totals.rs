@@ -40,7 +40,9 @@ pub struct DeviceTotals {
 impl DeviceTotals {
     /// What this process holds of the device's memory, each byte once.
     pub fn held(&self) -> u64 {
-        self.framework + self.device + self.pool_used + self.arrays + self.physical
+        [self.framework, self.device, self.pool_used, self.arrays, self.physical]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 }
 
@@ -75,17 +77,18 @@ impl Ledger {
         for ((class, _), e) in &self.0 {
             let host = e.layer == Layer::Host;
             if host {
-                match (class, e.what) {
-                    (Class::Handle, What::Device) => totals.host.physical += e.size,
-                    (_, What::Pinned) => totals.host.pinned += e.size,
-                    (_, What::Registered) => totals.host.registered += e.size,
-                    _ => {}
-                }
+                let column = match (class, e.what) {
+                    (Class::Handle, What::Device) => &mut totals.host.physical,
+                    (_, What::Pinned) => &mut totals.host.pinned,
+                    (_, What::Registered) => &mut totals.host.registered,
+                    _ => continue,
+                };
+                *column = column.saturating_add(e.size);
                 continue;
             }
             match class {
                 Class::Reservation => {
-                    totals.reserved_addresses += e.size;
+                    totals.reserved_addresses = totals.reserved_addresses.saturating_add(e.size);
                     continue;
                 }
                 Class::PoolReserved => {
@@ -111,7 +114,9 @@ impl Ledger {
                 (_, What::Executable) => &mut device.executables,
                 _ => continue,
             };
-            *column += if *class == Class::Object { 1 } else { e.size };
+            // A damaged file may hold more than there is.
+            let more = if *class == Class::Object { 1 } else { e.size };
+            *column = column.saturating_add(more);
         }
         totals
     }
