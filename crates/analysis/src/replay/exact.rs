@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use memtrace_caching::{
-    Action as Did, Allocator, BlockId, Event, Pending, Ready, Script, Settings, Step, sizes,
+    Action as Did, Allocator, BlockId, Event, Ready, Script, Settings, Step, sizes,
 };
 use memtrace_format::snapshot::{Action, Block, BlockState, Segment, Snapshot, TraceEntry};
 use serde::Serialize;
 
-use super::requests::{Request, Requests, What};
-use super::run::{Listener, Log};
+use super::requests::{Requests, What};
+use super::run::{Log, Replay};
 use crate::history::driver_call;
 
 /// How equal it is.
@@ -76,13 +76,14 @@ fn repeat(
     if !by_age {
         allocator.ignore_age();
     }
-    let mut program = Program { slots: vec![Held::None; requests.slots as usize], allocator };
-    program.begin(requests, &before);
+    let mut replay = Replay::new(allocator, requests);
+    begin(&mut replay, requests, &before);
     for request in &requests.during {
-        program.step(request);
+        // A refusal is in the trace, or the comparison finds it.
+        let _ = replay.step(request);
     }
-    let log = std::mem::take(program.allocator.sink_mut());
-    let stats = program.allocator.stats();
+    let log = std::mem::take(replay.allocator.sink_mut());
+    let stats = replay.allocator.stats();
     let (reserved, active) =
         (stats.reserved_bytes.all.peak as u64, stats.active_bytes.all.peak as u64);
     Some(Exact {
@@ -243,76 +244,19 @@ impl Fill for Segment {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Held {
-    None,
-    Live(BlockId),
-    Waits(Pending),
-}
-
-struct Program {
-    slots: Vec<Held>,
-    allocator: Allocator<Script, Log>,
-}
-
-impl Program {
-    fn begin(&mut self, requests: &Requests, segments: &[Segment]) {
-        let blocks = self.allocator.begin_with(segments);
-        let by_addr: HashMap<u64, BlockId> = blocks.into_iter().collect();
-        for (addr, slot) in &requests.seeds {
-            if let Some(id) = by_addr.get(addr) {
-                self.slots[*slot as usize] = Held::Live(*id);
-            }
-        }
-        for request in &requests.before {
-            if !matches!(request.what, What::Alloc { .. }) {
-                self.step(request);
-            }
-        }
-        self.allocator.sink_mut().events.clear();
-    }
-
-    fn step(&mut self, request: &Request) {
-        let a = &mut self.allocator;
-        a.sink_mut().at(request.entry);
-        match request.what {
-            What::Alloc { slot, size, stream, pool } => {
-                if let Ok(got) = a.malloc_in(pool, size, stream) {
-                    self.slots[slot as usize] = Held::Live(got.id);
-                }
-            }
-            What::Failed { size, stream, pool } => {
-                if let Ok(got) = a.malloc_in(pool, size, stream) {
-                    let _ = a.free(got.id);
-                }
-            }
-            What::Free(slot) => {
-                if let Held::Live(id) =
-                    std::mem::replace(&mut self.slots[slot as usize], Held::None)
-                {
-                    let _ = a.free(id);
-                }
-            }
-            What::FreeLater(slot) => {
-                if let Held::Live(id) = self.slots[slot as usize]
-                    && let Ok(pending) = a.free_waiting(id)
-                {
-                    self.slots[slot as usize] = Held::Waits(pending);
-                }
-            }
-            What::Complete(slot) => {
-                if let Held::Waits(pending) =
-                    std::mem::replace(&mut self.slots[slot as usize], Held::None)
-                {
-                    a.complete_free(pending);
-                }
-            }
-            What::EmptyCache => a.empty_cache(),
-            What::Release(pool) => drop(a.release_pool(pool)),
-            What::EmptyPool(pool) => a.empty_pool(pool),
-            What::Others(_) => {}
+/// Puts what was there before into the allocator.
+fn begin(replay: &mut Replay<Script, Log>, requests: &Requests, segments: &[Segment]) {
+    let blocks = replay.allocator.begin_with(segments);
+    let by_addr: HashMap<u64, BlockId> = blocks.into_iter().collect();
+    for (addr, slot) in &requests.seeds {
+        if let Some(id) = by_addr.get(addr) {
+            replay.hold(*slot, *id);
         }
     }
+    for request in requests.before.iter().filter(|r| !matches!(r.what, What::Alloc { .. })) {
+        let _ = replay.step(request);
+    }
+    replay.allocator.sink_mut().events.clear();
 }
 
 fn compare(expected: &[Event], trace: &[TraceEntry], log: &Log) -> Exact {

@@ -1,10 +1,10 @@
 //! Requests, through an allocator that only counts.
 
-use memtrace_caching::{Allocator, BlockId, Counter, Event, Pending, Settings, Sink};
+use memtrace_caching::{Allocator, BlockId, Counter, Device, Event, Pending, Settings, Sink};
 use memtrace_format::snapshot::{PoolId, Segment};
 use serde::Serialize;
 
-use super::requests::{Request, Requests, What};
+use super::requests::{Request, Requests, Slot, What};
 
 /// Points of the curve over time, at most.
 const POINTS: usize = 200;
@@ -143,19 +143,15 @@ pub fn listen<L: Listener>(
 ) -> (Outcome, L, Vec<Segment>) {
     let capacity = card.capacity.unwrap_or(UNLIMITED);
     let counter = Counter::new(capacity, card.overhead).lazy();
-    let mut replay = Replay {
-        allocator: Allocator::new(counter, settings.clone(), listener),
-        slots: vec![Block::None; requests.slots as usize],
-        outcome: Outcome::default(),
-    };
+    let mut replay = Replay::new(Allocator::new(counter, settings.clone(), listener), requests);
     let every = (requests.during.len() / POINTS).max(1);
-    let mut oom = requests.before.iter().find_map(|r| replay.step(r).err());
+    let mut oom = requests.before.iter().find_map(|r| replay.count(r).err());
     if oom.is_none() {
         for (n, request) in requests.during.iter().enumerate() {
             if n.is_multiple_of(every) {
                 replay.point(request.entry);
             }
-            if let Err(failed) = replay.step(request) {
+            if let Err(failed) = replay.count(request) {
                 oom = Some(failed);
                 break;
             }
@@ -203,25 +199,37 @@ fn others_peak(requests: &Requests) -> u64 {
 }
 
 #[derive(Clone, Copy)]
-enum Block {
-    None,
-    Live(BlockId),
+enum Held {
+    Nothing,
+    Block(BlockId),
     Waits(Pending),
 }
 
-struct Replay<L> {
-    allocator: Allocator<Counter, L>,
-    slots: Vec<Block>,
+/// An allocator, and what the program has of it.
+pub(super) struct Replay<D, L> {
+    pub(super) allocator: Allocator<D, L>,
+    held: Vec<Held>,
     outcome: Outcome,
 }
 
-impl<L: Listener> Replay<L> {
-    fn step(&mut self, request: &Request) -> Result<(), Oom> {
+impl<D: Device, L: Listener> Replay<D, L> {
+    pub(super) fn new(allocator: Allocator<D, L>, requests: &Requests) -> Self {
+        let held = vec![Held::Nothing; requests.slots as usize];
+        Replay { allocator, held, outcome: Outcome::default() }
+    }
+
+    /// The program has this block already.
+    pub(super) fn hold(&mut self, slot: Slot, id: BlockId) {
+        self.held[slot as usize] = Held::Block(id);
+    }
+
+    /// Asks for what was asked for. What others do on the device is the caller's business.
+    pub(super) fn step(&mut self, request: &Request) -> Result<(), Oom> {
         self.allocator.sink_mut().at(request.entry);
         match request.what {
             What::Alloc { slot, size, stream, pool } => {
                 let id = self.malloc(request.entry, size, stream, pool)?;
-                self.slots[slot as usize] = Block::Live(id);
+                self.hold(slot, id);
             }
             What::Failed { size, stream, pool } => {
                 if let Ok(id) = self.malloc(request.entry, size, stream, pool) {
@@ -233,32 +241,32 @@ impl<L: Listener> Replay<L> {
                 }
             }
             What::Free(slot) => {
-                if let Block::Live(id) =
-                    std::mem::replace(&mut self.slots[slot as usize], Block::None)
-                {
+                if let Held::Block(id) = self.take(slot) {
                     let _ = self.allocator.free(id);
                 }
             }
             What::FreeLater(slot) => {
-                if let Block::Live(id) = self.slots[slot as usize]
+                if let Held::Block(id) = self.held[slot as usize]
                     && let Ok(pending) = self.allocator.free_waiting(id)
                 {
-                    self.slots[slot as usize] = Block::Waits(pending);
+                    self.held[slot as usize] = Held::Waits(pending);
                 }
             }
             What::Complete(slot) => {
-                if let Block::Waits(pending) =
-                    std::mem::replace(&mut self.slots[slot as usize], Block::None)
-                {
+                if let Held::Waits(pending) = self.take(slot) {
                     self.allocator.complete_free(pending);
                 }
             }
             What::EmptyCache => self.allocator.empty_cache(),
             What::Release(pool) => drop(self.allocator.release_pool(pool)),
             What::EmptyPool(pool) => self.allocator.empty_pool(pool),
-            What::Others(bytes) => self.allocator.device_mut().others(bytes),
+            What::Others(_) => {}
         }
         Ok(())
+    }
+
+    fn take(&mut self, slot: Slot) -> Held {
+        std::mem::replace(&mut self.held[slot as usize], Held::Nothing)
     }
 
     fn malloc(&mut self, entry: u32, size: u64, stream: u64, pool: PoolId) -> Result<BlockId, Oom> {
@@ -280,12 +288,8 @@ impl<L: Listener> Replay<L> {
     fn point(&mut self, entry: u32) {
         let active = self.allocator.stats().active_bytes.all.current as u64;
         let reserved = self.allocator.reserved();
-        self.outcome.curve.push(Point {
-            entry,
-            active,
-            reserved,
-            fragmentation: fragmentation(active, reserved),
-        });
+        let fragmentation = fragmentation(active, reserved);
+        self.outcome.curve.push(Point { entry, active, reserved, fragmentation });
     }
 
     fn end(mut self, device: i64) -> (Outcome, L, Vec<Segment>) {
@@ -301,5 +305,15 @@ impl<L: Listener> Replay<L> {
         outcome.retries = stats.num_alloc_retries;
         let segments = self.allocator.segments(device);
         (self.outcome, self.allocator.into_parts().1, segments)
+    }
+}
+
+impl<L: Listener> Replay<Counter, L> {
+    /// The same where others count too.
+    fn count(&mut self, request: &Request) -> Result<(), Oom> {
+        if let What::Others(bytes) = request.what {
+            self.allocator.device_mut().others(bytes);
+        }
+        self.step(request)
     }
 }
