@@ -188,7 +188,6 @@ entry_points! {
         // devices
         cudaGetDeviceCount(count: *mut c_int) => own;
         cudaSetDevice(device: c_int) => own;
-        cudaGetDevice(device: *mut c_int) => tells_device(device);
         cudaDeviceReset() => resets(None);
         cudaThreadExit() => resets(None);
         cudaMemGetInfo(free: *mut usize, total: *mut usize) => own;
