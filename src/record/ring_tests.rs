@@ -508,6 +508,24 @@ mod threads {
         assert_eq!(live.copy().state().devices[0].blocks.len(), LIVE_FIRST);
     }
 
+    /// Whoever waited for the reader would wait for ever: all this is one thread.
+    #[test]
+    fn a_reader_holds_nobody_up() {
+        let ring = ring_of(64, 64, ());
+        let push = |n: u64| ring.push(event(n).pack(), |(), _| ());
+        (0..64).for_each(|n| drop(push(n)));
+        let ((), from) = ring.live(|()| ());
+        let mut events = Vec::new();
+        assert_eq!(ring.read_range(from..8, &mut events), Some(0));
+        // It stops in the middle, and half a ring is written.
+        (64..96).for_each(|n| drop(push(n)));
+        assert!(ring.retired() >= 32);
+        assert_eq!(ring.read_range(8..16, &mut events), None, "these slots were needed");
+        assert_eq!(ring.read_range(32..64, &mut events), Some(0), "retired or not, these were not");
+        let addrs: Vec<_> = events.iter().map(|e| e.addr).collect();
+        assert_eq!(addrs, (0..8).chain(32..64).collect::<Vec<_>>());
+    }
+
     #[test]
     fn reading_up_to_a_ticket_leaves_out_what_came_later() {
         let ring = ring_of(16, 16, ());

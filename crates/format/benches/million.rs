@@ -1,10 +1,11 @@
-//! How long a dump of a million trace entries takes, and how long the file is. Run with `cargo bench`.
+//! How long it takes to write a million trace entries as they come, and how long the file is. Run with `cargo bench`.
 #![allow(missing_docs)]
 
 use std::time::Instant;
 
-use memtrace_format::pickle;
+use memtrace_format::replay::Place;
 use memtrace_format::snapshot::{Action, Frame, Snapshot, TraceEntry};
+use memtrace_format::stream::Stream;
 
 const ENTRIES: u32 = 1_000_000;
 const STACKS: u32 = 2000;
@@ -32,13 +33,16 @@ fn main() {
     let snapshot = Snapshot {
         frames: frames.collect(),
         stacks: (0..STACKS).map(stack).collect(),
-        device_traces: vec![(0..ENTRIES).map(entry).collect()],
         ..Snapshot::default()
     };
     for _ in 0..3 {
         let mut bytes = Vec::with_capacity(100 << 20);
         let start = Instant::now();
-        pickle::write(&snapshot, &mut bytes).expect("written");
+        let mut stream = Stream::pickle(&mut bytes).expect("memory");
+        for n in 0..ENTRIES {
+            stream.entry(Place::Device(0), entry(n), snapshot.tables()).expect("written");
+        }
+        stream.finish(&snapshot, snapshot.tables()).expect("written");
         let written = start.elapsed();
         let start = Instant::now();
         let again = Snapshot::read(&bytes).expect("read");
