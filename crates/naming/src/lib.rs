@@ -4,6 +4,8 @@
 //! worked out here, from the recorded regions and the files of the libraries alone, so that the process itself
 //! and a command that reads the black box of a dead one say the same. Never in a hook: this reads files and
 //! allocates. Everything that is read may be damaged, and must not be believed.
+//!
+//! And from there into a snapshot file: [`write()`] is the one way, for a process's own record and for a black box.
 
 #![deny(unsafe_code)]
 

@@ -21,7 +21,7 @@ const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
 const COUNTED: [&str; 2] = ["launches", "zero_reads"];
 
 /// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and `written_us` are for the
-/// snapshot's `memtrace` key. `target`: see [`write`].
+/// snapshot's `memtrace` key. `target`: see [`write()`].
 ///
 /// # Errors
 /// The file is damaged or can't be read, or the snapshot can't be written.

@@ -40,7 +40,7 @@ impl<W: Write> Stream<W> {
     /// The next entry of a trace; its stack is one of `tables`.
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn entry(&mut self, of: Place, entry: &TraceEntry, tables: Tables<'_>) -> io::Result<()> {
         let known = self.traces.iter().position(|(place, _)| *place == of);
         let i = known.unwrap_or(self.traces.len());
@@ -55,7 +55,7 @@ impl<W: Write> Stream<W> {
     /// Everything else: `rest` without its frames, stacks and traces. Of devices without an entry it holds empty traces.
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn finish(mut self, rest: &Snapshot, tables: Tables<'_>) -> io::Result<()> {
         for (place, list) in self.traces {
             self.json.traces.push((place, list.out.into_inner()?));

@@ -64,7 +64,7 @@ impl<W: Write> Stream<W> {
     /// The next entry of a trace; its stack is one of `tables`.
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn entry(&mut self, of: Place, entry: TraceEntry, tables: Tables<'_>) -> io::Result<()> {
         let list = list(of);
         if self.waiting.len() <= list {
@@ -82,7 +82,7 @@ impl<W: Write> Stream<W> {
     /// Everything else: `rest` without its frames, stacks and traces. Of devices without an entry it holds empty traces.
     ///
     /// # Errors
-    /// As [`write`].
+    /// As [`write()`].
     pub fn finish(mut self, rest: &Snapshot, tables: Tables<'_>) -> io::Result<()> {
         for (list, waiting) in self.waiting.iter().enumerate() {
             if !waiting.is_empty() {
