@@ -51,6 +51,8 @@ PROGRAMS = {
     "large_segment": ("large_segment_size_mb:64", False, "streams pools captures"),
     "throw": ("throw_on_cudamalloc_oom:True", False, "streams pools"),
     "switching": ("", False, "streams pools switches"),
+    "exact": ("", False, "streams exact"),
+    "exact_expandable": ("expandable_segments:True", True, "streams exact"),
     "fractions": ("garbage_collection_threshold:0.7", True, "streams fractions"),
 }
 
@@ -113,6 +115,25 @@ class Program:
         except self.torch.cuda.OutOfMemoryError:
             pass
         self.note("alloc", slot, size, stream.cuda_stream, addr, capturing)
+
+    def allocate_at(self):
+        """At an exact address behind something that is there: free or not."""
+        slot = self.pick()
+        if slot is None:
+            return
+        neighbour, stream = self.tensors[slot]
+        size = self.size() // 4 + 1
+        addr = neighbour.data_ptr() + (neighbour.nbytes + 511) // 512 * 512 + 512 * self.random.choice([0, 0, 1, 16, 2048, 9000])
+        slot, self.slots = self.slots, self.slots + 1
+        capturing = self.on_stream(stream)
+        storage = self.torch.UntypedStorage(0, device="cuda")
+        try:
+            storage._resize_with_addr_(size, addr)
+            self.tensors[slot] = (self.torch.empty(0, dtype=self.torch.uint8, device="cuda").set_(storage), stream)
+        except RuntimeError as e:
+            if "exact address" not in str(e):
+                raise
+        self.note("at", slot, size, stream.cuda_stream, addr, slot in self.tensors, capturing)
 
     def pick(self):
         return self.random.choice(list(self.tensors)) if self.tensors else None
@@ -255,6 +276,8 @@ class Program:
             self.capture()
         elif r < 0.053 and "switches" in self.features:
             self.settings()
+        elif r < 0.12 and "exact" in self.features:
+            self.allocate_at()
         elif r < 0.0535 and "fractions" in self.features:
             self.fraction()
         elif self.random.random() < 0.5 + self.weight * (0.1 if live < 250 else -0.1):
@@ -287,7 +310,7 @@ def main(name, seed, count, path):
     snapshot = torch.cuda.memory._snapshot()
     keep = ["action", "addr", "size", "stream", "pool_id"]
     events = [
-        [e["action"], e.get("addr", e.get("device_free")), *(e[k] for k in keep[2:])] for e in snapshot["device_traces"][0]
+        [e["action"], e.get("addr", e.get("device_free")), *(e[k] for k in keep[2:]), e.get("internal_metadata")] for e in snapshot["device_traces"][0]
     ]
     segments = [
         [s["address"], s["total_size"], s["stream"], s["segment_type"], s["is_expandable"], s["segment_pool_id"]]

@@ -58,7 +58,14 @@ fn event(entry: &Value) -> Option<Event> {
     ];
     let action = known.into_iter().find(|a| entry[0] == a.name())?;
     let [addr, size, stream] = [1, 2, 3].map(|i| number(&entry[i]));
-    Some(Event { action, addr, size, stream, pool: pool(&entry[4]), with_address: false })
+    Some(Event {
+        action,
+        addr,
+        size,
+        stream,
+        pool: pool(&entry[4]),
+        with_address: entry[5] == "mallocWithAddress",
+    })
 }
 
 fn compare(run: &Value) -> Result<usize, String> {
@@ -219,6 +226,17 @@ impl Program {
                     self.blocks.insert(number(&o[1]), got.id);
                 }
                 return same_address(got.map(|g| g.addr), &o[4]);
+            }
+            "at" => {
+                a.device_mut().set_capturing(o[6] == true);
+                let got = a.malloc_at(number(&o[2]), number(&o[3]), number(&o[4]));
+                if let Ok(got) = got {
+                    self.blocks.insert(number(&o[1]), got.id);
+                }
+                return match (got.is_ok(), o[5] == true) {
+                    (ours, theirs) if ours == theirs => Ok(()),
+                    (ours, theirs) => Err(format!("{ours}, PyTorch {theirs}")),
+                };
             }
             "free" => {
                 a.device_mut().set_capturing(o[2] == true);

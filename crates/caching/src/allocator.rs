@@ -106,6 +106,10 @@ pub enum Misuse {
     NotHeld(PoolId),
     /// A fraction outside 0 to 1.
     Fraction,
+    /// An address that no block can begin at.
+    Unaligned(u64),
+    /// Not all of what was asked for is free at this address.
+    NotFree(u64),
 }
 
 impl fmt::Display for Misuse {
@@ -121,6 +125,13 @@ impl fmt::Display for Misuse {
                 write!(f, "endAllocatePool: not currently recording to mempool_id ({a}, {b})")
             }
             Misuse::NotHeld((a, b)) => write!(f, "memory pool ({a}, {b}) was released already"),
+            Misuse::Unaligned(addr) => write!(
+                f,
+                "mallocWithAddress: addr must be aligned to kMinBlockSize (512 bytes), got {addr:#x}"
+            ),
+            Misuse::NotFree(addr) => {
+                write!(f, "Could not allocate CUDA storage at exact address {addr:#x}")
+            }
             Misuse::Fraction => f.write_str("invalid fraction. Please set within [0, 1]"),
         }
     }
@@ -295,17 +306,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         if !self.capturing() {
             self.finish_waiting();
         }
-        let rounded = sizes::round(&self.settings, size);
-        let pool = self.pool_for(rounded, stream);
-        let own_allocator =
-            self.private.get(&self.pools[pool as usize].id).is_some_and(|p| p.own_allocator);
-        let mut request = Request {
-            size: rounded,
-            segment: sizes::segment(&self.settings, rounded),
-            stream,
-            pool,
-            expandable: self.settings.expandable_segments && !own_allocator,
-        };
+        let mut request = self.request(size, stream);
+        let rounded = request.size;
         let found = match self.best_fit(&request) {
             Some(found) => Ok(found),
             None => self.make_room(&mut request),
@@ -323,6 +325,21 @@ impl<D: Device, S: Sink> Allocator<D, S> {
                 self.stats.num_ooms += 1;
                 Err(failure)
             }
+        }
+    }
+
+    /// What a request comes to: which pool, how large.
+    pub(crate) fn request(&mut self, size: u64, stream: u64) -> Request {
+        let rounded = sizes::round(&self.settings, size);
+        let pool = self.pool_for(rounded, stream);
+        let own_allocator =
+            self.private.get(&self.pools[pool as usize].id).is_some_and(|p| p.own_allocator);
+        Request {
+            size: rounded,
+            segment: sizes::segment(&self.settings, rounded),
+            stream,
+            pool,
+            expandable: self.settings.expandable_segments && !own_allocator,
         }
     }
 

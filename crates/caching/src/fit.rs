@@ -2,12 +2,12 @@
 
 use std::ops::Bound;
 
-use crate::allocator::{Allocation, Allocator, Request};
+use crate::allocator::{Allocation, Allocator, Misuse, Request};
 use crate::blocks::{Block, Ix, NONE};
 use crate::device::Device;
 use crate::event::{Action, Sink};
 use crate::pool::{FreeKey, Pool};
-use crate::sizes::{MIN_BLOCK, SMALL_LIMIT};
+use crate::sizes::{ABSURD, MIN_BLOCK, SMALL_LIMIT};
 
 impl<D: Device, S: Sink> Allocator<D, S> {
     /// Takes the smallest free block of the stream that is large enough out of its pool.
@@ -47,6 +47,48 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
         self.pools[r.pool as usize].free.remove(&key);
         Some(key.ix)
+    }
+
+    /// A block at exactly this address, out of one free block of the stream (`UntypedStorage._resize_with_addr_`): what lies
+    /// before it there is handed out first and given back afterwards. Looks at all free blocks of the stream.
+    ///
+    /// # Errors
+    /// No block can begin there, or not all of it is free.
+    pub fn malloc_at(&mut self, size: u64, stream: u64, addr: u64) -> Result<Allocation, Misuse> {
+        if !addr.is_multiple_of(MIN_BLOCK) {
+            return Err(Misuse::Unaligned(addr));
+        }
+        if size >= ABSURD {
+            return Err(Misuse::NotFree(addr));
+        }
+        if !self.capturing() {
+            self.finish_waiting();
+        }
+        let request = self.request(size, stream);
+        let from = FreeKey { stream, size: request.size, birth: 0, addr: 0, ix: 0 };
+        let mut candidates = self.pools[request.pool as usize].free.range(from..);
+        let holds = |k: &&FreeKey| {
+            k.stream == stream && k.addr <= addr && addr - k.addr <= k.size - request.size
+        };
+        let key = *candidates.find(holds).ok_or(Misuse::NotFree(addr))?;
+        let before = addr - key.addr;
+        let prefix = Request { size: before, ..request };
+        if before > 0
+            && !self.should_split(&prefix, &self.pools[request.pool as usize], &self.blocks[key.ix])
+        {
+            return Err(Misuse::NotFree(addr));
+        }
+        self.pools[request.pool as usize].free.remove(&key);
+        self.with_address = true;
+        // The rest of the block keeps its index when its head is cut off.
+        let prefix = (before > 0).then(|| self.hand_out(&prefix, key.ix, before));
+        if prefix.is_some() {
+            self.take_out(key.ix);
+        }
+        let got = self.hand_out(&request, key.ix, size);
+        let freed = prefix.map_or(Ok(()), |prefix| self.free(prefix.id));
+        self.with_address = false;
+        freed.map(|()| got)
     }
 
     /// The size of a block with what it could still grow by.

@@ -17,6 +17,7 @@ const CONFS: [&str; 8] = [
 #[derive(Clone, Debug)]
 enum Op {
     Malloc { size: u64, stream: u64 },
+    MallocAt { size: u64, near: usize, steps: u64 },
     Free(usize),
     FreeAgain(usize),
     FreeWaiting(usize),
@@ -49,6 +50,8 @@ fn op() -> impl Strategy<Value = Op> {
     let pool = 0..3_u64;
     prop_oneof![
         20 => (size, stream.clone()).prop_map(|(size, stream)| Op::Malloc { size, stream }),
+        3 => (0..(4_u64 << 20), any::<usize>(), 0..5000_u64)
+            .prop_map(|(size, near, steps)| Op::MallocAt { size, near, steps }),
         14 => any::<usize>().prop_map(Op::Free),
         1 => any::<usize>().prop_map(Op::FreeAgain),
         2 => any::<usize>().prop_map(Op::FreeWaiting),
@@ -97,6 +100,15 @@ proptest! {
                     }
                     Err(e) => prop_assert!(e.requested == size && !e.to_string().is_empty()),
                 },
+                Op::MallocAt { size, near, steps } if !live.is_empty() => {
+                    let there = a.allocation(live[near % live.len()]).expect("allocated");
+                    let addr = there.addr + there.size + steps * 512;
+                    if let Ok(got) = a.malloc_at(size, 0, addr) {
+                        prop_assert_eq!(got.addr, addr);
+                        live.push(got.id);
+                    }
+                    prop_assert_eq!(a.malloc_at(size, 0, addr + 1), Err(Misuse::Unaligned(addr + 1)));
+                }
                 Op::Free(n) if !live.is_empty() => {
                     let id = live.swap_remove(n % live.len());
                     prop_assert_eq!(a.free(id), Ok(()));
