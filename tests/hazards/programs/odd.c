@@ -1,8 +1,10 @@
 // One odd thing for each first argument; every one prints "ok" if it went as it should.
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,10 +147,10 @@ static long resident(void) {
     return pages * 4;
 }
 
-static void pairs(void) {
+static void pairs(long count) {
     for (int i = 0; i < 200000; i++) give(take(1000));
     long before = resident();
-    for (int i = 0; i < 1000000; i++) give(take(1000));
+    for (long i = 0; i < count; i++) give(take(1000));
     printf("grew %ld KiB\n", resident() - before);
 }
 
@@ -209,6 +211,71 @@ static void constructor(const char *library) {
     take(7777);
 }
 
+// A child that has our memory until it ends, and one that a library starts that way.
+static void borrowed_memory(void) {
+    take(1111);
+    for (int i = 0; i < 20; i++) {
+        pid_t child = vfork();
+        if (child == 0) _exit(0);
+        reap(child);
+    }
+    char *command[] = {"true", NULL};
+    pid_t child;
+    if (posix_spawnp(&child, "true", NULL, NULL, command, environ) != 0) fail("posix_spawnp");
+    reap(child);
+    if (system("true") != 0) fail("system");
+    take(2222);
+}
+
+// Retained twice and released once, a context lives; a child begins with none.
+static void primary_context(void) {
+    CUcontext context = NULL, again = NULL;
+    unsigned flags;
+    int active = 0;
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuDevicePrimaryCtxRetain(&again, 0)) fail("retain");
+    if (context != again || cuDevicePrimaryCtxRelease_v2(0)) fail("release");
+    if (cuDevicePrimaryCtxGetState(0, &flags, &active) || !active) fail("it ended with one of two");
+    if (cuCtxSetCurrent(context)) fail("current");
+    take(2222);
+    pid_t child = fork();
+    if (child == 0) {
+        void *at;
+        exit(cudaMalloc(&at, 1111) == 0);
+    }
+    reap(child);
+    take(4444);
+    if (cuDevicePrimaryCtxGetState(0, &flags, &active) || !active) fail("the child has ended it");
+}
+
+static int entries(const char *path) {
+    DIR *folder = opendir(path);
+    int n = 0;
+    while (folder && readdir(folder)) n++;
+    if (folder) closedir(folder);
+    return n;
+}
+
+// What is there before the first call, and after it.
+static void asleep(void) {
+    printf("threads %d files %d\n", entries("/proc/self/task") - 2, entries("/proc/self/fd") - 3);
+    take(7777);
+    printf("threads %d files %d\n", entries("/proc/self/task") - 2, entries("/proc/self/fd") - 3);
+}
+
+// Calls everything in a library that was made for it, then asks for a snapshot and tells how long that took.
+static void many_sites(const char *library) {
+    void *handle = dlopen(library, RTLD_NOW);
+    void (*all)(void) = handle ? (void (*)(void))dlsym(handle, "all") : NULL;
+    int (*dump)(const char *) = (int (*)(const char *))dlsym(RTLD_DEFAULT, "memtrace_dump");
+    if (!all || !dump) fail("many_sites");
+    all();
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    if (dump(NULL) != 0) fail("memtrace_dump");
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    printf("dump %.0f ms\n", (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) / 1e6);
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     const char *more = argc > 2 ? argv[2] : "";
@@ -220,11 +287,15 @@ int main(int argc, char **argv) {
     else if (!strcmp(what, "destructors")) destructors();
     else if (!strcmp(what, "exit_in_thread")) exit_in_thread();
     else if (!strcmp(what, "exit_handlers")) exit_handlers();
-    else if (!strcmp(what, "pairs")) pairs();
+    else if (!strcmp(what, "pairs")) pairs(atol(more));
     else if (!strcmp(what, "main_thread")) main_thread();
     else if (!strcmp(what, "close_all")) close_all(more);
     else if (!strcmp(what, "old_blocks")) old_blocks();
     else if (!strcmp(what, "late")) late(more);
+    else if (!strcmp(what, "borrowed_memory")) borrowed_memory();
+    else if (!strcmp(what, "primary_context")) primary_context();
+    else if (!strcmp(what, "asleep")) asleep();
+    else if (!strcmp(what, "many_sites")) many_sites(more);
     else if (!strcmp(what, "constructor")) constructor(more);
     else fail("unknown");
     puts("ok");
