@@ -34,6 +34,9 @@ static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 macro_rules! jump_or_look {
     ($next:ident, $find:ident, $ours:ident) => {
         core::arch::naked_asm!(
+            "cmp dword ptr [rip + {pending}], 0",
+            "jne 5f",
+            "6:",
             "test rsi, rsi",
             "jz 2f",
             "lea rax, [rdi + 1]",
@@ -63,6 +66,17 @@ macro_rules! jump_or_look {
             "pop rsi",
             "pop rdi",
             "jmp rax",
+            "5:",
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "call {look}",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "jmp 6b",
+            pending = sym super::deepbind::PENDING,
+            look = sym super::deepbind::look,
             next = sym $next,
             find = sym $find,
             ours = sym $ours,
@@ -103,7 +117,7 @@ extern "C" fn find_dlvsym() -> *mut c_void {
 }
 
 /// The function behind ours: the next interposer's, or the C library's.
-fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+pub(super) fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = place.load(Ordering::Acquire);
     if !known.is_null() {
         return known;

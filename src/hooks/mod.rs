@@ -4,7 +4,9 @@
 //! for a function by name is shown the same door, and [`place`] knows which device a call is about.
 
 pub mod contexts;
+pub mod deepbind;
 pub mod driver;
+pub mod elf;
 pub mod lookup;
 pub mod place;
 pub mod records;

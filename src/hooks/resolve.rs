@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::hooks::elf::Tables;
 use crate::hooks::lookup;
 use crate::hooks::table::{Api, ENTRY_POINTS, ROWS};
 use crate::message;
@@ -185,7 +186,8 @@ pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
         // Until glibc 2.34 these functions had a library of their own.
         if file.starts_with(b"libc.so") || file.starts_with(b"libdl.so") {
             // SAFETY: the loader has mapped this library, and its headers describe it.
-            search.found = unsafe { symbol_of(info, search.name) };
+            search.found =
+                unsafe { Tables::of(info).and_then(|tables| tables.symbol(search.name)) };
         }
         c_int::from(search.found.is_some())
     }
@@ -193,63 +195,6 @@ pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: `visit` matches the prototype and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.found
-}
-
-/// A function in a loaded library's dynamic symbol table, by its GNU hash.
-///
-/// # Safety
-/// `info` describes a loaded library.
-unsafe fn symbol_of(info: &libc::dl_phdr_info, name: &CStr) -> Option<NonNull<c_void>> {
-    const DT_STRTAB: i64 = 5;
-    const DT_SYMTAB: i64 = 6;
-    const DT_GNU_HASH: i64 = 0x6fff_fef5;
-    let base = info.dlpi_addr as usize;
-    // SAFETY: promised by the caller: the program headers, the dynamic section that one of them names and the tables
-    // that it names are mapped, in the layout that the System V ABI and the GNU hash section give.
-    unsafe {
-        let headers = std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
-        let dynamic = headers.iter().find(|h| h.p_type == libc::PT_DYNAMIC)?;
-        let mut entry = (base + dynamic.p_vaddr as usize) as *const [i64; 2];
-        let (mut strings, mut symbols, mut hashes) = (0, 0, 0);
-        while (*entry)[0] != 0 {
-            // The loader has put addresses there; where it hasn't (a read-only section), it is an offset.
-            let value = (*entry)[1] as usize;
-            let at = if value < base { base + value } else { value };
-            match (*entry)[0] {
-                DT_STRTAB => strings = at,
-                DT_SYMTAB => symbols = at,
-                DT_GNU_HASH => hashes = at,
-                _ => {}
-            }
-            entry = entry.add(1);
-        }
-        if strings == 0 || symbols == 0 || hashes == 0 {
-            return None;
-        }
-        let header = *(hashes as *const [u32; 4]);
-        let [buckets, first, filter_words, _] = header.map(|n| n as usize);
-        let bucket_table = (hashes + 16 + filter_words * 8) as *const u32;
-        let chain = bucket_table.add(buckets);
-        let hash = gnu_hash(name.to_bytes());
-        let mut i = *bucket_table.add(hash as usize % buckets.max(1)) as usize;
-        while i >= first {
-            let link = *chain.add(i - first);
-            let symbol = &*(symbols as *const libc::Elf64_Sym).add(i);
-            let own = CStr::from_ptr((strings + symbol.st_name as usize) as *const _);
-            if link | 1 == hash | 1 && symbol.st_shndx != 0 && own == name {
-                return NonNull::new((base + symbol.st_value as usize) as *mut c_void);
-            }
-            if link & 1 == 1 {
-                break;
-            }
-            i += 1;
-        }
-        None
-    }
-}
-
-fn gnu_hash(name: &[u8]) -> u32 {
-    name.iter().fold(5381, |h: u32, b| h.wrapping_mul(33).wrapping_add(u32::from(*b)))
 }
 
 #[cfg(test)]

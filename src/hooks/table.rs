@@ -17,8 +17,8 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use memtrace_format::event::What;
 
 use super::records::{
-    ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation, GraphNode,
-    IpcHandle, Location, MemoryProperties, PitchedPtr, PoolProperties,
+    ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,
+    GraphNode, IpcHandle, Location, MemoryProperties, PitchedPtr, PoolProperties,
 };
 use super::resolve::Real;
 
@@ -30,8 +30,10 @@ pub struct EntryPoint {
     pub library: &'static str,
     /// The version of CUDA in which a driver function's interface appeared; 0 if that doesn't matter.
     pub since: u32,
-    /// Our symbol.
+    /// Our function, under a name that no other library can have.
     pub export: Export,
+    /// Whom the loader shows under the row's name: our symbol, or that of an interposer in front of us.
+    pub exported: Export,
 }
 
 /// The address of one of our symbols.
@@ -96,12 +98,19 @@ macro_rules! entry_points {
 
         /// All rows, by number.
         pub static ENTRY_POINTS: &[EntryPoint] = &[
-            EntryPoint { name: "none", library: "", since: 0, export: Export(std::ptr::null()) },
+            EntryPoint {
+                name: "none",
+                library: "",
+                since: 0,
+                export: Export(std::ptr::null()),
+                exported: Export(std::ptr::null()),
+            },
             $($( EntryPoint {
                 name: stringify!($name),
                 library: $library,
                 since: 0 $( + $since )?,
                 export: Export(doors::$name as *const ()),
+                exported: Export(exports::$name as *const ()),
             }, )*)*
         ];
 

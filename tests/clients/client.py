@@ -31,7 +31,9 @@ def build(folder):
         library = source.stem.startswith("lib")
         versions = source.with_suffix(".map")
         script = [f"-Wl,--version-script={versions}"] if versions.exists() else []
-        compile(source, folder / (source.stem + (".so" if library else "")), *script)
+        # The one library that is linked to the driver, as it is opened so that its dependencies come first.
+        driver = [support.build_dir() / "libmemtrace_virtual.so"] if source.stem == "libdeep" else []
+        compile(source, folder / (source.stem + (".so" if library else "")), *script, *driver)
     return folder
 
 

@@ -40,6 +40,15 @@ def test_a_runtime_call_that_calls_the_driver_is_one_event(programs, gpu, tmp_pa
     assert snapshot["memtrace"]["counters"]["events"] == 4  # the context made inside, two allocations, a free
 
 
+@pytest.mark.parametrize("when", ["deep-now", "deep-lazy"])
+def test_a_library_whose_own_dependencies_come_first(when, programs, gpu, tmp_path):
+    _, said = look(when, programs, gpu, tmp_path)
+    assert client.check_steps(said) == ["deep"]
+    _, snapshot = client.ledger(said[0]["path"])
+    allocations = [e for e in snapshot["device_traces"][0] if e["action"] == "alloc"]
+    assert [(e["size"], e["user_metadata"]) for e in allocations] == [(n, "driver: cuMemAlloc_v2") for n in (1000, 2000)]
+
+
 BEFORE, AFTER, HOOKING = ["libbefore.so"], ["libafter.so"], ["libhooking.so"]
 
 

@@ -39,6 +39,14 @@ int main(int argc, char **argv) {
         device[0].device_bytes += 3000;
         if (own(&at, 1ul << 45) != 1002) fail("cudaMalloc", "not its own answer");
         step("bundled");
+    } else if (strncmp(what, "deep", 4) == 0) {
+        context();
+        device[0].contexts++;
+        int when = strcmp(what, "deep-lazy") == 0 ? RTLD_LAZY : RTLD_NOW;
+        int (*run)(void) = dlsym(dlopen("libdeep.so", when | RTLD_DEEPBIND), "run");
+        if (!run || run()) fail("libdeep.so", "can't run");
+        device[0].device_bytes += 3000;
+        step("deep");
     } else if (strcmp(what, "nested") == 0) {
         void *at, *kept;
         device[0].contexts++;
