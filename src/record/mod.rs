@@ -93,7 +93,9 @@ impl Recorder {
 
     /// Makes room so that producers always find some. Called by the background thread.
     pub fn retire_ahead(&self) {
-        if self.ring.retire_ahead(Live::apply) {
+        let cut_short = self.ring.retire_ahead(Live::apply);
+        // A file that somebody truncated reads as zeros: what it says is not so.
+        if cut_short && !truncated::happened() {
             message!(
                 "only the last {} events of history fit into {}; what is alive stays exact. \
                  Set MEMTRACE_BLACKBOX to a folder with more room",
