@@ -1,12 +1,14 @@
 //! From what the allocator did to what it was asked.
 //!
 //! A trace entry `alloc` is a request of its size; `free_requested` gives it back, and the free is complete where the
-//! trace says so. Segments that go without a request that needs the room were sent away by `empty_cache`; directly before
-//! a new segment or an `oom` the allocator did that by itself, and would not have to on a larger card. What there was
+//! trace says so. Segments that go without a request that needs the room were sent away by `empty_cache`. Directly before a
+//! new segment or an `oom` the allocator may have done that by itself, and would not have to on a larger card: see
+//! `needed`. What there was
 //! before the trace ([`crate::history::rewind`]) is requested first, in the order of addresses.
 
 use std::collections::{BTreeMap, HashMap};
 
+use memtrace_caching::sizes;
 use memtrace_format::snapshot::{Action, PoolId, Snapshot, TraceEntry};
 
 use super::run::BEFORE;
@@ -91,8 +93,11 @@ pub fn requests(snapshot: &Snapshot, device: usize) -> Requests {
         alive: HashMap::new(),
         pools: pools_by_address(snapshot, device, trace),
         released: Vec::new(),
+        reserved: 0,
+        room: None,
     };
     reader.before(&beginning);
+    reader.room = room(snapshot, trace, reader.reserved);
     let mut at = 0;
     while at < trace.len() {
         at = reader.entry(trace, at);
@@ -143,6 +148,29 @@ struct Reader {
     alive: HashMap<u64, Slot>,
     pools: BTreeMap<u64, (u64, PoolId)>,
     released: Vec<PoolId>,
+    /// Bytes in segments now.
+    reserved: u64,
+    /// So many the device certainly has; `None` if segments may go before it is full.
+    room: Option<u64>,
+}
+
+/// The most that the trace ever has in segments: the device is at least as large. With settings that give segments back
+/// before the device is full it says nothing.
+fn room(snapshot: &Snapshot, trace: &[TraceEntry], before: u64) -> Option<u64> {
+    let settings = super::settings(super::own_conf(snapshot)).ok()?.settings;
+    if settings.garbage_collection_threshold > 0.0 || settings.max_split_size != u64::MAX {
+        return None;
+    }
+    let (mut now, mut most) = (before, before);
+    for entry in trace.iter().filter(|e| driver_call(e).is_none()) {
+        match entry.action {
+            Action::SegmentAlloc | Action::SegmentMap => now = now.saturating_add(entry.size),
+            Action::SegmentFree | Action::SegmentUnmap => now = now.saturating_sub(entry.size),
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    Some(most)
 }
 
 impl Reader {
@@ -165,6 +193,7 @@ impl Reader {
     }
 
     fn before(&mut self, beginning: &Beginning) {
+        self.reserved = beginning.segments.values().filter(|s| !s.driver).map(|s| s.size).sum();
         for (&addr, live) in &beginning.blocks {
             if live.driver {
                 self.push_before(What::Others(live.requested as i64));
@@ -233,7 +262,10 @@ impl Reader {
                 self.push(at, What::Failed { size, stream, pool });
             }
             Action::SegmentFree | Action::SegmentUnmap => return self.gone(trace, at),
-            Action::SegmentAlloc | Action::SegmentMap | Action::Snapshot | Action::Other(_) => {}
+            Action::SegmentAlloc | Action::SegmentMap => {
+                self.reserved = self.reserved.saturating_add(entry.size);
+            }
+            Action::Snapshot | Action::Other(_) => {}
         }
         at + 1
     }
@@ -246,8 +278,9 @@ impl Reader {
         };
         let end = trace[at..].iter().position(|e| !goes(e)).map_or(trace.len(), |n| at + n);
         let pools: Vec<PoolId> = trace[at..end].iter().map(|e| self.pool(e)).collect();
-        let next = trace.get(end).map(|e| &e.action);
-        let needed = matches!(next, Some(Action::SegmentAlloc | Action::SegmentMap | Action::Oom));
+        let needed = self.needed(&trace[at..end], &trace[end..]);
+        let gone: u64 = trace[at..end].iter().map(|e| e.size).sum();
+        self.reserved = self.reserved.saturating_sub(gone);
         for pool in pools.iter().filter(|p| **p != (0, 0)) {
             if !self.released.contains(pool) {
                 self.released.push(*pool);
@@ -264,5 +297,32 @@ impl Reader {
             _ => self.push(at, What::EmptyCache),
         }
         end
+    }
+
+    /// Whether the allocator itself made room: then the next thing is a segment or an `oom`, none of the segments that
+    /// went would have done for it, and there was no room for it beside them.
+    fn needed(&self, gone: &[TraceEntry], after: &[TraceEntry]) -> bool {
+        let Some(next) = after.first() else { return false };
+        let wanted = match next.action {
+            Action::Oom => next.size,
+            Action::SegmentAlloc | Action::SegmentMap => {
+                let first =
+                    after.iter().find(|e| e.action == Action::Alloc && e.stream == next.stream);
+                first.map_or(next.size, |e| e.size)
+            }
+            _ => return false,
+        };
+        let small = |segment: &TraceEntry| segment.size == sizes::SMALL_SEGMENT;
+        let serves = |e: &TraceEntry| {
+            e.stream == next.stream
+                && self.pool(e) == self.pool(next)
+                && e.size >= wanted
+                && small(e) == sizes::is_small(wanted)
+        };
+        if gone.iter().any(serves) {
+            return false;
+        }
+        let with = self.reserved.saturating_add(next.size);
+        next.action == Action::Oom || self.room.is_none_or(|room| with > room)
     }
 }
