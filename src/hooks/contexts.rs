@@ -14,16 +14,6 @@ use super::table::{Api, Door, Out};
 
 // --- what is said in passing ---------------------------------------------------------------------------
 
-/// The program asks which device is current.
-pub unsafe fn tells_device(door: Door, device: *mut c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
-    if code == 0 && !device.is_null() {
-        // SAFETY: the caller's out-parameter, which a successful call has filled.
-        place::told(unsafe { *device } as i8);
-    }
-    code
-}
-
 /// The program asks for a device's pool.
 pub unsafe fn tells_pool(
     door: Door,

@@ -253,39 +253,41 @@ fn driver_rows() -> impl Iterator<Item = (Api, &'static EntryPoint)> {
     (first..ENTRY_POINTS.len()).filter_map(|i| Some((Api::from_number(i)?, &ENTRY_POINTS[i])))
 }
 
-/// The row whose real function this is: the one that the driver exports at this address, or the one that the version
-/// means.
+/// Our function for what was found under this name: the row that the driver exports at that address, or else the one that
+/// the version means.
 fn ours_for(
     name: &[u8],
     found: *mut c_void,
     version: Option<u32>,
     per_thread: bool,
 ) -> Option<*mut c_void> {
-    let mut chosen: Option<(Api, &EntryPoint)> = None;
-    for (api, row) in driver_rows() {
-        if row.base().as_bytes() != name && row.name.as_bytes() != name {
-            continue;
-        }
-        if Real::of(api).find_row(api) == Some(found) {
-            return Some(row.export.0.cast_mut().cast());
-        }
-        let exact = row.name.as_bytes() == name && row.name != row.base();
-        let fits = exact || version.is_some_and(|v| v <= NEWEST && row.since <= v);
-        let streams = |r: &EntryPoint| r.is_per_thread() == per_thread;
-        let better = |old: &EntryPoint| (streams(row), row.since) > (streams(old), old.since);
-        let usable = !row.is_per_thread() || per_thread;
-        if fits && usable && chosen.is_none_or(|(_, old)| better(old)) {
-            chosen = Some((api, row));
-        }
-    }
-    if let Some((api, row)) = chosen {
-        Real::of(api).or_else(found);
-        return Some(row.export.0.cast_mut().cast());
-    }
-    if driver_rows().any(|(_, row)| row.base().as_bytes() == name) {
+    driver_rows().find(|(_, row)| is_named(row, name))?;
+    let same = |(api, _): &(Api, _)| Real::of(*api).find_row(*api) == Some(found);
+    let chosen = driver_rows().find(same).or_else(|| by_version(name, version, per_thread));
+    let Some((api, row)) = chosen else {
         unknown_interface(name);
-    }
-    None
+        return None;
+    };
+    Real::of(api).or_else(found);
+    Some(row.export.0.cast_mut().cast())
+}
+
+fn is_named(row: &EntryPoint, name: &[u8]) -> bool {
+    row.base().as_bytes() == name || row.name.as_bytes() == name
+}
+
+/// The newest interface that isn't newer than the version, for the streams that are asked for if there is one of its own
+/// for them. A name with its suffix means that one interface.
+fn by_version(
+    name: &[u8],
+    version: Option<u32>,
+    per_thread: bool,
+) -> Option<(Api, &'static EntryPoint)> {
+    let version = version.filter(|v| *v <= NEWEST);
+    driver_rows()
+        .filter(|(_, row)| is_named(row, name) && (per_thread || !row.is_per_thread()))
+        .filter(|(_, row)| row.base().as_bytes() != name || version.is_some_and(|v| row.since <= v))
+        .max_by_key(|(_, row)| (row.since, row.is_per_thread()))
 }
 
 /// A driver newer than the table may have an interface with other arguments: it is left alone, and said once.
@@ -297,5 +299,39 @@ fn unknown_interface(name: &[u8]) {
              recorded; a newer memtrace may know it",
             String::from_utf8_lossy(name)
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_chooses_the_interface() {
+        let chosen = |name: &str, version, per_thread| {
+            by_version(name.as_bytes(), version, per_thread).map(|(_, row)| row.name)
+        };
+        for (name, version, symbol) in [
+            ("cuMemAlloc", 2000, "cuMemAlloc"),
+            ("cuMemAlloc", 3020, "cuMemAlloc_v2"),
+            ("cuMemAlloc", 13_020, "cuMemAlloc_v2"),
+            ("cuIpcOpenMemHandle", 4010, "cuIpcOpenMemHandle"),
+            ("cuIpcOpenMemHandle", 12_000, "cuIpcOpenMemHandle_v2"),
+            ("cuCtxCreate", 11_040, "cuCtxCreate_v3"),
+            ("cuGetProcAddress", 11_030, "cuGetProcAddress"),
+            ("cuGetProcAddress", 12_000, "cuGetProcAddress_v2"),
+        ] {
+            assert_eq!(chosen(name, Some(version), false), Some(symbol), "{name} {version}");
+        }
+        assert_eq!(chosen("cuMemAllocAsync", Some(12_000), true), Some("cuMemAllocAsync_ptsz"));
+        assert_eq!(
+            chosen("cuMemAlloc", Some(12_000), true),
+            Some("cuMemAlloc_v2"),
+            "it has no other"
+        );
+        assert_eq!(chosen("cuMemAlloc_v2", None, false), Some("cuMemAlloc_v2"));
+        assert_eq!(chosen("cuMemAllocAsync", Some(11_010), false), None, "older than the function");
+        assert_eq!(chosen("cuMemAlloc", Some(NEWEST + 10), false), None, "newer than the table");
+        assert_eq!(chosen("cuMemAlloc", None, false), None, "no version, no guess");
     }
 }

@@ -72,13 +72,6 @@ pub fn set_device(device: i8) {
     });
 }
 
-/// The calling thread was told what its current device is.
-pub fn told(device: i8) {
-    if current().device != device {
-        change(|c| set_top(c, Context { handle: 0, device }));
-    }
-}
-
 fn of_context(handle: usize) -> Option<Context> {
     let device = of(handle).unwrap_or(UNKNOWN);
     (handle != 0).then_some(Context { handle, device })
@@ -217,8 +210,6 @@ mod tests {
             assert_eq!(current(), Context { handle: 0x8000, device: 2 });
             push(0x9000);
             assert_eq!(current(), Context { handle: 0x9000, device: UNKNOWN }, "not guessed");
-            told(3);
-            assert_eq!(current().device, 3);
             pop();
             pop();
             assert_eq!(current().device, 1);

@@ -295,7 +295,6 @@ entry_points! {
         4000 cuCtxPushCurrent_v2(context: Handle) => pushes_context(context);
         2000 cuCtxPopCurrent(out: Out) => pops_context();
         4000 cuCtxPopCurrent_v2(out: Out) => pops_context();
-        2000 cuCtxGetDevice(device: *mut c_int) => tells_device(device);
         7000 cuDevicePrimaryCtxRetain(out: Out, device: c_int) => retains_primary(out, device);
         7000 cuDevicePrimaryCtxRelease(device: c_int) => releases_primary(device);
         11000 cuDevicePrimaryCtxRelease_v2(device: c_int) => releases_primary(device);
