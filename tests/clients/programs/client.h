@@ -86,6 +86,12 @@ _Static_assert(sizeof(graph_allocation) == 120 && sizeof(graph_node) == 256, "as
     P(cudaHostRegister, (void *, size_t, unsigned)) P(cudaHostUnregister, (void *)) \
     P(cudaIpcGetMemHandle, (ipc_handle *, void *)) P(cudaIpcOpenMemHandle, (void **, ipc_handle, unsigned)) \
     P(cudaIpcCloseMemHandle, (void *)) \
+    P(cudaGraphCreate, (handle_t *, unsigned)) P(cudaGraphInstantiate, (handle_t *, handle_t, unsigned long long)) \
+    P(cudaGraphExecDestroy, (handle_t)) \
+    P(cudaGraphAddMemAllocNode, (handle_t *, handle_t, const handle_t *, size_t, graph_allocation *)) \
+    P(cudaGraphAddMemFreeNode, (handle_t *, handle_t, const handle_t *, size_t, void *)) \
+    P(cudaLibraryLoadData, (handle_t *, const void *, void *, void *, unsigned, void *, void *, unsigned)) \
+    P(cudaLibraryUnload, (handle_t)) \
     P(cudaStreamCreate, (handle_t *)) P(cudaStreamDestroy, (handle_t)) \
     P(cudaGetDriverEntryPoint, (const char *, void **, unsigned long long, int *)) \
     P(cudaGetDriverEntryPointByVersion, (const char *, void **, unsigned, unsigned long long, int *))

@@ -102,6 +102,28 @@ static void stream_order(void) {
     step("cudaStreamDestroy");
 }
 
+static void objects(void) {
+    handle_t graph, node, run, library;
+    graph_allocation wanted = {.pool = {.kind = 1, .where = {1, 0}}, .size = 6000};
+    CALL(cudaGraphCreate, &graph, 0);
+    CALL(cudaGraphAddMemAllocNode, &node, graph, NULL, 0, &wanted);
+    device[0].graph_nodes += 6000;
+    step("cudaGraphAddMemAllocNode");
+    CALL(cudaGraphAddMemFreeNode, &node, graph, &node, 1, (void *)wanted.at);
+    device[0].graph_nodes = 0;
+    CALL(cudaGraphInstantiate, &run, graph, 0);
+    device[0].graph_executables++;
+    step("cudaGraphAddMemFreeNode, cudaGraphInstantiate");
+    CALL(cudaGraphExecDestroy, run);
+    device[0].graph_executables = 0;
+    CALL(cudaLibraryLoadData, &library, ".version 7.0\n.target sm_80\n.address_size 64\n", NULL, NULL, 0, NULL, NULL, 0);
+    device[0].modules++;
+    step("cudaGraphExecDestroy, cudaLibraryLoadData");
+    CALL(cudaLibraryUnload, library);
+    device[0].modules = 0;
+    step("cudaLibraryUnload");
+}
+
 static void several_devices(void) {
     void *a, *b;
     CALL(cudaSetDevice, 1);
@@ -124,6 +146,7 @@ int main(int argc, char **argv) {
     plain_memory();
     host_memory();
     stream_order();
+    objects();
     several_devices();
     return 0;
 }
