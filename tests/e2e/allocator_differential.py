@@ -72,6 +72,8 @@ class Program:
         self.capture_stream = torch.cuda.Stream()
         self.tensors = {}  # slot → (tensor, stream it was made on)
         self.named_in_capture = set()
+        self.used_elsewhere = set()
+        self.waiting = 0  # frees that wait for the end of the capture
         self.pools = []
         self.routes = []
         self.graphs = []
@@ -144,6 +146,11 @@ class Program:
         # the block is freed during a capture; else another block may inherit them, by chance.
         if slot is None or (slot in self.named_in_capture and not self.captured):
             return
+        # The order of those that have to wait for a capture's end is chance too: few, so that it can be found.
+        if self.captured and slot in self.used_elsewhere:
+            if self.waiting == 4:
+                return
+            self.waiting += 1
         capturing = self.on_stream(self.some_stream())
         del self.tensors[slot]
         self.note("free", slot, capturing)
@@ -155,6 +162,8 @@ class Program:
         stream = self.some_stream()
         capturing = self.on_stream(stream)
         self.tensors[slot][0].record_stream(stream)
+        if stream != self.tensors[slot][1]:
+            self.used_elsewhere.add(slot)
         if capturing:
             self.named_in_capture.add(slot)
         self.note("use", slot, stream.cuda_stream, capturing)
@@ -171,16 +180,20 @@ class Program:
         """Frees what lives in a pool that is about to go.
 
         With expandable segments PyTorch 2.15 counts a pool's segments in a way that lets it delete a pool in which
-        blocks are still alive, and crashes at the free of the last one.
+        blocks are still alive, and crashes at the free of the last one. Says no if something must live on.
         """
         if not self.expandable:
-            return
+            return True
         segments = self.torch.cuda.memory_snapshot(pool_id, include_traces=False)
         there = {b["address"] for s in segments for b in s["blocks"] if b["state"] != "inactive"}
-        for slot in [slot for slot, (tensor, _) in self.tensors.items() if tensor.data_ptr() in there]:
+        slots = [slot for slot, (tensor, _) in self.tensors.items() if tensor.data_ptr() in there]
+        if self.named_in_capture.intersection(slots):
+            return False
+        for slot in slots:
             capturing = self.on_stream(self.streams[0])
             del self.tensors[slot]
             self.note("free", slot, capturing)
+        return True
 
     def pool(self):
         cuda, c = self.torch.cuda, self.torch._C
@@ -200,11 +213,11 @@ class Program:
             self.end_route()
         elif idle:
             pool = self.random.choice(idle)
-            self.pools.remove(pool)
             pool_id = pool.id
-            self.leave(pool_id)
-            del pool, idle
-            self.note("drop", pool_id)
+            if self.leave(pool_id):
+                self.pools.remove(pool)
+                del pool, idle
+                self.note("drop", pool_id)
 
     def end_route(self):
         pool_id = self.random.choice(self.routes)
@@ -217,11 +230,13 @@ class Program:
         if self.captured:
             return self.end_capture()
         if self.graphs and self.random.random() < 0.4:
-            graph, handle = self.graphs.pop(self.random.randrange(len(self.graphs)))
-            if handle not in [other for _, other in self.graphs]:
-                self.leave(handle)
-            graph.reset()
-            return self.note("release", handle)
+            graph, handle = self.random.choice(self.graphs)
+            others = [other for other in self.graphs if other[0] is not graph]
+            if handle in [other for _, other in others] or self.leave(handle):
+                self.graphs = others
+                graph.reset()
+                self.note("release", handle)
+            return None
         if len(self.graphs) > 4:
             return None
         graph = self.torch.cuda.CUDAGraph()
@@ -238,6 +253,7 @@ class Program:
             fork.wait_stream(self.capture_stream)
             streams.append(fork)
         self.captured = (graph, handle, streams)
+        self.waiting = 0
         return self.note("capture", handle, [s.cuda_stream for s in streams], hidden)
 
     def end_capture(self):
