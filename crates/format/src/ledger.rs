@@ -23,6 +23,7 @@ mod totals;
 pub use totals::{DeviceTotals, HostTotals, Totals};
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::blackbox::{Class, key};
 use crate::event::{Event, Kind, Layer, What};
@@ -66,7 +67,7 @@ pub mod references {
 }
 
 /// Applies one event of the device or host layer. `gone` is told what went. Says whether the event fits what was
-/// known.
+/// known: what the driver will have refused does.
 pub fn apply(
     books: &mut dyn Books,
     event: &Event,
@@ -102,11 +103,11 @@ fn enter(books: &mut dyn Books, event: &Event) -> bool {
 
 fn free(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
     let class = Class::of_allocation(event.what);
-    let Some(found) = books.get(class, event.addr).filter(|e| event.what.frees(e.what)) else {
-        return false;
-    };
-    books.remove(class, event.addr);
-    gone(&found);
+    let Some(found) = books.get(class, event.addr) else { return false };
+    if event.what.frees(found.what) {
+        books.remove(class, event.addr);
+        gone(&found);
+    }
     true
 }
 
@@ -132,7 +133,7 @@ fn release(books: &mut dyn Books, handle: u64, ticket: u64) -> bool {
     let Some(e) = books.get(Class::Handle, handle) else { return true };
     let count = references::count(e.stream);
     if count == 0 {
-        return false; // released already, and kept by a mapping
+        return true; // released already, and kept by a mapping: refused
     }
     books.update(Class::Handle, handle, &|e| e.stream = references::with(count - 1, ticket));
     drop_unused(books, handle);
@@ -179,7 +180,7 @@ fn unmap(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> 
         parts.push(mapping);
     }
     if at != end {
-        return parts.is_empty(); // a framework's own mapping, or a range that the driver refuses
+        return true; // a framework's own mapping, or a range that the driver refuses
     }
     for mapping in parts {
         forget_mapping(books, &mapping);
@@ -192,10 +193,9 @@ fn unreserve(books: &mut dyn Books, event: &Event) -> bool {
     let Some(found) = books.get(Class::Reservation, event.addr) else { return false };
     let range = event.addr..event.addr.saturating_add(event.size);
     let inside = |class: Class, e: &Event| class == Class::Mapping && range.contains(&e.addr);
-    if found.size != event.size || !books.select(&inside).is_empty() {
-        return false;
+    if found.size == event.size && books.select(&inside).is_empty() {
+        books.remove(Class::Reservation, event.addr);
     }
-    books.remove(Class::Reservation, event.addr);
     true
 }
 
@@ -257,10 +257,12 @@ impl Books for Ledger {
 impl Ledger {
     /// Takes one event into account, and says what the trace says about it.
     pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) -> bool {
+        const TAKEN: &[Action] = &[Action::SegmentAlloc, Action::Alloc];
+        const GIVEN: &[Action] =
+            &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree];
+        const MAPPED: &[Action] = &[Action::SegmentMap, Action::Alloc];
         const UNMAPPED: &[Action] =
             &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentUnmap];
-        const FREED: &[Action] =
-            &[Action::FreeRequested, Action::FreeCompleted, Action::SegmentFree];
         let mut entries = |of: &Event, actions: &[Action]| {
             let place = match of.layer {
                 Layer::Host => Some(Place::Host),
@@ -274,22 +276,57 @@ impl Ledger {
                 }
             }
         };
-        let fits = apply(self, event, 0, &mut |gone| match gone.kind {
-            Kind::Map => entries(gone, UNMAPPED),
-            Kind::Alloc if is_shown(gone.what) => entries(gone, FREED),
-            _ => {}
+        let handles = self.handles_of(event);
+        let before = self.shown(&handles, event);
+        let fits = apply(self, event, 0, &mut |gone| {
+            if gone.kind == Kind::Alloc && is_shown(gone.what) {
+                entries(gone, GIVEN);
+            }
         });
-        match event.kind {
-            Kind::Alloc if is_shown(event.what) => {
-                entries(event, &[Action::SegmentAlloc, Action::Alloc]);
-            }
-            Kind::Map => {
-                let mapped = self.get(Class::Mapping, event.addr).unwrap_or(*event);
-                entries(&mapped, &[Action::SegmentMap, Action::Alloc]);
-            }
-            _ => {}
+        let after = self.shown(&handles, event);
+        before.iter().filter(|m| !after.contains(m)).for_each(|m| entries(m, UNMAPPED));
+        after.iter().filter(|m| !before.contains(m)).for_each(|m| entries(m, MAPPED));
+        if event.kind == Kind::Alloc && is_shown(event.what) {
+            entries(event, TAKEN);
         }
         fits
+    }
+
+    fn mappings(&self, range: Range<u64>) -> impl Iterator<Item = &Event> {
+        let keys = (Class::Mapping, range.start)..(Class::Mapping, range.end.max(range.start));
+        self.0.range(keys).map(|(_, e)| e)
+    }
+
+    /// The physical memory that a mapping or its end is about.
+    fn handles_of(&self, event: &Event) -> Vec<u64> {
+        if !matches!(event.kind, Kind::Map | Kind::Unmap) {
+            return Vec::new();
+        }
+        let range = event.addr..event.addr.saturating_add(event.size);
+        let mut handles: Vec<u64> = self.mappings(range).map(|m| m.extra).collect();
+        handles.extend((event.kind == Kind::Map).then_some(event.extra));
+        handles.sort_unstable();
+        handles.dedup();
+        handles
+    }
+
+    /// The mappings that show each byte of these handles' memory once: where it is mapped at the lowest address. `near`
+    /// is where they probably are.
+    fn shown(&self, handles: &[u64], near: &Event) -> Vec<Event> {
+        let mut shown = Vec::new();
+        for handle in handles {
+            let counted = |p: &Event| p.what == What::Device && p.extra > 0;
+            let Some(physical) = self.get(Class::Handle, *handle).filter(counted) else { continue };
+            let of_handle = |range| -> Vec<&Event> {
+                self.mappings(range).filter(|m| m.extra == *handle).collect()
+            };
+            let mut all = of_handle(near.addr..near.addr.saturating_add(near.size));
+            if all.len() as u64 != physical.extra {
+                all = of_handle(0..u64::MAX);
+            }
+            lay_out(&all, &mut shown);
+        }
+        shown
     }
 
     /// Enters an entry of a live table.
@@ -324,20 +361,15 @@ impl Ledger {
                 .is_some_and(|e| references::changed_by(e.stream, ticket))
     }
 
-    /// The mappings that show each byte of physical memory once: where it is mapped at the lowest address.
-    fn shown_mappings(&self) -> Vec<Event> {
-        let mut mappings: Vec<Event> = self.of(Class::Mapping).copied().collect();
+    /// The same of all handles.
+    fn all_shown(&self) -> Vec<Event> {
+        let mut mappings: Vec<&Event> = self.of(Class::Mapping).collect();
         mappings.sort_by_key(|m| (m.extra, m.addr));
-        let mut shown: Vec<Event> = Vec::new();
-        for m in mappings {
-            let physical = self.get(Class::Handle, m.extra);
-            let overlaps = |o: &&Event| {
-                o.extra == m.extra && o.stream < m.stream + m.size && m.stream < o.stream + o.size
-            };
-            let before =
-                shown.iter().rev().take_while(|o| o.extra == m.extra).any(|o| overlaps(&o));
-            if !before && physical.is_some_and(|p| p.what == What::Device) {
-                shown.push(m);
+        let mut shown = Vec::new();
+        for of_one in mappings.chunk_by(|a, b| a.extra == b.extra) {
+            let physical = self.get(Class::Handle, of_one[0].extra);
+            if physical.is_some_and(|p| p.what == What::Device) {
+                lay_out(of_one, &mut shown);
             }
         }
         shown
@@ -354,16 +386,27 @@ impl Ledger {
         host: bool,
         stack: &mut dyn FnMut(u32) -> Option<StackIx>,
     ) -> Vec<Segment> {
-        let allocations = self.of(Class::Driver).chain(self.of(Class::Array)).copied();
-        let shown = allocations.filter(|e| is_shown(e.what)).chain(self.shown_mappings());
+        let allocations = self.of(Class::Driver).copied();
+        let shown = allocations.filter(|e| is_shown(e.what)).chain(self.all_shown());
         shown.filter(|e| (e.layer == Layer::Host) == host).map(|e| segment(&e, stack)).collect()
     }
 }
 
-/// Is this memory that the process holds at an address of its own?
+/// Of one handle's mappings in ascending order, those that meet no earlier one in the memory behind them.
+fn lay_out(mappings: &[&Event], shown: &mut Vec<Event>) {
+    let first = shown.len();
+    for m in mappings {
+        let meets = |o: &Event| o.stream < m.stream + m.size && m.stream < o.stream + o.size;
+        if !shown[first..].iter().any(meets) {
+            shown.push(**m);
+        }
+    }
+}
+
+/// Is this memory that the process holds, at an address? (An array has none, only a handle.)
 fn is_shown(what: What) -> bool {
-    use What::{Array, Device, Managed, Pinned, Pool, Registered};
-    matches!(what, Device | Pool | Managed | Array | Pinned | Registered)
+    use What::{Device, Managed, Pinned, Pool, Registered};
+    matches!(what, Device | Pool | Managed | Pinned | Registered)
 }
 
 /// A mapping's `stream` is an offset.
@@ -452,7 +495,8 @@ mod tests {
         assert_eq!((device.held(), device.imported), (0, 150));
         assert_eq!(ledger.segments(false, &mut |_| None), []);
         let wrong = after(&[opened, event(Kind::FreeRequested, 8192, 0)]);
-        assert_eq!((wrong.0, wrong.1), (after(&[opened]).0, 1), "cuMemFree doesn't close it");
+        assert_eq!(wrong, after(&[opened]), "cuMemFree doesn't close it");
+        assert_eq!(after(&[event(Kind::FreeRequested, 8192, 0)]).1, 1, "nobody has seen it come");
     }
 
     #[test]
