@@ -55,6 +55,8 @@ pub struct Config {
     pub quiet: bool,
     /// `MEMTRACE_RUN_PID`: the process that `memtrace run` became.
     pub run_pid: Option<i32>,
+    /// `MEMTRACE_RUN_LIST`: where it finds what its processes have written.
+    pub run_list: Option<PathBuf>,
     /// `PYTORCH_CUDA_ALLOC_CONF`, or `PYTORCH_ALLOC_CONF` where that isn't set: settings of PyTorch's allocator.
     pub allocator_conf: String,
     /// Rank and sizes as launchers hand them down: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` or what SLURM and Open MPI
@@ -113,6 +115,7 @@ impl Config {
             events,
             quiet: choice("MEMTRACE_QUIET", &["0", "1"]) == Some(1),
             run_pid: text("MEMTRACE_RUN_PID").and_then(|v| v.parse().ok()),
+            run_list: var("MEMTRACE_RUN_LIST").filter(|v| !v.is_empty()).map(PathBuf::from),
             stacks_of_frees: choice("MEMTRACE_CONTEXT", &["alloc", "all"]) != Some(0),
             signal: parse(
                 "MEMTRACE_SIGNAL",
@@ -140,8 +143,14 @@ impl Config {
             allocator_conf: text("PYTORCH_CUDA_ALLOC_CONF")
                 .or_else(|| text("PYTORCH_ALLOC_CONF"))
                 .unwrap_or_default(),
-            rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
-            local_rank: first(&["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]),
+            rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]),
+            local_rank: first(&[
+                "LOCAL_RANK",
+                "SLURM_LOCALID",
+                "OMPI_COMM_WORLD_LOCAL_RANK",
+                "MPI_LOCALRANKID",
+                "PMI_LOCAL_RANK",
+            ]),
             world_size: first(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
         }
     }

@@ -26,6 +26,7 @@ use crate::hooks::table;
 use crate::message;
 use crate::record::live::Live;
 use crate::record::{Recorder, clock, truncated};
+use crate::tree::{self, Place};
 use crate::virtual_gpu;
 
 /// Why a snapshot is written.
@@ -71,6 +72,7 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
         .map(|first| write_new(recorder, to, reason, &first));
     match result? {
         Ok((path, counts)) => {
+            tree::wrote(&recorder.config, &path);
             if !recorder.config.quiet {
                 let why = match reason {
                     Reason::Oom => " at out of memory",
@@ -244,8 +246,8 @@ impl Recording for Own<'_> {
 }
 
 /// What is known of the process when recording begins.
-pub fn identity(config: &Config, started_ns: u64) -> Value {
-    serde_json::json!({
+pub fn identity(config: &Config, started_ns: u64, place: &Place) -> Value {
+    let mut about = serde_json::json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "parent": std::os::unix::process::parent_id(),
@@ -256,13 +258,21 @@ pub fn identity(config: &Config, started_ns: u64) -> Value {
         "world_size": config.world_size,
         "started_us": started_ns / 1000,
         "allocator_conf": config.allocator_conf,
-    })
+    });
+    place.describe(config, &mut about);
+    about
 }
 
 /// What the black box says of the process, so that the snapshot that somebody else makes of it says the same.
 /// At most `room` bytes of text.
-pub fn description(config: &Config, started_ns: u64, stacks: Value, room: usize) -> Value {
-    let mut about = identity(config, started_ns);
+pub fn description(
+    config: &Config,
+    started_ns: u64,
+    place: &Place,
+    stacks: Value,
+    room: usize,
+) -> Value {
+    let mut about = identity(config, started_ns, place);
     about["stacks"] = stacks;
     about["not_recorded"] = NOT_RECORDED.into();
     if let Some(gpu) = virtual_gpu::stats() {
@@ -285,7 +295,7 @@ pub fn description(config: &Config, started_ns: u64, stacks: Value, room: usize)
 /// The extra top-level key.
 fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
     let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
-    let mut about = identity(&recorder.config, recorder.started_ns);
+    let mut about = identity(&recorder.config, recorder.started_ns, &recorder.place);
     about["reason"] = reason.name().into();
     about["written_us"] = (clock::now_ns() / 1000).into();
     about["stacks"] = recorder.stacks.about();

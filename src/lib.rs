@@ -17,6 +17,7 @@ pub mod message;
 pub mod record;
 pub mod stack;
 pub mod sync;
+pub mod tree;
 pub mod virtual_gpu;
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -92,6 +93,7 @@ fn turn_on() {
     let word = record::word_of_this_process();
     word.store(std::ptr::from_ref(recorder) as usize, Ordering::Release);
     RECORDER.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);
+    tree::began(recorder);
     emitter::start(recorder);
     hooks::torch::attach();
     life::register();

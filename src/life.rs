@@ -13,7 +13,7 @@ use memtrace_format::blackbox::Life;
 
 use crate::hooks::resolve;
 use crate::record::{Recorder, guard};
-use crate::{ASLEEP, WOKEN, dump, forget_recorder, message, recorder};
+use crate::{ASLEEP, WOKEN, dump, forget_recorder, message, recorder, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -78,6 +78,7 @@ fn end(status: c_int) -> ! {
     {
         recorder.emitter.farewell(PATIENCE_NS);
     }
+    tree::ending();
     let next = NEXT_EXIT.load(Ordering::Relaxed);
     // SAFETY: the C library's (or the next interposer's) function of this name; failing that, the system call
     // that it is made of. Neither returns.
@@ -98,6 +99,7 @@ static NEXT_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn loading() {
+    tree::loading();
     for (place, name) in [(&NEXT_EXIT, c"_exit"), (&NEXT_DLCLOSE, c"dlclose")] {
         // SAFETY: a look-up by name.
         let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
@@ -139,9 +141,10 @@ extern "C" fn forked() {
     guard::local(guard::Local::forget_thread);
 }
 
-/// Runs when the process that `memtrace run` became ends: says why there is nothing to look at.
+/// Runs when a process ends. Of the one that `memtrace run` became, says what its processes have written, or why there
+/// is nothing to look at.
 extern "C" fn unloading() {
-    if WOKEN.load(Ordering::Relaxed) != ASLEEP {
+    if tree::ending() || WOKEN.load(Ordering::Relaxed) != ASLEEP {
         return;
     }
     let Some(pid) = std::env::var_os("MEMTRACE_RUN_PID") else { return };

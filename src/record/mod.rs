@@ -25,6 +25,7 @@ use crate::record::ring::Ring;
 use crate::record::stacks::Stacks;
 use crate::stack::Site;
 use crate::sync::of_file;
+use crate::tree::Place;
 
 /// Everything one process records into. Made at the first CUDA call and never freed: other threads may be
 /// inside a hook at any time, also while the process exits. What every event needs comes first.
@@ -44,6 +45,8 @@ pub struct Recorder {
     pub pid: i32,
     /// When recording began, nanoseconds since 1970.
     pub started_ns: u64,
+    /// Where this process stands among those of its run.
+    pub place: Place,
 }
 
 impl Recorder {
@@ -54,10 +57,11 @@ impl Recorder {
         let pid = std::process::id();
         let name =
             format!("memtrace-{}-{pid}-{}.blackbox", crate::dump::host(), started_ns / 1_000_000);
+        let place = Place::find(&config, &name);
         let blackbox = Mapped::create(&config, &name);
         let stacks = Stacks::new(config.stacks, &blackbox);
         let room = size_of_val(blackbox.region(Region::About));
-        let about = crate::dump::description(&config, started_ns, stacks.about(), room);
+        let about = crate::dump::description(&config, started_ns, &place, stacks.about(), room);
         blackbox.describe(&about);
         let header = of_file(blackbox.header());
         let slots = |region| of_file(blackbox.region(region)).as_chunks().0;
@@ -68,6 +72,7 @@ impl Recorder {
             emitter: Emitter::new(),
             pid: pid as i32,
             started_ns,
+            place,
             blackbox,
             config,
         }

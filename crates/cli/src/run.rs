@@ -49,9 +49,13 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
     let mut preload = Vec::new();
     if record {
         preload.push(find_library(RECORDER, "--record off runs without it")?);
-        command.env("MEMTRACE_OUT", out_folder(args.out.as_deref())?);
-        // The recorder tells this process, which the user started, from those that it starts.
+        let out = out_folder(args.out.as_deref())?;
+        // The recorder tells this process, which the user started, from those that it starts; these say in the list
+        // what they have written.
+        let list = list_of_run(&out);
         command.env("MEMTRACE_RUN_PID", std::process::id().to_string());
+        command.env("MEMTRACE_RUN_LIST", list);
+        command.env("MEMTRACE_OUT", out);
         if let Some(stacks) = args.stacks {
             command.env("MEMTRACE_STACKS", stacks.name());
         }
@@ -144,6 +148,23 @@ fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     let probe = out.join(format!(".memtrace-{}", std::process::id()));
     fs::write(&probe, b"memtrace").and_then(|()| fs::remove_file(&probe)).map_err(fail)?;
     Ok(out)
+}
+
+/// Where the processes of a run say what they have written. Lists of runs that were killed go.
+fn list_of_run(out: &Path) -> PathBuf {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let prefix = format!(".memtrace-{}-", host.trim_end().replace(['/', ' '], "_"));
+    let own = std::process::id().to_string();
+    for entry in fs::read_dir(out).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|n| n.strip_prefix(&prefix)?.strip_suffix(".run"));
+        let is_number = |pid: &str| pid.bytes().all(|b| b.is_ascii_digit());
+        let is_left = |pid: &str| pid == own || !Path::new("/proc").join(pid).exists();
+        if pid.is_some_and(|pid| is_number(pid) && is_left(pid)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    out.join(format!("{prefix}{own}.run"))
 }
 
 #[cfg(test)]

@@ -1,0 +1,357 @@
+//! The processes of one run: who was started by whom, and which files they left.
+//!
+//! `memtrace run` becomes the program, so there is no parent that waits and could add up. What it leaves in the
+//! environment is the number of the process that it became, the *root*, and the name of a list. Who records adds a line
+//! to the list when it begins and one for each snapshot, in one write each, as long as the root lives; the root reads
+//! the list when it ends, says what is in it, and removes it. A process that never calls CUDA adds nothing, and where
+//! nobody does there is no list.
+//!
+//! Each snapshot names the process nearest above its own that records, too, by number and by the name of its black box,
+//! which no other process ever has: numbers are given again. A forked child has its parent's recorder in its memory
+//! still; of other parents `/proc/PID/maps` says whether they have a black box mapped.
+//!
+//! The root may end by `_exit`, in a signal handler: what is done there takes no lock and allocates nothing.
+
+use std::ffi::{CStr, CString, c_int};
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::record::Recorder;
+
+/// Ancestors that are looked at.
+const GENERATIONS: usize = 32;
+
+/// A process above this one that records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// Its number.
+    pub pid: i32,
+    /// The file name of its black box.
+    pub blackbox: String,
+}
+
+/// Where a process stands in the tree.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// The name of its own black box (also if there was no room for one).
+    pub blackbox: String,
+    /// The nearest process above it that records.
+    pub above: Option<Recorded>,
+}
+
+impl Place {
+    /// Of this process, which begins to record.
+    pub fn find(config: &Config, blackbox: &str) -> Place {
+        let above = forked_from().or_else(|| nearest(config.run_pid));
+        Place { blackbox: blackbox.to_owned(), above }
+    }
+
+    /// For a snapshot's `memtrace` key.
+    pub fn describe(&self, config: &Config, about: &mut Value) {
+        about["blackbox"] = self.blackbox.as_str().into();
+        about["root"] = config.run_pid.into();
+        about["recorded_parent"] =
+            self.above.as_ref().map(|a| json!({"pid": a.pid, "blackbox": a.blackbox})).into();
+    }
+}
+
+/// The recorder of this process, or of the one that it was forked from.
+static LAST: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Remembers the recorder for children that are forked from here, and adds to the run's list.
+pub fn began(recorder: &'static Recorder) {
+    LAST.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+    if let Some(path) = &recorder.blackbox.path {
+        add(&recorder.config, 'r', path);
+    }
+}
+
+/// Adds a snapshot to the run's list.
+pub fn wrote(config: &Config, path: &Path) {
+    add(config, 'w', path);
+}
+
+fn forked_from() -> Option<Recorded> {
+    // SAFETY: null, or a recorder that was leaked, here or in the process that this one was forked from, whose memory
+    // this one has a copy of. Only plain memory is read, not the black box, which a fork doesn't inherit.
+    let last = unsafe { LAST.load(Ordering::Acquire).as_ref() }?;
+    let mine = last.pid == std::process::id() as i32;
+    (!mine).then(|| Recorded { pid: last.pid, blackbox: last.place.blackbox.clone() })
+}
+
+/// The nearest process above that has a black box mapped, up to the root.
+fn nearest(root: Option<i32>) -> Option<Recorded> {
+    let own = std::process::id() as i32;
+    if root == Some(own) {
+        return None;
+    }
+    let mut pid = std::os::unix::process::parent_id() as i32;
+    for _ in 0..GENERATIONS {
+        if pid <= 1 {
+            break;
+        }
+        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        if let Some(blackbox) = black_box_in(&maps) {
+            return Some(Recorded { pid, blackbox });
+        }
+        if root == Some(pid) {
+            break;
+        }
+        pid = parent_of(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
+    }
+    None
+}
+
+/// The name of the first black box among mappings.
+fn black_box_in(maps: &[u8]) -> Option<String> {
+    let lines = maps.split(|b| *b == b'\n').map(|l| l.strip_suffix(b" (deleted)").unwrap_or(l));
+    let line = lines.into_iter().find(|l| l.ends_with(b".blackbox"))?;
+    let name = line.rsplit(|b| *b == b'/').next()?;
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+/// The parent in the text of `/proc/PID/stat`. The name in brackets may have brackets and blanks in it.
+fn parent_of(stat: &[u8]) -> Option<i32> {
+    let end = stat.iter().rposition(|b| *b == b')')?;
+    std::str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Adds `PID WHAT PATH` to the list of the run, if there is somebody who will read it.
+fn add(config: &Config, what: char, path: &Path) {
+    let (Some(list), Some(root)) = (&config.run_list, config.run_pid) else { return };
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let path = path.as_os_str().as_bytes();
+    if !lives(root) || path.contains(&b'\n') {
+        return;
+    }
+    let mut line = format!("{} {what} ", std::process::id()).into_bytes();
+    line.extend(path);
+    line.push(b'\n');
+    let options = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(list);
+    // The list is for a few lines at the end of the run; the snapshots are there without it.
+    let _ = options.and_then(|mut file| file.write_all(&line));
+}
+
+fn lives(pid: i32) -> bool {
+    // SAFETY: signal 0 only asks whether there is such a process.
+    unsafe { libc::kill(pid, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
+}
+
+// --- the root ------------------------------------------------------------------------------------------
+
+struct Root {
+    pid: i32,
+    list: CString,
+}
+
+/// Set in the root, and in what is forked from it.
+static ROOT: OnceLock<Root> = OnceLock::new();
+
+/// When the library is loaded: is this the process that `memtrace run` became?
+pub fn loading() {
+    let var = |name: &CStr| {
+        // SAFETY: nothing of the program's has run yet that could change the environment.
+        let at = unsafe { libc::getenv(name.as_ptr()) };
+        // SAFETY: a variable's value is a C string.
+        (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) })
+    };
+    let pid = std::process::id() as i32;
+    let is_root = var(c"MEMTRACE_RUN_PID").and_then(|p| p.to_str().ok()?.parse().ok()) == Some(pid);
+    let quiet = var(c"MEMTRACE_QUIET").is_some_and(|v| v == c"1");
+    if is_root
+        && !quiet
+        && let Some(list) = var(c"MEMTRACE_RUN_LIST")
+    {
+        let _ = ROOT.set(Root { pid, list: list.to_owned() });
+    }
+}
+
+/// Snapshots that are named.
+const NAMED: usize = 10;
+/// The longest line of the list that is read.
+const LONGEST: usize = 4096 + 32;
+
+/// At the end of the root: says which files its processes have written. `false`: none has recorded. Allocates nothing.
+pub fn ending() -> bool {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    // SAFETY: getpid has no preconditions.
+    let own = unsafe { libc::getpid() };
+    let Some(root) = ROOT.get().filter(|root| root.pid == own) else { return false };
+    if DONE.swap(true, Ordering::AcqRel) {
+        return false;
+    }
+    // SAFETY: a C string, and a descriptor that is ours.
+    let file = unsafe { libc::open(root.list.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if file < 0 {
+        return false;
+    }
+    let (mut written, mut of_others) = (0, false);
+    lines(file, |pid, what, _| {
+        written += usize::from(what == b'w');
+        of_others |= what == b'w' && pid != own;
+    });
+    // One that wrote its own has said so.
+    if of_others {
+        let mut text = Text::new();
+        text.add(b"memtrace: this run wrote ").number(written).add(b" snapshots:\n").flush();
+        let mut named = 0;
+        lines(file, |_, what, path| {
+            if what == b'w' {
+                named += 1;
+                if named <= NAMED {
+                    text.add(b"memtrace:   ").add(path).add(b"\n").flush();
+                }
+            }
+        });
+        if written > NAMED {
+            text.add(b"memtrace:   and ").number(written - NAMED).add(b" more\n").flush();
+        }
+    }
+    lines(file, |pid, what, path| {
+        if what == b'r' && pid != own && !lives(pid) && exists(path) {
+            let mut text = Text::new();
+            text.add(b"memtrace: process ").number(pid as usize);
+            text.add(b" was killed; what it did: memtrace recover ").add(path).add(b"\n").flush();
+        }
+    });
+    // SAFETY: our own descriptor and a C string.
+    unsafe {
+        libc::close(file);
+        libc::unlink(root.list.as_ptr());
+    }
+    true
+}
+
+/// Hands out the lines of a list, from its beginning: process, what, path.
+fn lines(file: c_int, mut f: impl FnMut(i32, u8, &[u8])) {
+    let mut buffer = [0_u8; LONGEST];
+    let (mut have, mut at) = (0, 0);
+    loop {
+        let room = &mut buffer[have..];
+        // SAFETY: our own descriptor; the buffer is valid for its length.
+        let got = unsafe { libc::pread(file, room.as_mut_ptr().cast(), room.len(), at) };
+        let Ok(got) = usize::try_from(got) else { return };
+        at += got as libc::off_t;
+        have += got;
+        let mut rest = &buffer[..have];
+        while let Some(end) = rest.iter().position(|b| *b == b'\n') {
+            let mut fields = rest[..end].splitn(3, |b| *b == b' ');
+            if let (Some(pid), Some([what]), Some(path)) =
+                (fields.next(), fields.next(), fields.next())
+                && let Some(pid) = std::str::from_utf8(pid).ok().and_then(|p| p.parse().ok())
+            {
+                f(pid, *what, path);
+            }
+            rest = &rest[end + 1..];
+        }
+        let (left, start) = (rest.len(), have - rest.len());
+        if got == 0 || left == LONGEST {
+            return;
+        }
+        buffer.copy_within(start..have, 0);
+        have = left;
+    }
+}
+
+fn exists(path: &[u8]) -> bool {
+    let mut name = [0_u8; LONGEST];
+    let Some(place) = name.get_mut(..path.len()) else { return false };
+    place.copy_from_slice(path);
+    // SAFETY: a C string, since the buffer is longer than a path and was zero.
+    path.len() < LONGEST && unsafe { libc::access(name.as_ptr().cast(), libc::F_OK) == 0 }
+}
+
+/// A line that is put together without allocating.
+struct Text {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl Text {
+    fn new() -> Text {
+        Text { bytes: [0; LONGEST], len: 0 }
+    }
+
+    fn add(&mut self, part: &[u8]) -> &mut Text {
+        let part = &part[..part.len().min(LONGEST - self.len)];
+        self.bytes[self.len..self.len + part.len()].copy_from_slice(part);
+        self.len += part.len();
+        self
+    }
+
+    fn number(&mut self, n: usize) -> &mut Text {
+        let mut digits = [0_u8; 20];
+        let (mut n, mut at) = (n, digits.len());
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (n % 10) as u8;
+            n /= 10;
+            if n == 0 {
+                break self.add(&digits[at..]);
+            }
+        }
+    }
+
+    /// One write, so that lines of several processes don't mix.
+    fn flush(&mut self) {
+        // SAFETY: the buffer is valid for its length; a failed write is of no consequence.
+        unsafe { libc::write(2, self.bytes.as_ptr().cast(), self.len) };
+        self.len = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_parent_is_read_past_any_name() {
+        assert_eq!(parent_of(b"17 (a) b (c) ) S 4711 17 17 0"), Some(4711));
+        assert_eq!(parent_of(b"17 (sh) S"), None);
+        assert_eq!(parent_of(b""), None);
+    }
+
+    #[test]
+    fn a_black_box_is_found_among_mappings() {
+        let maps = b"7f00-7f10 r-xp 0 fe:00 9 /lib/libc.so.6\n\
+            7f10-7f20 rw-s 0 00:1a 77 /dev/shm/a b/memtrace-h-4-5.blackbox (deleted)\n";
+        assert_eq!(black_box_in(maps).as_deref(), Some("memtrace-h-4-5.blackbox"));
+        assert_eq!(black_box_in(b"7f00-7f10 r-xp 0 fe:00 9 /x.blackbox.old\n"), None);
+    }
+
+    #[test]
+    fn a_list_is_read_in_pieces() {
+        let path = std::env::temp_dir().join(format!("memtrace-list-{}", std::process::id()));
+        let long = "x".repeat(3000);
+        let text: String = (1..=50).map(|i| format!("{i} w /{long} {i}\n")).collect();
+        fs::write(&path, text + "7 r /b\nnonsense\n9 w /half").expect("written");
+        let file = fs::File::open(&path).expect("there");
+        let mut found = Vec::new();
+        lines(file.as_raw_fd(), |pid, what, path| found.push((pid, what, path.len())));
+        let _ = fs::remove_file(&path);
+        assert_eq!(found.len(), 51);
+        assert_eq!(
+            (found[0], found[49], found[50]),
+            ((1, b'w', 3003), (50, b'w', 3004), (7, b'r', 2))
+        );
+    }
+
+    #[test]
+    fn text_is_put_together() {
+        let mut text = Text::new();
+        text.add(b"a ").number(0).add(b" ").number(1_234_567_890);
+        assert_eq!(&text.bytes[..text.len], b"a 0 1234567890");
+        text.add(&[b'x'; 2 * LONGEST]);
+        assert_eq!(text.len, LONGEST);
+    }
+}
