@@ -3,6 +3,7 @@
 A few short programs by default; `--extended` runs all of them, 50,000 operations each.
 """
 
+import json
 import shutil
 from importlib.metadata import version
 
@@ -48,3 +49,17 @@ def test_all_random_programs(name, tmp_path, request):
     if not request.config.getoption("--extended"):
         pytest.skip("only with --extended")
     compare(name, 1, LONG, tmp_path)
+
+
+@pytest.mark.parametrize("configuration", ["", "expandable_segments:True"])
+@pytest.mark.parametrize("script", ["transformer.py", "empty_cache.py", "streams.py", "oom.py"])
+def test_our_own_recordings_replay_as_they_were(script, configuration, tmp_path):
+    env = {"PYTORCH_ALLOC_CONF": configuration} if configuration else None
+    support.record([support.PYTHON, support.HERE / "scripts" / script], tmp_path, stacks="none", env=env)
+    for path in support.files(tmp_path):
+        answer = support.memtrace("replay", "--json", path)
+        assert answer.returncode in (0, 1), answer.stderr
+        for device in json.loads(answer.stdout)["devices"]:
+            assert device["repeated"]["difference"] is None, f"{path.name}: {device['repeated']}"
+            assert device["repeated"]["equal"] > 20
+            assert device["capacity"] > 70 << 30, "the virtual card is in the file"

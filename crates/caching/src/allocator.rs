@@ -447,5 +447,6 @@ impl<D: Device, S: Sink> Allocator<D, S> {
 }
 
 fn max_split(settings: &Settings) -> i64 {
-    i64::try_from(settings.max_split_size).unwrap_or(-1)
+    // As PyTorch shows it: −1 is none.
+    settings.max_split_size as i64
 }

@@ -163,7 +163,12 @@ impl Parsed {
             "backend" => settings.backend = backend(tokens.get(at)?)?,
             "throw_on_cudamalloc_oom" => settings.throw_on_oom = tokens.boolean(at)?,
             "expandable_segments" => settings.expandable_segments = tokens.boolean(at)?,
-            "graph_capture_record_stream_reuse" => settings.capture_reuse = tokens.boolean(at)?,
+            "graph_capture_record_stream_reuse" => {
+                settings.capture_reuse = tokens.boolean(at)?;
+                if settings.capture_reuse {
+                    self.note(key, "the order of work within a graph is not known here");
+                }
+            }
             "expandable_segments_reserve" => {
                 let value = tokens.get(at)?;
                 match reserve(value) {
@@ -231,7 +236,7 @@ impl Parsed {
             return Ok(at);
         }
         let mut i = at + 1;
-        let (mut first, mut next) = (true, 0);
+        let (mut first, mut next) = (true, 1);
         while !tokens.is_end(i)? {
             let class = tokens.get(i)?;
             let bound = if class == ">" { None } else { Some(tokens.integer(i)?) };
@@ -252,10 +257,9 @@ impl Parsed {
                         out[..class].fill(n);
                     }
                     out[class] = n;
-                    next = class + 1;
+                    (first, next) = (false, class + 1);
                 }
             }
-            first = false;
             i += 3;
             if !tokens.is_end(i)? {
                 i += 1;
@@ -292,7 +296,7 @@ fn at_least_a_segment(settings: &Settings, key: &str, mb: u64) -> Result<u64, Co
             "CachingAllocator option {key} too small, must be >= {least}"
         )));
     }
-    Ok(mb.saturating_mul(MIB))
+    Ok(mb.min(u64::MAX / MIB) * MIB)
 }
 
 fn register_threads(n: u64) -> Result<(), ConfError> {

@@ -139,7 +139,7 @@ fn values() {
     let s = read("max_split_size_mb:-1,max_non_split_rounding_mb:30,large_segment_size_mb:12abc");
     assert_eq!(s.max_non_split_rounding, 30 << 20);
     assert_eq!(s.large_segment, 12 << 20);
-    assert_eq!(s.max_split_size, u64::MAX);
+    assert_eq!(s.max_split_size as i64, -1 << 20);
     let s = read(
         "garbage_collection_threshold:.6,per_process_memory_fraction:0.5x,throw_on_cudamalloc_oom:True",
     );
@@ -152,8 +152,26 @@ fn values() {
     assert_eq!(s.reserve, Some(Reserve::Bytes(40 << 30)));
     assert_eq!(read("expandable_segments_reserve:0.5").reserve, Some(Reserve::Fraction(0.5)));
     assert_eq!(read("backend:cudaMallocAsync").backend, Backend::CudaMallocAsync);
-    let s = read("roundup_power2_divisions:[4:2,16:8,>:1]");
-    assert_eq!(s.roundup_power2_divisions, [2, 2, 2, 0, 8, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+}
+
+/// What PyTorch says of itself in `allocator_settings`.
+#[test]
+fn divisions_are_pytorchs() {
+    for (value, divisions) in [
+        ("[4:2,16:8,>:1]", [2, 2, 2, 0, 8, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("[>:8]", [0, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8]),
+        ("[>:8,256:1]", [1, 1, 1, 1, 1, 1, 1, 1, 1, 8, 8, 8, 8, 8, 8, 8]),
+        ("[4:2,>:1,16:8]", [2, 2, 2, 1, 8, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("[64:2,1:4]", [4, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        ("[65536:2]", [2; 16]),
+        ("[1,2]", [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        ("[256:1,512:2,]", [1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 0, 0, 0, 0, 0, 0]),
+        ("8,roundup_power2_divisions:[4:2]", [2, 2, 2, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8]),
+        ("[]", [0; 16]),
+    ] {
+        let conf = format!("roundup_power2_divisions:{value}");
+        assert_eq!(read(&conf).roundup_power2_divisions, divisions, "{conf}");
+    }
 }
 
 #[test]

@@ -88,8 +88,9 @@ fn parse_divisions(value: &str) -> [u64; INTERVALS as usize] {
     let Some(list) = value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
         return [value.parse().unwrap_or(0); INTERVALS as usize];
     };
-    let mut next = 0;
-    for (i, (bound, n)) in pairs(list).enumerate() {
+    // `>` before any size leaves the smallest class alone, and the first size named fills what is below it.
+    let (mut first, mut next) = (true, 1);
+    for (bound, n) in pairs(list) {
         let n: u64 = n.parse().unwrap_or(0);
         if bound == ">" {
             out[next..].fill(n);
@@ -97,11 +98,11 @@ fn parse_divisions(value: &str) -> [u64; INTERVALS as usize] {
         }
         let Ok(bound @ 1..) = bound.parse::<u32>() else { continue };
         let at = bound.ilog2().min(INTERVALS - 1) as usize;
-        if i == 0 {
+        if first {
             out[..at].fill(n);
         }
         out[at] = n;
-        next = at + 1;
+        (first, next) = (false, at + 1);
     }
     out
 }
@@ -153,6 +154,10 @@ mod tests {
             [2, 2, 2, 0, 8, 1, 1].map(Value::from).each_ref()
         );
         assert_eq!(s["expandable_segments"], true);
+        let s = from_conf("roundup_power2_divisions:[>:8,256:1]");
+        let d = &s["roundup_power2_divisions"];
+        assert_eq!([&d["1"], &d["256"], &d["512"]], [1, 1, 8].map(Value::from).each_ref());
+        assert_eq!(from_conf("roundup_power2_divisions:[>:8]")["roundup_power2_divisions"]["1"], 0);
         assert_eq!(from_conf("roundup_power2_divisions:4")["roundup_power2_divisions"]["64"], 4);
     }
 

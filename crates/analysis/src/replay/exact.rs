@@ -94,17 +94,28 @@ fn repeat(
     })
 }
 
-/// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it, and in a trace no two lie
-/// nearer than that.
+/// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it, so that no two lie nearer than
+/// that. Maps that are as far apart as all memory in use is large are of different reservations.
 fn total(expected: &[Event]) -> u64 {
-    let mut bases: BTreeMap<(u64, (u64, u64), bool), u64> = BTreeMap::new();
-    for e in expected.iter().filter(|e| e.action == Did::SegmentMap) {
-        let base =
-            bases.entry((e.stream, e.pool, e.size == sizes::SMALL_SEGMENT)).or_insert(e.addr);
-        *base = e.addr.min(*base);
+    let (mut mapped, mut peak) = (0_u64, 0);
+    for e in expected {
+        match e.action {
+            Did::SegmentMap => mapped = mapped.saturating_add(e.size),
+            Did::SegmentUnmap => mapped = mapped.saturating_sub(e.size),
+            _ => {}
+        }
+        peak = peak.max(mapped);
     }
-    let mut bases: Vec<u64> = bases.into_values().collect();
-    bases.sort_unstable();
+    let maps = expected.iter().filter(|e| e.action == Did::SegmentMap);
+    let maps: BTreeMap<u64, u64> = maps.map(|e| (e.addr, e.size)).collect();
+    let mut bases: Vec<u64> = Vec::new();
+    let mut end = 0;
+    for (addr, size) in maps {
+        if bases.is_empty() || addr > peak.saturating_add(end) {
+            bases.push(addr);
+        }
+        end = end.max(addr.saturating_add(size));
+    }
     let apart = bases.windows(2).map(|pair| pair[1] - pair[0]).min();
     apart.unwrap_or(1 << 50) / 9 * 8
 }

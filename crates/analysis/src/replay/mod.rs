@@ -40,12 +40,6 @@ pub fn settings(conf: &str) -> Result<Parsed, ConfError> {
             about: Some("there the driver's pools decide, by rules that are not public".to_owned()),
         });
     }
-    if parsed.settings.capture_reuse {
-        parsed.notes.push(
-            "graph_capture_record_stream_reuse changes nothing here: a snapshot does not tell the order within a graph"
-                .to_owned(),
-        );
-    }
     let collects = parsed.settings.garbage_collection_threshold > 0.0;
     if collects && parsed.settings.memory_fraction >= 1.0 {
         parsed.notes.push(
