@@ -61,7 +61,7 @@ impl Counter {
     }
 
     fn take(&mut self, size: u64) -> bool {
-        let size = size.next_multiple_of(PAGE);
+        let Some(size) = size.checked_next_multiple_of(PAGE) else { return false };
         if self.used.saturating_add(size) > self.capacity {
             return false;
         }
@@ -140,8 +140,8 @@ impl Device for Counter {
 
     fn map(&mut self, _: u64, size: u64, chunk: u64, _: u64) -> bool {
         let chunks = size / chunk.max(1);
-        let real = chunk.next_multiple_of(PAGE).saturating_mul(chunks);
-        self.take(real)
+        let real = chunk.checked_next_multiple_of(PAGE).and_then(|c| c.checked_mul(chunks));
+        real.is_some_and(|real| self.take(real))
     }
 
     fn unmap(&mut self, _: u64, size: u64, chunk: u64, _: u64) {

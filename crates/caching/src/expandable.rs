@@ -101,7 +101,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let Some(chunk) = self.reservations[number as usize].as_ref().map(|r| r.chunk) else {
             return false;
         };
-        let mapped = size.min(whole).next_multiple_of(chunk).min(whole);
+        let mapped =
+            size.min(whole).checked_next_multiple_of(chunk).map_or(whole, |m| m.min(whole));
         if !self.device.map(addr, mapped, chunk, stream) {
             return false;
         }

@@ -105,7 +105,7 @@ impl Settings {
                     "CachingAllocator option large_segment_size_mb must be > 10 MB",
                 ));
             }
-            parsed.settings.large_segment = mb.wrapping_mul(MIB);
+            parsed.settings.large_segment = mb.min(u64::MAX / MIB) * MIB;
         }
         let mut i = 0;
         while i < tokens.len() {

@@ -3,9 +3,11 @@
 use memtrace_caching::{Allocator, BlockId, Counter, Misuse, Pointers, Route, Settings, Why};
 use proptest::prelude::*;
 
-const CONFS: [&str; 8] = [
+const CONFS: [&str; 10] = [
     "",
     "expandable_segments:True",
+    "large_segment_size_mb:18446744073709551615",
+    "large_segment_size_mb:17592186044416,expandable_segments:True,expandable_segments_reserve:9999999G",
     "expandable_segments:True,large_segment_size_mb:11",
     "max_split_size_mb:20,max_non_split_rounding_mb:20",
     "garbage_collection_threshold:0.3,per_process_memory_fraction:0.6",

@@ -2,6 +2,7 @@
 
 use memtrace_caching::Settings;
 use memtrace_caching::settings::{Backend, Reserve};
+use proptest::prelude::*;
 
 const OUT_OF_BOUNDS: &str = "Index out of bounds in ConfigTokenizer";
 
@@ -127,6 +128,21 @@ fn what_pytorch_accepts_is_accepted() {
         "backend:native",
     ] {
         Settings::parse(conf).unwrap_or_else(|e| panic!("{conf}: {e}"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in r"(max_split_size_mb|large_segment_size_mb|roundup_power2_divisions|expandable_segments_reserve_by_class|[a-z\[\]:,>0-9. -]){0,12}") {
+        if let Err(error) = Settings::parse(&text) {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn no_list_makes_it_panic(list in r"[\[\]:,>0-9a]{0,16}") {
+        let _ = Settings::parse(&format!("roundup_power2_divisions:{list}"));
+        let _ = Settings::parse(&format!("expandable_segments_reserve_by_class:[{list}"));
     }
 }
 
