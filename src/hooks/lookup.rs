@@ -277,16 +277,22 @@ fn is_named(row: &EntryPoint, name: &[u8]) -> bool {
 }
 
 /// The newest interface that isn't newer than the version, for the streams that are asked for if there is one of its own
-/// for them. A name with its suffix means that one interface.
+/// for them. A name with its suffix means that one interface; without a version, a name must have had one only.
 fn by_version(
     name: &[u8],
     version: Option<u32>,
     per_thread: bool,
 ) -> Option<(Api, &'static EntryPoint)> {
-    let version = version.filter(|v| *v <= NEWEST);
-    driver_rows()
-        .filter(|(_, row)| is_named(row, name) && (per_thread || !row.is_per_thread()))
-        .filter(|(_, row)| row.base().as_bytes() != name || version.is_some_and(|v| row.since <= v))
+    let of_name = || driver_rows().filter(|(_, row)| is_named(row, name));
+    let since = of_name().next()?.1.since;
+    let is_only = of_name().all(|(_, row)| row.since == since);
+    let fits = |row: &EntryPoint| match version {
+        Some(version) => row.since <= version && version <= NEWEST,
+        None => is_only,
+    };
+    of_name()
+        .filter(|(_, row)| per_thread || !row.is_per_thread())
+        .filter(|(_, row)| row.base().as_bytes() != name || fits(row))
         .max_by_key(|(_, row)| (row.since, row.is_per_thread()))
 }
 
@@ -333,5 +339,6 @@ mod tests {
         assert_eq!(chosen("cuMemAllocAsync", Some(11_010), false), None, "older than the function");
         assert_eq!(chosen("cuMemAlloc", Some(NEWEST + 10), false), None, "newer than the table");
         assert_eq!(chosen("cuMemAlloc", None, false), None, "no version, no guess");
+        assert_eq!(chosen("cuMemMap", None, false), Some("cuMemMap"), "nothing to guess");
     }
 }
