@@ -31,6 +31,7 @@ import runpy
 import statistics
 import sys
 import tempfile
+import time
 from itertools import zip_longest
 
 DRIVER = "driver: "
@@ -283,6 +284,24 @@ def memtrace_dump(path):
         stop(f"memtrace_dump({path}) answered {code}")
 
 
+def activity(torch):
+    """How often PyTorch's allocator has been asked for anything."""
+    stats = [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
+    return [{k: v for k, v in s.items() if k.endswith((".allocated", ".freed"))} for s in stats]
+
+
+def both_at_once(torch, path):
+    """Both snapshots, with nothing between them: a thread of autograd's may still be letting go of what it held."""
+    for _ in range(20):
+        before = activity(torch)
+        theirs = torch.cuda.memory._snapshot()
+        memtrace_dump(path)
+        if activity(torch) == before:
+            return theirs
+        time.sleep(0.5)
+    return stop("the program doesn't come to rest, so no two snapshots are of the same moment")
+
+
 def stop(message):
     print(f"judge: {message}", file=sys.stderr)
     sys.exit(2)
@@ -311,8 +330,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or scratch
         path = os.path.join(folder, f"judged-{os.getpid()}.pickle")
-        theirs = torch.cuda.memory._snapshot()
-        memtrace_dump(path)
+        theirs = both_at_once(torch, path)
         with open(path, "rb") as file:
             ours = pickle.load(file)
         if options.keep:
