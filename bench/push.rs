@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use memtrace::config::Config;
 use memtrace::record::{Recorder, clock};
 use memtrace::stack::Site;
-use memtrace_format::event::{Event, Kind, Layer, What};
+use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 
 const BATCH: u64 = 64;
 const BATCHES: usize = 4000;
@@ -101,6 +101,7 @@ fn batch(recorder: &Recorder, thread: u64, batch: u64) -> Duration {
             flags: 0,
             api: 0,
             what: What::Device,
+            pool: Pool::DEFAULT,
             time_ns: clock::now_ns(),
             addr: (thread << 32) + (n % BLOCKS + 1) * 512,
             size: 500,

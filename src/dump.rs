@@ -310,7 +310,7 @@ fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
 }
 
 /// What PyTorch's own snapshot would also know.
-const NOT_RECORDED: &[&str] = &["pool ids of private pools", "the names of compiled regions"];
+const NOT_RECORDED: &[&str] = &["the names of compiled regions"];
 
 fn command_line() -> Vec<String> {
     let raw = std::fs::read("/proc/self/cmdline").unwrap_or_default();

@@ -88,6 +88,7 @@ pub(super) fn cuMemSetAccess(
             extra: torch::reservation_of(addr as u64),
             stream: request.stream,
             stack: request.stack,
+            pool: request.pool,
             device: request.device,
             ..event(local, Kind::SegmentMap, Layer::Framework)
         });

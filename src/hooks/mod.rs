@@ -9,6 +9,7 @@ pub mod driver;
 pub mod elf;
 pub mod lookup;
 pub mod place;
+pub mod pools;
 pub mod records;
 pub mod resolve;
 pub mod roles;
@@ -17,7 +18,7 @@ pub mod sites;
 pub mod table;
 pub mod torch;
 
-use memtrace_format::event::{Event, Kind, Layer, What};
+use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 
 use crate::record::clock;
 use crate::record::guard::Local;
@@ -32,6 +33,7 @@ pub fn event(local: &Local, kind: Kind, layer: Layer) -> Event {
         flags: 0,
         api: 0,
         what: What::Device,
+        pool: Pool::DEFAULT,
         time_ns: clock::now_ns(),
         addr: 0,
         size: 0,

@@ -145,6 +145,7 @@ fn segment(recorder: &Recorder, local: &Local, it: Allocated) -> Event {
         size: it.size as u64,
         stream: request.stream,
         stack: request.stack,
+        pool: request.pool,
         device: request.device,
         ..event(local, Kind::SegmentAlloc, Layer::Framework)
     }

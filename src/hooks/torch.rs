@@ -14,13 +14,13 @@
 //! Must never keep an exception from passing: an out-of-memory error is thrown through our `allocate`.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{
-    Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, StackId,
+    Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
 };
 
-use super::{event, resolve};
+use super::{event, pools, resolve};
 use crate::record::Recorder;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
@@ -122,6 +122,8 @@ pub struct Doing {
     pub device: i8,
     /// Where.
     pub stack: StackId,
+    /// From which pool it is served.
+    pub pool: Pool,
 }
 
 /// The request under way in this thread and its stream on `device` (−1: the current one).
@@ -129,7 +131,7 @@ pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
     let (stream, device) = current_stream(local, device);
     let request = local.request.get();
     let stack = request.map_or_else(|| recorder.stacks.capture(Site::Alloc), |r| r.stack);
-    Doing { size: request.map_or(0, |r| r.size), stream, device, stack }
+    Doing { size: request.map_or(0, |r| r.size), stream, device, stack, pool: local.pool.get() }
 }
 
 // --- allocate(size_t) ----------------------------------------------------------------------------------
@@ -146,6 +148,7 @@ const SLOTS: usize = 96;
 
 static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static OUR_TABLE: AtomicUsize = AtomicUsize::new(0);
+static SWAPPING: AtomicBool = AtomicBool::new(false);
 /// `c10::cuda::CUDACachingAllocator::allocator`, the exported pointer to the allocator in use.
 static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 
@@ -163,8 +166,12 @@ fn replace_allocate() {
         if object.is_null() || *object == OUR_TABLE.load(Ordering::Relaxed) {
             return;
         }
-        if is_native(*object) {
-            swap_table(object);
+        // One thread is enough.
+        if is_native(*object) && !SWAPPING.swap(true, Ordering::AcqRel) {
+            if is_native(*object) {
+                swap_table(object);
+            }
+            SWAPPING.store(false, Ordering::Release);
         }
     }
 }
@@ -188,6 +195,9 @@ unsafe fn swap_table(object: *mut usize) {
         let real = copy[LEADING + ALLOCATE_SLOT];
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
         REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
+        if let Some(library) = resolve::loaded(LIBRARY) {
+            pools::watch(&mut copy[LEADING..words], &library);
+        }
         let ours = Box::leak(copy).as_ptr().add(LEADING) as usize;
         OUR_TABLE.store(ours, Ordering::Release);
         AtomicUsize::from_ptr(object).store(ours, Ordering::Release);
@@ -211,6 +221,7 @@ unsafe extern "C-unwind" fn allocate(
     guard::observe(|recorder, local| {
         let stack = recorder.stacks.capture(Site::Alloc);
         local.request.set(Some(Request { size: size as u64, stack }));
+        local.pool.set(Pool::DEFAULT);
     });
     let _ended = Ended;
     // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
@@ -281,6 +292,7 @@ fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         extra: block,
         stream: asked.stream,
         stack: asked.stack,
+        pool: local.pool.replace(Pool::DEFAULT),
         device,
         ..event(local, Kind::Alloc, Layer::Framework)
     })
@@ -324,6 +336,7 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
                 extra: local.device_free.get(),
                 stream: asked.stream,
                 stack: asked.stack,
+                pool: local.pool.replace(Pool::DEFAULT),
                 device: (device >> 8) as i8,
                 ..event(local, Kind::Oom, Layer::Framework)
             });

@@ -11,6 +11,8 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use memtrace_format::event::Pool;
+
 use crate::record::Recorder;
 
 /// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
@@ -36,6 +38,8 @@ pub struct Local {
     pub recorded_len: Cell<usize>,
     /// PyTorch's request that is under way.
     pub request: Cell<Option<Request>>,
+    /// From which pool it is served, as far as PyTorch's allocator has found out by now.
+    pub pool: Cell<Pool>,
     /// PyTorch's stream that was last asked for its handle: device word and id, and the handle.
     pub stream: Cell<(u64, u64, u64)>,
     /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
@@ -53,6 +57,7 @@ thread_local! {
             tid: Cell::new(0),
             device: Cell::new(0),
             request: Cell::new(None),
+            pool: Cell::new(Pool::DEFAULT),
             stream: Cell::new((0, 0, 0)),
             device_free: Cell::new(0),
             recorded: [const { Cell::new(0) }; MAX_WAITS],

@@ -9,7 +9,7 @@
 //! `Relaxed` for its even one, a reader believes what was never so.
 
 use super::*;
-use memtrace_format::event::{Kind, Layer, What};
+use memtrace_format::event::{Kind, Layer, Pool, What};
 
 /// Checks itself: all numbers follow from `n`.
 fn event(n: u64) -> Event {
@@ -20,6 +20,7 @@ fn event(n: u64) -> Event {
         flags: 0,
         api: 0,
         what: What::Device,
+        pool: Pool::DEFAULT,
         time_ns: n,
         addr: n,
         size: n * 3,

@@ -61,6 +61,8 @@ PROGRAMS = [
     Program("oom-small-card", "oom.py", spec="sm_80,6GiB,40SM", real=False, closing="went on after"),
     Program("two-devices", "two_devices.py", spec=f"{H100}*2", devices=2, closing="allocated on True True"),
     Program("pinned", "pinned.py", closing="copied 4 sizes both ways"),
+    Program("mem-pools", "mem_pools.py", closing="pools done"),
+    Program("mem-pools-expandable", "mem_pools.py", closing="pools done", env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     Program("cuda-graphs", "cuda_graphs.py", closing="captured and replayed"),
     Program("random-eager", "random_program.py", ("1",), closing="live"),
     Program("random-lazy", "random_program.py", ("2",), spec=LAZY, real=False, closing="live"),

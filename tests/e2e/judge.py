@@ -14,7 +14,7 @@ SCRIPT runs in this process, then both are asked for a snapshot at the same poin
 * the segments and blocks at the end: addresses, sizes, states, sums, stream, kind;
 * the shape of the file: every key that PyTorch of this version writes is there.
 
-Left out on both sides is only what the other can't know: PyTorch's own `snapshot` entries and pool ids, and memtrace's
+Left out on both sides is only what the other can't know: PyTorch's own `snapshot` entries, and memtrace's
 entries of the device layer (their `user_metadata` begins with "driver: "), which are counted instead.
 
 Exit code 0: they agree. 1: they don't; the first difference of each kind is printed with what surrounds it. 2: no judgement
@@ -44,6 +44,7 @@ SEGMENT_KEYS = (
     "active_size",
     "stream",
     "segment_type",
+    "segment_pool_id",
     "is_expandable",
 )
 CONTEXT = 4  # entries shown before and after a difference
@@ -69,14 +70,14 @@ class Comparison:
 def trace_row(entry):
     """What must be equal in an entry of the trace."""
     where = entry["device_free"] if entry["action"] == "oom" else entry["addr"]
-    return entry["action"], where, entry["size"], entry["stream"]
+    return entry["action"], where, entry["size"], entry["stream"], entry.get("pool_id")
 
 
 def show_row(entry):
     if entry is None:
         return "(no entry)"
-    action, where, size, stream = trace_row(entry)
-    return f"{action:15} {where:#x} size {size} stream {stream:#x}"
+    action, where, size, stream, pool = trace_row(entry)
+    return f"{action:15} {where:#x} size {size} stream {stream:#x} pool {pool}"
 
 
 def show_frames(frames):
@@ -173,6 +174,8 @@ def compare_traces(theirs, ours, native, result):
         result.counts["driver"] += len(driver)
         b = [e for e in b if not str(e.get("user_metadata", "")).startswith(DRIVER)]
         for i, (x, y) in enumerate(zip_longest(a, b)):
+            if x is not None and y is not None and "pool_id" not in x:
+                y = {key: value for key, value in y.items() if key != "pool_id"}  # before PyTorch 2.12
             if x is None or y is None or trace_row(x) != trace_row(y):
                 result.differ("trace", f"device {device}, entry {i} of {len(a)} / {len(b)}:\n{around(a, b, i)}")
                 break  # what follows is shifted and would say nothing

@@ -47,7 +47,7 @@ def ours():
 def test_equal_snapshots_are_equal():
     result = judge.compare(SNAPSHOT, ours())
     assert result.differences == {}
-    assert result.counts == {"entries": 3, "frames": 3, "segments": 1, "blocks": 2, "driver": 0}
+    assert result.counts == {"entries": 3, "frames": 3, "native": 0, "segments": 1, "blocks": 2, "driver": 0}
 
 
 def trace(snapshot):
@@ -60,6 +60,7 @@ CHANGES = {
     "trace: stream": ("trace", lambda s: trace(s)[1].update(stream=7)),
     "trace: action": ("trace", lambda s: trace(s)[1].update(action="free_requested")),
     "trace: oom": ("trace", lambda s: trace(s)[2].update(device_free=11)),
+    "trace: pool": ("trace", lambda s: trace(s)[1].update(pool_id=(0, 1))),
     "trace: order": ("trace", lambda s: trace(s).reverse()),
     "trace: one missing": ("trace", lambda s: trace(s).pop()),
     "trace: one too many": ("trace", lambda s: trace(s).append(trace(s)[1])),
@@ -68,6 +69,7 @@ CHANGES = {
     "frames: none": ("frames", lambda s: trace(s)[0].pop("frames")),
     "segment: sum": ("segments", lambda s: s["segments"][0].update(active_size=0)),
     "segment: kind": ("segments", lambda s: s["segments"][0].update(segment_type="large")),
+    "segment: pool": ("segments", lambda s: s["segments"][0].update(segment_pool_id=(1, 0))),
     "segment: missing": ("segments", lambda s: s["segments"].clear()),
     "block: state": ("blocks", lambda s: s["segments"][0]["blocks"][0].update(state="active_pending_free")),
     "block: one missing": ("blocks", lambda s: s["segments"][0]["blocks"].pop()),
@@ -96,9 +98,11 @@ def test_the_driver_layer_is_counted_apart():
     assert result.differences == {} and result.counts["driver"] == 1
 
 
-def test_native_frames_are_left_out_on_request():
-    mixed = ours()
+def test_native_frames_are_another_question():
+    mixed, theirs = ours(), copy.deepcopy(SNAPSHOT)
     native = {"name": "at::empty", "filename": "/x/libtorch_cpu.so", "line": 77}
     trace(mixed)[0]["frames"] = [native, *FRAMES]
     assert "frames" in judge.compare(SNAPSHOT, mixed).differences
-    assert judge.compare(SNAPSHOT, mixed, native=True).differences == {}
+    assert set(judge.compare(SNAPSHOT, mixed, native=True).differences) == {"native frames"}
+    trace(theirs)[0]["frames"] = [native, *FRAMES]
+    assert judge.compare(theirs, mixed, native=True).differences == {}

@@ -193,6 +193,39 @@ pub const FLAG_PENDING: u8 = 4;
 /// Flag: a segment (or mapping) for requests of at most 1 MiB, PyTorch's "small" pool.
 pub const FLAG_SMALL: u8 = 8;
 
+/// Which of an allocator's pools: PyTorch's pair of numbers, of which at most one is not 0, in 16 bits. The lowest says
+/// which one it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pool(pub u16);
+
+impl Pool {
+    /// The pool of every allocation that no one sent elsewhere: (0, 0).
+    pub const DEFAULT: Pool = Pool(0);
+    /// A pool whose numbers don't fit: a program that makes more than 32,766 of them.
+    pub const UNKNOWN: Pool = Pool(u16::MAX);
+
+    /// The pool with these numbers: (0, n) for one of the program's own, (n, 0) for a graph's.
+    pub fn of(id: (u64, u64)) -> Pool {
+        let code = match id {
+            (0, 0) => return Pool::DEFAULT,
+            (0, n) => n.checked_mul(2).map(|n| n + 1),
+            (n, 0) => n.checked_mul(2),
+            _ => None,
+        };
+        code.and_then(|n| u16::try_from(n).ok()).map_or(Pool::UNKNOWN, Pool)
+    }
+
+    /// The pair of numbers; that of the default pool where they are not known.
+    pub fn id(self) -> (u64, u64) {
+        let n = u64::from(self.0 >> 1);
+        match self {
+            Pool::UNKNOWN => (0, 0),
+            Pool(code) if code & 1 == 1 => (0, n),
+            Pool(_) => (n, 0),
+        }
+    }
+}
+
 /// One event, unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -208,6 +241,8 @@ pub struct Event {
     pub api: u16,
     /// What the event is about.
     pub what: What,
+    /// Of the framework's allocator: from which of its pools.
+    pub pool: Pool,
     /// Wall clock, nanoseconds since 1970.
     pub time_ns: u64,
     /// Device address (host address in the host layer); 0 for `oom`.
@@ -229,11 +264,11 @@ impl Event {
     #[inline]
     pub fn pack(&self) -> [u64; WORDS - 1] {
         let head = u64::from(self.kind as u8)
-            | u64::from(self.layer as u8) << 8
+            | u64::from(self.layer as u8 | (self.what as u8) << 2) << 8
             | u64::from(self.device as u8) << 16
             | u64::from(self.flags) << 24
             | u64::from(self.api) << 32
-            | u64::from(self.what as u8) << 48;
+            | u64::from(self.pool.0) << 48;
         let place = u64::from(self.stack) | u64::from(self.thread) << 32;
         [head, self.time_ns, self.addr, self.size, self.extra, self.stream, place]
     }
@@ -241,7 +276,7 @@ impl Event {
     /// Reads words 1 to 7 of a slot; `None` if they were not written by this layout version.
     pub fn unpack(w: [u64; WORDS - 1]) -> Option<Event> {
         let head = w[0];
-        let layer = match (head >> 8) as u8 {
+        let layer = match (head >> 8) & 3 {
             0 => Layer::Framework,
             1 => Layer::Device,
             2 => Layer::Host,
@@ -253,7 +288,8 @@ impl Event {
             device: (head >> 16) as i8,
             flags: (head >> 24) as u8,
             api: (head >> 32) as u16,
-            what: What::from_u8((head >> 48) as u8)?,
+            what: What::from_u8((head >> 10) as u8 & 63)?,
+            pool: Pool((head >> 48) as u16),
             thread: (w[6] >> 32) as u32,
             time_ns: w[1],
             addr: w[2],
@@ -278,6 +314,7 @@ mod tests {
             flags: FLAG_PENDING | FLAG_SMALL,
             api: 0xfedc,
             what: What::Multicast,
+            pool: Pool(0xfffe),
             time_ns: u64::MAX - 1,
             addr: u64::MAX - 2,
             size: u64::MAX - 3,
@@ -295,10 +332,20 @@ mod tests {
         assert_eq!(Event::unpack(w), None);
         w[0] = 0xff;
         assert_eq!(Event::unpack(w), None);
-        w[0] = Kind::Alloc as u64 | 9 << 8;
+        w[0] = Kind::Alloc as u64 | 3 << 8;
         assert_eq!(Event::unpack(w), None);
-        w[0] = Kind::Alloc as u64 | 99 << 48;
+        w[0] = Kind::Alloc as u64 | 62 << 10;
         assert_eq!(Event::unpack(w), None);
+    }
+
+    #[test]
+    fn a_pool_is_its_two_numbers_as_long_as_they_fit() {
+        for id in [(0, 0), (0, 1), (1, 0), (0, 32_766), (32_767, 0)] {
+            assert_eq!(Pool::of(id).id(), id);
+        }
+        for id in [(0, 32_767), (32_768, 0), (1, 1), (u64::MAX, 0), (0, u64::MAX)] {
+            assert_eq!(Pool::of(id), Pool::UNKNOWN);
+        }
     }
 
     #[test]

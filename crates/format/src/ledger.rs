@@ -441,6 +441,7 @@ fn segment(e: &Event, stack: &mut dyn FnMut(u32) -> Option<StackIx>) -> Segment 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Pool;
 
     fn event(kind: Kind, addr: u64, size: u64) -> Event {
         Event {
@@ -450,6 +451,7 @@ mod tests {
             flags: 0,
             api: 0,
             what: What::Device,
+            pool: Pool::DEFAULT,
             time_ns: 7,
             addr,
             size,

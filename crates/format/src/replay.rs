@@ -16,15 +16,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::event::{Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, StackId};
+use crate::event::{
+    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, Pool, StackId,
+};
 use crate::ledger::Ledger;
 use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, Snapshot, StackIx, TraceEntry};
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
 pub const PAGE: u64 = 2 << 20;
-
-/// PyTorch's name for the pool of every allocation that no one sent elsewhere.
-const DEFAULT_POOL: PoolId = (0, 0);
 
 /// An active block: handed out, or waiting for its free to complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +53,8 @@ pub struct LiveSegment {
     pub stack: StackId,
     /// PyTorch's "small" kind.
     pub small: bool,
+    /// The allocator's pool that it belongs to.
+    pub pool: Pool,
 }
 
 /// One mapped page of an expandable segment.
@@ -67,6 +68,8 @@ pub struct MappedPage {
     pub stack: StackId,
     /// PyTorch's "small" kind.
     pub small: bool,
+    /// The allocator's pool that it belongs to.
+    pub pool: Pool,
 }
 
 /// What a framework's allocator holds on one device.
@@ -78,6 +81,8 @@ pub struct DeviceState {
     pub segments: BTreeMap<u64, LiveSegment>,
     /// Mapped pages of expandable segments by address.
     pub pages: BTreeMap<u64, MappedPage>,
+    /// There has been memory of another pool than the default one.
+    private: bool,
     /// Trace of a run of page-wise unmappings that PyTorch writes as one entry.
     unmapping: Option<(u32, TraceEntry)>,
 }
@@ -218,14 +223,17 @@ impl State {
                 let before = state.blocks.insert(event.addr, block);
                 self.anomalies += u64::from(before.is_some());
                 self.forget_waits(before, event.addr);
-                sink(Place::Device(device), entry(event, Action::Alloc, event.size));
+                let pool = self.devices[device].pool_of(event.addr).unwrap_or(event.pool);
+                let e = entry(&Event { pool, ..*event }, Action::Alloc, event.size);
+                sink(Place::Device(device), e);
             }
             Kind::FreeRequested => {
+                let pool_id = Some(state.pool_id(event.addr));
                 let block = state.blocks.get_mut(&event.addr);
                 let (requested, stream) =
                     block.as_ref().map_or((event.extra, event.stream), |b| (b.requested, b.stream));
-                let mut e = entry(event, Action::FreeRequested, requested);
-                e.stream = stream;
+                let e = entry(event, Action::FreeRequested, requested);
+                let e = TraceEntry { stream, pool_id, ..e };
                 let completed = TraceEntry { action: Action::FreeCompleted, ..e.clone() };
                 sink(Place::Device(device), e);
                 let known = block.is_some();
@@ -258,7 +266,9 @@ impl State {
                     stream: event.stream,
                     stack: event.stack,
                     small: event.flags & FLAG_SMALL != 0,
+                    pool: event.pool,
                 };
+                state.private |= event.pool != Pool::DEFAULT;
                 state.segments.insert(event.addr, segment);
                 sink(Place::Device(device), entry(event, Action::SegmentAlloc, event.size));
             }
@@ -267,8 +277,8 @@ impl State {
                     self.anomalies += 1;
                     return;
                 };
-                let e = entry(event, Action::SegmentFree, segment.size);
-                sink(Place::Device(device), TraceEntry { stream: segment.stream, ..e });
+                let of = Event { pool: segment.pool, stream: segment.stream, ..*event };
+                sink(Place::Device(device), entry(&of, Action::SegmentFree, segment.size));
             }
             Kind::SegmentMap => {
                 for page in pages(event.addr, event.size) {
@@ -277,9 +287,11 @@ impl State {
                         stream: event.stream,
                         stack: event.stack,
                         small: event.flags & FLAG_SMALL != 0,
+                        pool: event.pool,
                     };
                     state.pages.insert(page, mapped);
                 }
+                state.private |= event.pool != Pool::DEFAULT;
                 sink(Place::Device(device), entry(event, Action::SegmentMap, event.size));
             }
             Kind::SegmentUnmap => self.unmap(event, device, sink),
@@ -305,8 +317,9 @@ impl State {
             return;
         };
         self.forget_waits(Some(block), addr);
+        let pool_id = Some(self.devices[device].pool_id(addr));
         let e = entry(event, Action::FreeCompleted, block.requested);
-        sink(Place::Device(device), TraceEntry { addr, stream: block.stream, ..e });
+        sink(Place::Device(device), TraceEntry { addr, stream: block.stream, pool_id, ..e });
     }
 
     /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
@@ -318,10 +331,10 @@ impl State {
 
     /// PyTorch unmaps chunk by chunk and writes one entry for the range.
     fn unmap(&mut self, event: &Event, device: usize, sink: Sink<'_>) {
-        let mut stream = event.stream;
+        let (mut stream, mut pool) = (event.stream, event.pool);
         for page in pages(event.addr, event.size) {
             match self.devices[device].pages.remove(&page) {
-                Some(p) => stream = p.stream,
+                Some(p) => (stream, pool) = (p.stream, p.pool),
                 None => self.anomalies += 1,
             }
         }
@@ -333,7 +346,8 @@ impl State {
             return;
         }
         self.flush_unmapping(device, sink);
-        let e = TraceEntry { stream, ..entry(event, Action::SegmentUnmap, event.size) };
+        let of = Event { pool, stream, ..*event };
+        let e = entry(&of, Action::SegmentUnmap, event.size);
         self.devices[device].unmapping = Some((event.thread, e));
     }
 
@@ -385,6 +399,23 @@ pub fn assemble(live: &State, stack: &mut dyn FnMut(StackId) -> Option<StackIx>)
 }
 
 impl DeviceState {
+    /// The pool of the segment that an address lies in; `None` if no segment is known there. A search for each block,
+    /// so it is made only where there is more than one pool.
+    fn pool_of(&self, addr: u64) -> Option<Pool> {
+        if !self.private {
+            return None;
+        }
+        let segment = self.segments.range(..=addr).next_back();
+        match segment.filter(|(start, s)| addr - *start < s.size) {
+            Some((_, segment)) => Some(segment.pool),
+            None => self.pages.get(&(addr / PAGE * PAGE)).map(|page| page.pool),
+        }
+    }
+
+    fn pool_id(&self, addr: u64) -> PoolId {
+        self.pool_of(addr).unwrap_or_default().id()
+    }
+
     /// Segments by address with their blocks. Blocks that lie in no known segment (their allocator got its
     /// memory around us) get a segment of their own.
     pub fn to_segments(
@@ -400,13 +431,13 @@ impl DeviceState {
                 && let Some((run, true)) = ranges.get_mut(&start)
                 && start + run.size == addr
                 && reservation == page.reservation
-                && run.stream == page.stream
+                && (run.stream, run.pool) == (page.stream, page.pool)
             {
                 run.size += PAGE;
                 continue;
             }
-            let run =
-                LiveSegment { size: PAGE, stream: page.stream, stack: NO_STACK, small: page.small };
+            let MappedPage { stream, small, pool, .. } = *page;
+            let run = LiveSegment { size: PAGE, stream, stack: NO_STACK, small, pool };
             ranges.insert(addr, (run, true));
             open = Some((addr, page.reservation));
         }
@@ -421,6 +452,7 @@ impl DeviceState {
                     stream: block.stream,
                     stack: block.stack,
                     small: false,
+                    pool: Pool::DEFAULT,
                 };
                 ranges.insert(addr, (own, false));
             }
@@ -449,7 +481,7 @@ impl DeviceState {
             requested_size: 0,
             stream: s.stream,
             small: s.small,
-            pool_id: DEFAULT_POOL,
+            pool_id: s.pool.id(),
             is_expandable,
             frames: stack(s.stack),
             blocks: Vec::new(),
@@ -511,7 +543,7 @@ fn entry(event: &Event, action: Action, size: u64) -> TraceEntry {
         time_us: Some((event.time_ns / 1000) as i64),
         compile_context: Some("N/A".into()),
         user_metadata: Some("".into()),
-        pool_id: Some(DEFAULT_POOL),
+        pool_id: Some(event.pool.id()),
         frames: (event.stack != NO_STACK).then_some(event.stack),
     }
 }

@@ -125,7 +125,7 @@ fn bound(value: &mut Value) {
 mod tests {
     use super::*;
     use memtrace_format::blackbox::{HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, VERSION};
-    use memtrace_format::event::{Event, Kind, Layer, WORDS, What};
+    use memtrace_format::event::{Event, Kind, Layer, Pool, WORDS, What};
     use memtrace_format::snapshot::{BlockState, Snapshot};
     use memtrace_format::stacks::RawFrame;
     use proptest::prelude::*;
@@ -143,6 +143,7 @@ mod tests {
             flags: 0,
             api: 1,
             what: What::Device,
+            pool: Pool::DEFAULT,
             time_ns,
             addr,
             size,

@@ -259,7 +259,7 @@ fn scratch(path: &Path, extension: &str) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_format::event::{Kind, Layer, What};
+    use memtrace_format::event::{Kind, Layer, Pool, What};
     use proptest::prelude::*;
 
     use crate::names::Splice;
@@ -323,6 +323,7 @@ mod tests {
             flags: 0,
             api: 0,
             what: What::Device,
+            pool: Pool::DEFAULT,
             time_ns: i * 1000,
             addr: 512 + i % 64 * 512 + i % 2 * (1 << 30),
             size: 100 + i % 7,
