@@ -87,6 +87,13 @@ impl Script {
         self
     }
 
+    /// Addresses that were reserved before the first step.
+    #[must_use]
+    pub fn with_reservations(mut self, reservations: &[(u64, u64)]) -> Script {
+        self.reservations.extend(reservations.iter().copied());
+        self
+    }
+
     /// When events are ready.
     #[must_use]
     pub fn with_events(mut self, ready: Ready) -> Script {

@@ -7,6 +7,8 @@ use crate::allocator::Allocator;
 use crate::blocks::{Block, BlockId, Ix, NONE};
 use crate::device::Device;
 use crate::event::Sink;
+use crate::expandable::Reservation;
+use crate::sizes::SMALL_SEGMENT;
 
 impl<D: Device, S: Sink> Allocator<D, S> {
     /// All segments by address, as `torch.cuda.memory._snapshot()` lists them: of an expandable one each mapped range.
@@ -65,44 +67,110 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         segment
     }
 
-    /// An allocator that begins with these segments, none of them expandable: they are what a program had when recording
-    /// began. Gives the blocks that are in use, in the order of the segments. Statistics begin with them.
-    pub fn begin_with(&mut self, segments: &[Segment]) -> Vec<(u64, BlockId)> {
+    /// Begins with these segments: what a program had when recording began. Expandable ones lie in `reservations` (base,
+    /// size); one that lies in none is left out. Gives the blocks that are in use. Statistics begin with them.
+    pub fn begin_with(
+        &mut self,
+        segments: &[Segment],
+        reservations: &[(u64, u64)],
+    ) -> Vec<(u64, BlockId)> {
         let mut in_use = Vec::new();
-        for segment in segments {
-            let pool = self.pool_of(segment.pool_id, segment.small);
-            let mut before = NONE;
-            for b in &segment.blocks {
-                let mut block = Block::new(b.address, b.size, segment.stream, pool, NONE);
-                block.requested = b.requested_size;
-                block.active = b.state != BlockState::Inactive;
-                block.allocated = block.active;
-                let ix = self.blocks.add(block);
-                self.blocks.link(before, ix, NONE);
-                before = ix;
-                if b.state == BlockState::Inactive {
-                    self.insert(ix);
-                } else {
-                    in_use.push((b.address, self.blocks.id(ix)));
-                    self.count_in_use(ix, segment.small);
+        for segment in segments.iter().filter(|s| !s.is_expandable) {
+            self.begin_chain(segment, NONE, NONE, &mut in_use);
+            let inactive = |b: &&snapshot::Block| b.state == BlockState::Inactive;
+            if segment.blocks.len() > 1 {
+                for b in segment.blocks.iter().filter(inactive) {
+                    self.stats.inactive_split.up(segment.small, 1);
+                    self.stats.inactive_split_bytes.up(segment.small, b.size);
                 }
             }
-            let counted = segment.blocks.len() > 1;
-            for b in segment.blocks.iter().filter(|b| counted && b.state == BlockState::Inactive) {
-                self.stats.inactive_split.up(segment.small, 1);
-                self.stats.inactive_split_bytes.up(segment.small, b.size);
-            }
-            self.reserved += segment.total_size;
-            self.reserved_up(pool, segment.total_size);
             self.stats.segment.up(segment.small, 1);
             if segment.total_size >= self.settings.max_split_size {
                 self.stats.oversize_segments.up(1);
             }
-            if let Some(private) = self.private.get_mut(&segment.pool_id) {
-                private.segments += 1;
-            }
+        }
+        for &(base, size) in reservations {
+            let lies =
+                |s: &&Segment| s.is_expandable && s.address >= base && s.address - base < size;
+            let mut inside: Vec<&Segment> = segments.iter().filter(lies).collect();
+            inside.sort_unstable_by_key(|s| s.address);
+            self.begin_reservation(base, size, &inside, &mut in_use);
         }
         in_use
+    }
+
+    fn begin_reservation(
+        &mut self,
+        base: u64,
+        size: u64,
+        inside: &[&Segment],
+        in_use: &mut Vec<(u64, BlockId)>,
+    ) {
+        let Some(first) = inside.first() else { return };
+        let chunk = if first.small { SMALL_SEGMENT } else { self.settings.large_segment };
+        let number = self.reservations.len() as Ix;
+        self.reservations.push(Some(Reservation { base, size, chunk }));
+        let pool = self.pool_of(first.pool_id, first.small);
+        let (mut at, mut before) = (base, NONE);
+        for segment in inside {
+            before = self.begin_gap(at, segment.address, first.stream, pool, number, before);
+            before = self.begin_chain(segment, number, before, in_use);
+            at = segment.address + segment.total_size;
+        }
+        self.begin_gap(at, base + size, first.stream, pool, number, before);
+    }
+
+    /// Addresses without memory.
+    fn begin_gap(
+        &mut self,
+        from: u64,
+        to: u64,
+        stream: u64,
+        pool: Ix,
+        number: Ix,
+        before: Ix,
+    ) -> Ix {
+        if from >= to {
+            return before;
+        }
+        let mut block = Block::new(from, to - from, stream, pool, number);
+        block.mapped = false;
+        let ix = self.blocks.add(block);
+        self.blocks.link(before, ix, NONE);
+        self.pools[pool as usize].unmapped.insert((stream, from, ix));
+        ix
+    }
+
+    /// The blocks of a segment, behind `before`; gives the last.
+    fn begin_chain(
+        &mut self,
+        segment: &Segment,
+        number: Ix,
+        mut before: Ix,
+        in_use: &mut Vec<(u64, BlockId)>,
+    ) -> Ix {
+        let pool = self.pool_of(segment.pool_id, segment.small);
+        for b in &segment.blocks {
+            let mut block = Block::new(b.address, b.size, segment.stream, pool, number);
+            block.requested = b.requested_size;
+            block.active = b.state != BlockState::Inactive;
+            block.allocated = block.active;
+            let ix = self.blocks.add(block);
+            self.blocks.link(before, ix, NONE);
+            before = ix;
+            if b.state == BlockState::Inactive {
+                self.insert(ix);
+            } else {
+                in_use.push((b.address, self.blocks.id(ix)));
+                self.count_in_use(ix, segment.small);
+            }
+        }
+        self.reserved += segment.total_size;
+        self.reserved_up(pool, segment.total_size);
+        if let Some(private) = self.private.get_mut(&segment.pool_id) {
+            private.segments += 1;
+        }
+        before
     }
 
     fn count_in_use(&mut self, ix: Ix, small: bool) {

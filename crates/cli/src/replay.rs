@@ -192,7 +192,7 @@ fn device_text(
         None => {
             let _ = writeln!(
                 text,
-                "  {recorded_with}: not repeated, because the trace begins inside expandable segments"
+                "  {recorded_with}: not repeated, because its segments are of other settings: they changed under way"
             );
         }
     }

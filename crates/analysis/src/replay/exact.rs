@@ -4,7 +4,7 @@
 //! trace does not tell (settings changed under way, blocks older than the trace whose size is not known) or another
 //! release of PyTorch.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use memtrace_caching::{
     Action as Did, Allocator, BlockId, Event, Ready, Script, Settings, Step, sizes,
@@ -41,7 +41,7 @@ pub struct Exact {
     pub by_age: bool,
 }
 
-/// Repeats the recorded run; `None` if the trace begins with expandable segments, whose reservations it does not tell.
+/// Repeats the recorded run; `None` if expandable segments of the beginning do not go with the settings.
 pub fn exact(snapshot: &Snapshot, requests: &Requests, settings: &Settings) -> Option<Exact> {
     let with_age = repeat(snapshot, requests, settings, true)?;
     if with_age.difference.is_none() {
@@ -71,13 +71,17 @@ fn repeat(
         stream,
         pool,
     });
-    let device = Script::new(total(&expected), steps).with_events(Ready::Told);
+    let total = super::recorded_card(snapshot, requests.device).and_then(|c| c.capacity);
+    let total = total.unwrap_or_else(|| total_of(&expected));
+    let reservations = reservations(&before, &expected, settings, total);
+    let device =
+        Script::new(total, steps).with_events(Ready::Told).with_reservations(&reservations);
     let mut allocator = Allocator::new(device, settings.clone(), Log::default());
     if !by_age {
         allocator.ignore_age();
     }
     let mut replay = Replay::new(allocator, requests);
-    begin(&mut replay, requests, &before);
+    begin(&mut replay, requests, &before, &reservations);
     for request in &requests.during {
         // A refusal is in the trace, or the comparison finds it.
         let _ = replay.step(request);
@@ -96,7 +100,7 @@ fn repeat(
 
 /// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it, so that no two lie nearer than
 /// that. Maps that are as far apart as all memory in use is large are of different reservations.
-fn total(expected: &[Event]) -> u64 {
+fn total_of(expected: &[Event]) -> u64 {
     let (mut mapped, mut peak) = (0_u64, 0);
     for e in expected {
         match e.action {
@@ -118,6 +122,51 @@ fn total(expected: &[Event]) -> u64 {
     }
     let apart = bases.windows(2).map(|pair| pair[1] - pair[0]).min();
     apart.unwrap_or(1 << 50) / 9 * 8
+}
+
+/// Where the expandable segments of the beginning have their reservations: from the lowest address that is ever mapped in
+/// one, which may be higher than its true base.
+fn reservations(
+    before: &[Segment],
+    expected: &[Event],
+    settings: &Settings,
+    total: u64,
+) -> Vec<(u64, u64)> {
+    type Kind = (u64, (u64, u64), bool);
+    let mut addrs: BTreeMap<Kind, BTreeSet<u64>> = BTreeMap::new();
+    for s in before.iter().filter(|s| s.is_expandable) {
+        addrs.entry((s.stream, s.pool_id, s.small)).or_default().insert(s.address);
+    }
+    for e in expected.iter().filter(|e| e.action == Did::SegmentMap) {
+        if let Some(known) = addrs.get_mut(&(e.stream, e.pool, e.size == sizes::SMALL_SEGMENT)) {
+            known.insert(e.addr);
+        }
+    }
+    let mut bases: Vec<(u64, u64)> = Vec::new();
+    for ((_, _, small), addrs) in addrs {
+        let chunk = if small { sizes::SMALL_SEGMENT } else { settings.large_segment };
+        let size = (total + total / 8).div_ceil(chunk) * chunk;
+        let mut end = 0;
+        for addr in addrs {
+            if addr >= end {
+                bases.push((addr, size));
+                end = addr + size;
+            }
+        }
+    }
+    // Others come later, when they are reserved.
+    let holds = |(base, size): &(u64, u64)| {
+        before.iter().any(|s| s.is_expandable && s.address >= *base && s.address - *base < *size)
+    };
+    bases.retain(holds);
+    bases.sort_unstable();
+    // If the guess is too large, the next one limits it.
+    for i in 1..bases.len() {
+        let next = bases[i].0;
+        let before = &mut bases[i - 1];
+        before.1 = before.1.min(next - before.0);
+    }
+    bases
 }
 
 fn event(entry: &TraceEntry) -> Option<Event> {
@@ -159,10 +208,24 @@ fn segments_before(
     for (&address, range) in beginning.segments.iter().filter(|(_, r)| !r.driver) {
         let at_end =
             snapshot.segments.iter().find(|s| s.address == address && s.total_size == range.size);
-        if settings.expandable_segments || at_end.is_some_and(|s| s.is_expandable) {
+        let expandable = settings.expandable_segments;
+        if !expandable && at_end.is_some_and(|s| s.is_expandable) {
+            // The settings changed under way.
             return None;
         }
-        let small = at_end.map_or(range.size == sizes::SMALL_SEGMENT, |s| s.small);
+        let small = match at_end {
+            Some(segment) => segment.small,
+            None if !expandable => range.size == sizes::SMALL_SEGMENT,
+            // The range grew or shrank: part of it may be there at the end, or what lies in it tells.
+            None => {
+                let end = address + range.size;
+                let overlaps = |s: &&Segment| s.address < end && address < s.address + s.total_size;
+                let part = snapshot.segments.iter().find(overlaps).map(|s| s.small);
+                let live = beginning.blocks.range(address..end).next();
+                let is_small = |requested| sizes::is_small(sizes::round(settings, requested));
+                part.unwrap_or_else(|| live.is_none_or(|(_, b)| is_small(b.requested)))
+            }
+        };
         let mut segment = Segment {
             device: requests.device as i64,
             address,
@@ -173,7 +236,7 @@ fn segments_before(
             stream: range.stream,
             small,
             pool_id: at_end.map_or((0, 0), |s| s.pool_id),
-            is_expandable: false,
+            is_expandable: expandable,
             frames: None,
             blocks: Vec::new(),
         };
@@ -192,7 +255,8 @@ fn segments_before(
                 // going to be while this one lives.
                 let next = first_alloc.next_while_alive(addr, next).unwrap_or(next);
                 let rest = (next - addr).saturating_sub(rounded);
-                if !small && rest <= sizes::SMALL_LIMIT { rounded + rest } else { rounded }
+                let cut = small || expandable || rest > sizes::SMALL_LIMIT;
+                if cut { rounded } else { rounded + rest }
             });
             let size = size.min(next - addr);
             segment.blocks.push(Block {
@@ -256,8 +320,13 @@ impl Fill for Segment {
 }
 
 /// Puts what was there before into the allocator.
-fn begin(replay: &mut Replay<Script, Log>, requests: &Requests, segments: &[Segment]) {
-    let blocks = replay.allocator.begin_with(segments);
+fn begin(
+    replay: &mut Replay<Script, Log>,
+    requests: &Requests,
+    segments: &[Segment],
+    reservations: &[(u64, u64)],
+) {
+    let blocks = replay.allocator.begin_with(segments, reservations);
     let by_addr: HashMap<u64, BlockId> = blocks.into_iter().collect();
     for (addr, slot) in &requests.seeds {
         if let Some(id) = by_addr.get(addr) {
