@@ -3,6 +3,7 @@
 import os
 import resource
 import subprocess
+import time
 from pathlib import Path
 
 import support
@@ -48,6 +49,15 @@ def start(command, env, **options):
         text=True,
         **options,
     )
+
+
+def wait_for_calls(client, ledger):
+    """Until a client (`programs/client.c`) has made calls and written down that they returned."""
+    end = time.monotonic() + 60
+    # A quarter for each thread, which begins with the number of its calls.
+    while not (ledger.exists() and (said := ledger.read_bytes()) and any(said[n * len(said) // 4] for n in range(4))):
+        assert time.monotonic() < end and client.poll() is None, client.communicate()
+        time.sleep(0.01)
 
 
 def recover(path, *options, code=0):

@@ -324,8 +324,7 @@ def test_the_living_are_not_recovered(programs, gpu, tmp_path):
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path)}
     client = hazard.start([programs / "client", tmp_path / "ledger", "run"], env)
     try:
-        while not list(tmp_path.glob("*.blackbox")):
-            time.sleep(0.01)
+        hazard.wait_for_calls(client, tmp_path / "ledger")
         done = support.must(support.memtrace("recover", tmp_path), code=1)
         assert done.stdout == "" and f"memtrace snapshot {client.pid}" in done.stderr
         assert len(done.stderr.splitlines()) == 1
@@ -345,7 +344,7 @@ def test_files_that_are_no_black_box(programs, gpu, tmp_path):
     """Nonsense, another version, cut short: one clear line each, and nothing is taken away."""
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path)}
     client = hazard.start([programs / "client", tmp_path / "ledger", "run"], env)
-    time.sleep(0.5)
+    hazard.wait_for_calls(client, tmp_path / "ledger")
     client.kill()
     client.communicate()
     whole = next(tmp_path.glob("*.blackbox")).read_bytes()
