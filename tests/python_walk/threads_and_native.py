@@ -1,8 +1,10 @@
 """Checks of what surrounds the Python frames: the thread and what it remembers, the native frames, the program."""
 
 import ctypes
+import functools
 import random
 import sys
+import weakref
 
 from calls import callbacks, coroutines, exceptions, executed, expressions, generators, objects, recursion
 from harness import ALL, PYTHON, Bench, in_thread, same, truth
@@ -89,6 +91,32 @@ def remembered(bench):
 
     in_thread(work)
     bench.compared += twice.compared
+
+
+def shorter(bench):
+    """A function that returns drops what it held, and that is its caller's stack, where it was while the function ran."""
+    taken, kept = [], []
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.py_object)
+    capture = prototype(("memtrace_debug_capture", bench.library.held))
+    # Called when the stack has been taken, with the frame on top that it was taken in.
+    capture.errcheck = lambda stack, *_: taken.append((stack, truth(sys._getframe(1))))
+
+    class Thing:
+        pass
+
+    def callee(depth):
+        thing = Thing()
+        kept.append(weakref.ref(thing, functools.partial(capture, PYTHON)))
+        if depth:
+            callee(depth - 1)
+        capture(PYTHON, None)
+
+    for depth in range(20):
+        callee(depth)
+    assert len(taken) == 2 * sum(range(21)), len(taken)
+    for stack, expect in taken:
+        same(bench.library.names(stack), expect)
+    bench.compared += len(taken)
 
 
 MAIN_LOOP = "_PyEval_EvalFrameDefault"
