@@ -22,7 +22,7 @@ use memtrace_format::snapshot::Value;
 use memtrace_naming::{Counts, Encoding};
 
 use crate::config::{Config, Format};
-use crate::hooks::table;
+use crate::hooks::{deepbind, table};
 use crate::message;
 use crate::record::live::Live;
 use crate::record::{Recorder, clock, truncated};
@@ -214,6 +214,9 @@ fn write(
             about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
             about["ledger"] = known["ledger"].clone();
             about["libraries"] = namer.build_ids();
+            let used = recorder.usage.read();
+            about["doors"] = memtrace_naming::doors(&used, &table::name, namer);
+            about["bound_elsewhere"] = deepbind::bound_elsewhere().into();
             snapshot.memtrace = about;
         },
     )
@@ -302,6 +305,7 @@ fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
     about["counters"] = counts.to_json();
     about["counters"]["stalls"] = counter(at::STALLS).into();
     about["counters"]["live_refused"] = counter(at::LIVE_REFUSED).into();
+    about["cost"] = memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS));
     about["not_recorded"] = NOT_RECORDED.into();
     if let Some(gpu) = virtual_gpu::stats() {
         about["virtual"] = gpu;

@@ -333,8 +333,8 @@ mod tests {
     fn a_list_is_read_in_pieces() {
         let path = std::env::temp_dir().join(format!("memtrace-list-{}", std::process::id()));
         let long = "x".repeat(3000);
-        let text: String = (1..=50).map(|i| format!("{i} w /{long} {i}\n")).collect();
-        fs::write(&path, text + "7 r /b\nnonsense\n9 w /half").expect("written");
+        let text: Vec<_> = (1..=50).map(|i| format!("{i} w /{long} {i}\n")).collect();
+        fs::write(&path, text.concat() + "7 r /b\nnonsense\n9 w /half").expect("written");
         let file = fs::File::open(&path).expect("there");
         let mut found = Vec::new();
         lines(file.as_raw_fd(), |pid, what, path| found.push((pid, what, path.len())));

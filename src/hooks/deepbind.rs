@@ -13,6 +13,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use serde_json::{Value, json};
+
 use super::elf::{Binding, Tables};
 use super::lookup;
 use super::resolve::{self, Real};
@@ -144,4 +146,51 @@ impl Doors {
             binding.bind(ours);
         }
     }
+}
+
+// --- what goes past us all the same ----------------------------------------------------------------------
+
+/// Calls of libraries that are bound to somebody else's function of one of our names: another interposer's, a runtime of
+/// the library's own, the real one. As bound now; a call that the loader is yet to bind is not among them. For a snapshot's
+/// `memtrace` key: allocates.
+pub fn bound_elsewhere() -> Vec<Value> {
+    let mut found: Vec<(String, &'static CStr, usize)> = Vec::new();
+    // SAFETY: the callback matches the prototype and the list outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut found).cast()) };
+    let named = found.into_iter().map(|(library, function, target)| {
+        json!({
+            "library": library,
+            "function": function.to_str().unwrap_or_default(),
+            "bound_to": resolve::library_of(target),
+        })
+    });
+    named.collect()
+}
+
+unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, list: *mut c_void) -> c_int {
+    // SAFETY: the loader hands in a valid record of a loaded library, and our own list.
+    unsafe {
+        let found = &mut *list.cast::<Vec<(String, &'static CStr, usize)>>();
+        let info = &*info;
+        let Some(tables) = Tables::of(info) else { return 0 };
+        if tables.contains(collect as *const () as usize) || info.dlpi_name.is_null() {
+            return 0;
+        }
+        let library = CStr::from_ptr(info.dlpi_name).to_string_lossy();
+        for binding in tables.bindings() {
+            let name = binding.name.to_bytes();
+            if !name.starts_with(b"cu") {
+                continue;
+            }
+            let Some(row) = ENTRY_POINTS.iter().find(|e| e.name.as_bytes() == name) else {
+                continue;
+            };
+            let target = binding.target();
+            let ours = [row.exported.0 as usize, row.export.0 as usize].contains(&target);
+            if target != 0 && !ours && !tables.contains(target) {
+                found.push((library.clone().into_owned(), binding.name, target));
+            }
+        }
+    }
+    0
 }

@@ -17,6 +17,7 @@ pub mod runtime;
 pub mod sites;
 pub mod table;
 pub mod torch;
+pub mod usage;
 
 use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 

@@ -100,6 +100,19 @@ pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
     }
 }
 
+/// The path of the library that has this address.
+pub fn library_of(address: usize) -> Option<String> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: dladdr takes any address and fills the record if it returns non-zero; the loader's names are C strings.
+    unsafe {
+        if libc::dladdr(address as *const c_void, info.as_mut_ptr()) == 0 {
+            return None;
+        }
+        let name = info.assume_init().dli_fname;
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
+
 /// A loaded library.
 pub struct Loaded {
     /// As the loader knows it.

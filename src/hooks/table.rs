@@ -153,7 +153,9 @@ macro_rules! entry_points {
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 pub(super) unsafe extern "C" fn $name($($arg: $ty,)* caller: Caller) -> c_int {
                     let door = Door { api: Api::$name, caller: caller.0.to_bits() as usize };
-                    entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?)
+                    let code = entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
+                    crate::hooks::usage::used(door);
+                    code
                 }
             )*)*
         }

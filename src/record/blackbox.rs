@@ -19,11 +19,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::blackbox::{
-    HEADER_WORDS, LIVE_FIRST, LIVE_WORDS, Life, MAGIC, REGIONS, Region, VERSION, at,
+    DOOR_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_WORDS, Life, MAGIC, REGIONS, Region, VERSION, at,
 };
 use memtrace_format::event::WORDS;
 
 use crate::config::Config;
+use crate::hooks::table::ROWS;
 use crate::message;
 use crate::record::{guard, truncated};
 
@@ -105,7 +106,15 @@ pub struct Mapped {
 }
 
 fn layout(slots: usize) -> ([(usize, usize); REGIONS], usize) {
-    let lengths = [slots * WORDS, LIVE_WORDS, DEPOT_WORDS, CODE_WORDS, MODULE_WORDS, ABOUT_WORDS];
+    let lengths = [
+        slots * WORDS,
+        LIVE_WORDS,
+        DEPOT_WORDS,
+        CODE_WORDS,
+        MODULE_WORDS,
+        ABOUT_WORDS,
+        ROWS * DOOR_WORDS,
+    ];
     let mut next = HEADER_WORDS;
     let regions = lengths.map(|len| {
         let start = next;

@@ -10,10 +10,12 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 
+use memtrace_format::blackbox::at;
 use memtrace_format::event::Pool;
 
-use crate::record::Recorder;
+use crate::record::{Recorder, clock};
 
 /// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
 #[derive(Clone, Copy)]
@@ -31,6 +33,8 @@ pub const MAX_WAITS: usize = 64;
 #[repr(C, align(64))]
 pub struct Local {
     inside: Cell<bool>,
+    /// Visits to the recorder, of which some are timed.
+    visits: Cell<u8>,
     tid: Cell<u32>,
     /// Device chosen by the thread's last `cudaSetDevice`.
     pub device: Cell<i8>,
@@ -54,6 +58,7 @@ thread_local! {
     static LOCAL: Local = const {
         Local {
             inside: Cell::new(false),
+            visits: Cell::new(0),
             tid: Cell::new(0),
             device: Cell::new(0),
             request: Cell::new(None),
@@ -104,7 +109,16 @@ pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
         if local.inside.replace(true) {
             return None;
         }
+        let visit = local.visits.get().wrapping_add(1);
+        local.visits.set(visit);
+        let began = if visit == 0 { clock::now_ns() } else { 0 };
         let result = catch_unwind(AssertUnwindSafe(|| f(recorder, local)));
+        if visit == 0 {
+            let header = recorder.blackbox.header();
+            header[at::SAMPLED].fetch_add(1, Ordering::Relaxed);
+            let took = clock::now_ns().saturating_sub(began);
+            header[at::SAMPLED_NS].fetch_add(took, Ordering::Relaxed);
+        }
         local.inside.set(false);
         result.inspect_err(|_| crate::switch_off("an internal error")).ok()
     })

@@ -18,6 +18,7 @@ use memtrace_format::event::{Event, NO_STACK, StackId};
 
 use crate::config::Config;
 use crate::emitter::Emitter;
+use crate::hooks::usage::Usage;
 use crate::message;
 use crate::record::blackbox::Mapped;
 use crate::record::live::Live;
@@ -45,6 +46,8 @@ pub struct Recorder {
     pub pid: i32,
     /// When recording began, nanoseconds since 1970.
     pub started_ns: u64,
+    /// Which doors are used by whom.
+    pub usage: Usage,
     /// Where this process stands among those of its run.
     pub place: Place,
 }
@@ -72,6 +75,7 @@ impl Recorder {
             emitter: Emitter::new(),
             pid: pid as i32,
             started_ns,
+            usage: Usage::new(&blackbox),
             place,
             blackbox,
             config,

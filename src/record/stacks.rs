@@ -70,6 +70,10 @@ impl Stacks {
             "python": python,
             "nodes": status.nodes.0,
             "nodes_max": status.nodes.1,
+            "code_words": status.code_words.0,
+            "code_words_max": status.code_words.1,
+            "module_words": status.module_words.0,
+            "module_words_max": status.module_words.1,
             "refused": status.refused,
         })
     }

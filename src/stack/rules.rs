@@ -404,6 +404,20 @@ fn dl_find_object() -> Option<FindObject> {
     (at != absent).then(|| unsafe { std::mem::transmute::<*mut c_void, FindObject>(at) })
 }
 
+/// The range of the library that an address lies in, without a lock; `None`: no library, or glibc has no such search.
+pub fn library_at(address: u64) -> Option<std::ops::Range<u64>> {
+    let find = dl_find_object()?;
+    let mut found = std::mem::MaybeUninit::<FoundObject>::zeroed();
+    // SAFETY: glibc's function, which fills the record if it returns 0; all zeros are a valid record.
+    let found = unsafe {
+        if find(address as *const c_void, found.as_mut_ptr()) != 0 {
+            return None;
+        }
+        found.assume_init()
+    };
+    Some(found.start as u64..found.end as u64)
+}
+
 /// The same by looking at all loaded objects.
 fn search(address: u64) -> Option<Object> {
     struct Search {

@@ -31,6 +31,7 @@ pub(crate) enum Command {
     Symbolize(Symbolize),
     Replay(Replay),
     Tune(Tune),
+    Doctor(Doctor),
     Devices(Devices),
 }
 
@@ -287,6 +288,38 @@ pub(crate) struct Tune {
     /// Print one JSON object with all that was tried, sizes in bytes
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Say whether memtrace works here, and what it sees of a program.
+///
+/// Without CMD, checks the installation. With CMD, runs it under recording, too, and reports which entry points of CUDA
+/// which library called, what went past memtrace, how much room is left, and what recording cost. Exits with 0 if all is
+/// well, 1 if something is wrong (each finding says what to do), 2 if the program can't be run.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace doctor\n  \
+    memtrace doctor -- python train.py --steps 3\n  \
+    memtrace doctor --virtual h100 --json -- python train.py | jq '.processes[0].doors'")]
+pub(crate) struct Doctor {
+    /// Print one JSON object; what CMD prints goes to standard error then
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Run CMD on a virtual GPU, as `memtrace run` does
+    #[arg(long = "virtual", value_name = "SPEC")]
+    pub(crate) virtual_gpu: Option<String>,
+
+    /// Keep the snapshots in this folder [default: they are removed]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+
+    /// Which frames to record [default: $MEMTRACE_STACKS, or all]
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) stacks: Option<Stacks>,
+
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// List the GPUs that `run --virtual` can be.

@@ -13,6 +13,7 @@
 mod args;
 mod blackbox;
 mod devices;
+mod doctor;
 mod failure;
 mod files;
 mod inspect;
@@ -59,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Symbolize(args) => symbolize::symbolize(&args),
         Command::Replay(args) => replay::replay(&args),
         Command::Tune(args) => tune::tune(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
         Command::Devices(args) => Ok(devices::list(&args)),
     };
     let answer = answer.and_then(|answer| print(&answer.text).map(|()| answer.yes));

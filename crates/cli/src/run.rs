@@ -28,8 +28,8 @@ const CACHES: [(&str, &str); 3] = [
     ("TRITON_CACHE_DIR", "triton"),
 ];
 
-const RECORDER: &str = "libmemtrace.so";
-const VIRTUAL_GPU: &str = "libmemtrace_virtual.so";
+pub(crate) const RECORDER: &str = "libmemtrace.so";
+pub(crate) const VIRTUAL_GPU: &str = "libmemtrace_virtual.so";
 
 /// Becomes the program; returns only to say why not.
 pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
@@ -116,7 +116,7 @@ fn loadable(library: &Path) -> Result<(), Failure> {
 }
 
 /// A library of ours lies beside this program, or where an installation puts libraries.
-fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failure> {
     let me = env::current_exe()
         .and_then(fs::canonicalize)
         .map_err(|e| Failure::new(format!("cannot tell where memtrace is installed: {e}")))?;
@@ -133,7 +133,7 @@ fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failure> {
 }
 
 /// The folder for snapshots: absolute, there, and writable.
-fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
+pub(crate) fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     let from_env = || env::var_os("MEMTRACE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from);
     let out = asked.map(Path::to_owned).or_else(from_env).unwrap_or_else(|| PathBuf::from("."));
     let fail = |e: std::io::Error| {

@@ -1,6 +1,6 @@
 //! The black box: one file that holds everything a process records, while it runs and after it died.
 //!
-//! The file is a header page and six regions, all in 64-bit little-endian words and all positions, no
+//! The file is a header page and seven regions, all in 64-bit little-endian words and all positions, no
 //! pointers. The process maps it and writes it in place; the kernel keeps what was written whatever happens to
 //! the process. Nothing here is ever moved or compacted, so a reader needs no cooperation from the writer:
 //!
@@ -10,6 +10,7 @@
 //! | live | tables of what is alive, each twice the size of the one before | by whoever retires events |
 //! | depot, code, modules | stacks, Python code, libraries ([`crate::stacks`]) | at first sight |
 //! | about | JSON: host, command, rank, settings | once, at the start |
+//! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
 //!
 //! **State = live table + replay of the ring from `retired` on.** A slot counts if its first word is its
 //! ticket + 1; a slot that was being written when the process died has 0 there and is counted as torn, never
@@ -38,7 +39,7 @@ use crate::stacks::{HEAD_NEXT, HEADER, Words};
 /// First word of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"memtrace");
 /// Version of everything below; it moves together with the event's.
-pub const VERSION: u64 = (1 << 32) | LAYOUT_VERSION as u64;
+pub const VERSION: u64 = (2 << 32) | LAYOUT_VERSION as u64;
 
 /// Words of the header page.
 pub const HEADER_WORDS: usize = 512;
@@ -55,7 +56,7 @@ pub mod at {
     pub const STARTED_NS: usize = 3;
     /// How the process is doing: a [`super::Life`].
     pub const LIFE: usize = 4;
-    /// Six pairs: first byte and length in bytes of each [`super::Region`].
+    /// Seven pairs: first byte and length in bytes of each [`super::Region`].
     pub const REGIONS: usize = 8;
     /// Length of the text in the about region, bytes.
     pub const ABOUT_BYTES: usize = 24;
@@ -79,6 +80,10 @@ pub mod at {
     pub const STALLS: usize = 80;
     /// The longest such wait, nanoseconds.
     pub const LONGEST_STALL_NS: usize = 81;
+    /// Visits to the recorder that were timed.
+    pub const SAMPLED: usize = 88;
+    /// How long they took together, nanoseconds.
+    pub const SAMPLED_NS: usize = 89;
 }
 
 /// The regions, by number.
@@ -92,10 +97,11 @@ pub enum Region {
     Code,
     Modules,
     About,
+    Doors,
 }
 
 /// How many regions there are.
-pub const REGIONS: usize = 6;
+pub const REGIONS: usize = 7;
 
 /// How the process was doing when the header was last written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,6 +194,38 @@ fn plausible(event: &Event) -> bool {
     numbers.iter().all(|n| *n < 1 << 63)
         && (tried || event.addr < 1 << 57 && event.size <= largest)
         && (!is_block || tried || event.extra <= LARGEST)
+}
+
+/// Words of an entry point in the doors region: calls of those who found no place, and [`DOOR_CALLERS`] places: first
+/// address of a library, the address after it, and its calls.
+pub const DOOR_WORDS: usize = 16;
+/// Libraries that are told apart for each entry point.
+pub const DOOR_CALLERS: usize = 5;
+
+/// How an entry point was used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DoorUse {
+    /// Its number.
+    pub api: u16,
+    /// Calls of libraries that found no place.
+    pub others: u64,
+    /// An address in each calling library, and its calls.
+    pub callers: Vec<(u64, u64)>,
+}
+
+/// The entry points that were used, from the words of the doors region.
+pub fn door_uses(words: &[u64]) -> Vec<DoorUse> {
+    let rows = words.as_chunks::<DOOR_WORDS>().0.iter().zip(0..);
+    let used = rows.map(|(row, api)| {
+        let callers =
+            row[1..].as_chunks::<3>().0.iter().filter(|[_, end, calls]| *end != 0 && *calls != 0);
+        DoorUse {
+            api,
+            others: row[0],
+            callers: callers.map(|[at, _, calls]| (*at, *calls)).collect(),
+        }
+    });
+    used.filter(|door| door.others != 0 || !door.callers.is_empty()).collect()
 }
 
 /// Why a file can't be read.
@@ -379,6 +417,16 @@ impl<B: Bytes> BlackBox<B> {
         let used = self.bytes(region, 0..words.saturating_add(HEADER as u64).saturating_mul(8))?;
         let all = self.region(region)?;
         Ok(Part { used, count: ((all.end - all.start) / 8) as usize })
+    }
+
+    /// How the entry points were used.
+    ///
+    /// # Errors
+    /// The file can't be read.
+    pub fn doors(&self) -> Result<Vec<DoorUse>, OpenError> {
+        let bytes = self.bytes(Region::Doors, 0..LARGEST_PART)?;
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+        Ok(door_uses(&words))
     }
 
     /// What the process said of itself when it began.

@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+mod doors;
 mod file;
 mod lines;
 mod names;
@@ -20,6 +21,7 @@ pub mod symbols;
 mod testing;
 mod write;
 
+pub use doors::{cost, doors};
 pub use lines::line;
 pub use names::{NO_FILE, Namer, Splice};
 pub use snapshot::snapshot;

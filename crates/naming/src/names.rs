@@ -113,6 +113,12 @@ impl<W: Words> Namer<W> {
         serde_json::json!(known)
     }
 
+    /// The path of the library that had this address, the last if there were several.
+    pub fn library_at(&self, address: u64) -> Option<&str> {
+        let has = |m: &&ModuleRecord| (m.start..m.end).contains(&address);
+        self.libraries.iter().rev().find(has).map(|m| &*m.path)
+    }
+
     /// All frames and all stacks that were named so far, as a snapshot holds them.
     pub fn tables(&self) -> Tables<'_> {
         Tables { frames: &self.frames, stacks: &self.stacks }

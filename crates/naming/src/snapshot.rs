@@ -12,6 +12,7 @@ use memtrace_format::settings;
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
 use serde_json::{Value, json};
 
+use crate::doors::{cost, doors};
 use crate::names::{Namer, Splice};
 use crate::write::{Counts, Encoding, write};
 
@@ -40,15 +41,19 @@ pub fn snapshot<B: Bytes>(
     let [depot, codes, libraries] = [Region::Depot, Region::Code, Region::Modules];
     let (depot, codes, libraries) = (file.part(depot)?, file.part(codes)?, file.part(libraries)?);
     let refused = [&depot, &codes, &libraries].map(|r| r.word(HEAD_REFUSED)).iter().sum::<u64>();
+    let used = file.doors()?;
     let capacity = DepotShape::of(depot.count()).map_or(0, |shape| shape.capacity as u64);
     let nodes = (depot.word(HEAD_NEXT).min(capacity), capacity);
+    let words = [codes.word(HEAD_NEXT), libraries.word(HEAD_NEXT)];
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch);
     write(&mut recording, to, &mut namer, &api, target, &mut |snapshot, counts, namer| {
         let conf = about["allocator_conf"].as_str().unwrap_or_default();
         snapshot.allocator_settings = settings::from_conf(conf);
         let known = std::mem::take(&mut snapshot.memtrace);
-        let mut said = said(file, &about, reason, written_us, nodes, refused);
+        let mut said = said(file, &about, reason, written_us, nodes, words, refused);
         said["libraries"] = namer.build_ids();
+        said["doors"] = doors(&used, &api, namer);
+        said["cost"] = cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS));
         said["ledger"] = known["ledger"].clone();
         said["counters"] = counters(file, counts, &known["counters"]);
         // A damaged description may hold numbers that no viewer could read.
@@ -64,6 +69,7 @@ fn said<B: Bytes>(
     reason: &str,
     written_us: u64,
     nodes: (u64, u64),
+    [code_words, module_words]: [u64; 2],
     refused: u64,
 ) -> Value {
     let mut said = about.clone();
@@ -80,6 +86,8 @@ fn said<B: Bytes>(
     if said["stacks"].is_object() {
         said["stacks"]["nodes"] = nodes.0.into();
         said["stacks"]["nodes_max"] = nodes.1.into();
+        said["stacks"]["code_words"] = code_words.into();
+        said["stacks"]["module_words"] = module_words.into();
         said["stacks"]["refused"] = refused.into();
     }
     if file.header(at::LIFE) == Life::SwitchedOff as u64 {

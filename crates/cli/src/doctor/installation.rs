@@ -1,0 +1,267 @@
+//! What can be said without a program of the user's: libraries, folders, Python, settings.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use object::elf;
+use object::read::elf::{Dyn, ElfFile64, FileHeader};
+
+use super::{Check, Level, Scratch, recorded, snapshots, this_program};
+use crate::failure::Failure;
+use crate::inspect::find;
+use crate::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
+
+/// Parts of the C library and of the compiler, all that the recorder may need: it is loaded into every process.
+const MAY_NEED: [&str; 7] = [
+    "libc.so.6",
+    "libgcc_s.so.1",
+    "ld-linux",
+    "libm.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "librt.so.1",
+];
+/// A black box at the start takes less than this.
+const BLACK_BOX: usize = 24 << 20;
+/// Where CUDA's driver library is, beside the search path.
+const DRIVER_FOLDERS: [&str; 5] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/wsl/lib",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib",
+];
+
+pub(super) fn checks(out: Option<&Path>) -> Result<Vec<Check>, Failure> {
+    let mut found = Vec::new();
+    let recorder = find_library(RECORDER, "nothing can be recorded without it");
+    match &recorder {
+        Ok(path) => found.extend(library(path)),
+        Err(failure) => found.push(Check::new(Level::Wrong, "library", failure.to_string())),
+    }
+    found.push(match out_folder(out) {
+        Ok(folder) => {
+            Check::new(Level::Ok, "snapshots", format!("can be written into {}", folder.display()))
+        }
+        Err(failure) => Check::new(Level::Wrong, "snapshots", failure.to_string()),
+    });
+    found.push(black_box());
+    let virtual_gpu = find_library(VIRTUAL_GPU, "").is_ok();
+    found.push(driver(virtual_gpu));
+    if recorder.is_ok() {
+        found.extend(python(virtual_gpu)?);
+    }
+    found.extend(preloaded());
+    found.extend(settings());
+    Ok(found)
+}
+
+/// The recorder: what it needs, and whether the loader takes it.
+fn library(path: &Path) -> Vec<Check> {
+    let mut found = Vec::new();
+    let needed = fs::read(path).ok().and_then(|bytes| needed(&bytes)).unwrap_or_default();
+    let strange: Vec<&str> = needed
+        .iter()
+        .map(String::as_str)
+        .filter(|n| !MAY_NEED.iter().any(|known| n.starts_with(known)))
+        .collect();
+    found.push(if strange.is_empty() && !needed.is_empty() {
+        Check::new(
+            Level::Ok,
+            "library",
+            format!("{}, which needs {}", path.display(), needed.join(", ")),
+        )
+    } else if needed.is_empty() {
+        Check::new(
+            Level::Wrong,
+            "library",
+            format!("{} is damaged: install it again", path.display()),
+        )
+    } else {
+        Check::new(
+            Level::Wrong,
+            "library",
+            format!("{} needs {}: build it as the README says", path.display(), strange.join(", ")),
+        )
+    });
+    // Loaded as any program would load it; the loader complains on standard error and goes on.
+    let tried = this_program().map(|mut c| c.arg("--version").env("LD_PRELOAD", path).output());
+    found.push(match tried {
+        Ok(Ok(done)) if done.status.success() && done.stderr.is_empty() => {
+            Check::new(Level::Ok, "loader", "takes it")
+        }
+        Ok(Ok(done)) => Check::new(
+            Level::Wrong,
+            "loader",
+            format!(
+                "refuses it: {}; build it on a machine with this C library or an older one",
+                String::from_utf8_lossy(&done.stderr).trim()
+            ),
+        ),
+        Ok(Err(e)) => Check::new(Level::Wrong, "loader", format!("cannot be tried: {e}")),
+        Err(failure) => Check::new(Level::Wrong, "loader", failure.to_string()),
+    });
+    found
+}
+
+/// The libraries that a library names as needed.
+fn needed(bytes: &[u8]) -> Option<Vec<String>> {
+    let file = ElfFile64::<object::Endianness>::parse(bytes).ok()?;
+    let endian = file.endian();
+    let sections = file.elf_header().sections(endian, bytes).ok()?;
+    let (entries, link) = sections.dynamic(endian, bytes).ok()??;
+    let strings = sections.strings(endian, bytes, link).ok()?;
+    let names = entries.iter().filter(|e| e.d_tag(endian) == elf::DT_NEEDED);
+    names
+        .map(|e| Some(String::from_utf8_lossy(e.string(endian, strings).ok()?).into_owned()))
+        .collect()
+}
+
+/// The first folder in which a black box would find room, found as the recorder does, by writing one.
+fn black_box() -> Check {
+    let about = "black box";
+    let var = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let folders = match var("MEMTRACE_BLACKBOX") {
+        Some(off) if off == Path::new("off") => {
+            let text =
+                "MEMTRACE_BLACKBOX=off: what a killed process did is lost; unset it to keep that";
+            return Check::new(Level::Note, about, text);
+        }
+        Some(folder) => vec![folder],
+        None => var("XDG_RUNTIME_DIR").into_iter().chain(["/dev/shm".into()]).collect(),
+    };
+    let mut trouble = Vec::new();
+    for folder in folders {
+        match room(&folder) {
+            Ok(()) => {
+                return Check::new(Level::Ok, about, format!("has room in {}", folder.display()));
+            }
+            Err(e) => trouble.push(format!("{}: {e}", folder.display())),
+        }
+    }
+    let text = format!(
+        "no room for {} MiB ({}): set MEMTRACE_BLACKBOX to a folder with room, or a killed process leaves nothing",
+        BLACK_BOX >> 20,
+        trouble.join("; ")
+    );
+    Check::new(Level::Wrong, about, text)
+}
+
+fn room(folder: &Path) -> std::io::Result<()> {
+    let path = folder.join(format!(".memtrace-doctor-{}", std::process::id()));
+    let written =
+        fs::OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut file| {
+            let piece = [0_u8; 1 << 16];
+            (0..BLACK_BOX / piece.len()).try_for_each(|_| file.write_all(&piece))
+        });
+    let _ = fs::remove_file(&path);
+    written
+}
+
+fn driver(virtual_gpu: bool) -> Check {
+    let search = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let named =
+        search.as_bytes().split(|b| *b == b':').map(|f| PathBuf::from(OsStr::from_bytes(f)));
+    let folders = named.filter(|f| f.is_absolute()).chain(DRIVER_FOLDERS.map(PathBuf::from));
+    let found = folders.map(|f| f.join("libcuda.so.1")).find(|p| p.exists());
+    match (found, virtual_gpu) {
+        (Some(path), _) => {
+            Check::new(Level::Ok, "CUDA", format!("driver library {}", path.display()))
+        }
+        (None, true) => {
+            let text =
+                "no libcuda.so.1 in the usual folders; the virtual GPU is there (--virtual h100)";
+            Check::new(Level::Note, "CUDA", text)
+        }
+        (None, false) => Check::new(
+            Level::Wrong,
+            "CUDA",
+            format!(
+                "neither libcuda.so.1 nor {VIRTUAL_GPU} is there: install NVIDIA's driver, or memtrace with all its libraries"
+            ),
+        ),
+    }
+}
+
+/// Lets the Python of this PATH take memory from a virtual GPU, and looks at what the recorder made of its objects.
+fn python(virtual_gpu: bool) -> Result<Vec<Check>, Failure> {
+    let about = "Python";
+    let Some(path) = ["python3", "python"].iter().find_map(|name| find(OsStr::new(name)).ok())
+    else {
+        return Ok(vec![Check::new(Level::Note, about, "no python3 is in PATH")]);
+    };
+    if !virtual_gpu {
+        let text = format!("{}: not tried, {VIRTUAL_GPU} is not there", path.display());
+        return Ok(vec![Check::new(Level::Note, about, text)]);
+    }
+    let out = Scratch::new("python")?;
+    let code = "import ctypes; ctypes.CDLL(None).cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4096))";
+    let mut command: Command = this_program()?;
+    command.args(["run", "--virtual", "h100", "--stacks", "all", "--format", "pickle", "--out"]);
+    command.arg(&out.0).arg("--").arg(&path).args(["-c", code]);
+    let done = command.env("MEMTRACE_QUIET", "1").stdin(Stdio::null()).output();
+    let said = done.map_or_else(
+        |e| e.to_string(),
+        |done| String::from_utf8_lossy(&done.stderr).trim().to_owned(),
+    );
+    let check = match snapshots(&out.0).first().map(|p| recorded::process(p)) {
+        Some(Ok(process)) => recorded::python(&process),
+        Some(Err(failure)) => Check::new(Level::Wrong, about, failure.to_string()),
+        None => Check::new(
+            Level::Wrong,
+            about,
+            format!(
+                "{} left no snapshot when it took memory: {said}; try memtrace run on it",
+                path.display()
+            ),
+        ),
+    };
+    Ok(vec![Check { text: format!("{}: {}", path.display(), check.text), ..check }])
+}
+
+/// What else is preloaded.
+fn preloaded() -> Vec<Check> {
+    let value = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let paths: BTreeSet<&[u8]> =
+        value.as_bytes().split(|b| b": ".contains(b)).filter(|p| !p.is_empty()).collect();
+    let one = |path: &[u8]| {
+        let path = Path::new(OsStr::from_bytes(path));
+        if path.is_absolute() && !path.exists() {
+            let text = format!("{} is not there: take it out of LD_PRELOAD", path.display());
+            return Check::new(Level::Wrong, "LD_PRELOAD", text);
+        }
+        let text = format!("{} is loaded, too; memtrace comes before it", path.display());
+        Check::new(Level::Note, "LD_PRELOAD", text)
+    };
+    paths.into_iter().map(one).collect()
+}
+
+/// Settings of PyTorch's that change what there is to see.
+fn settings() -> Vec<Check> {
+    let set = |name: &str| env::var(name).ok().filter(|v| !v.is_empty());
+    let mut found = Vec::new();
+    for name in ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"] {
+        if let Some(value) = set(name) {
+            let text = format!(
+                "{name}={value}: PyTorch's allocator is off, each tensor is a call of the driver's"
+            );
+            found.push(Check::new(Level::Note, "settings", text));
+        }
+    }
+    for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
+        if let Some(value) = set(name) {
+            let what = if value.contains("cudaMallocAsync") {
+                "memory comes from CUDA's pool, and there are no segments or blocks of PyTorch's"
+            } else {
+                "kept in each snapshot's allocator settings"
+            };
+            found.push(Check::new(Level::Note, "settings", format!("{name}={value}: {what}")));
+        }
+    }
+    found
+}

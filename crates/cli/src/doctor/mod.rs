@@ -1,0 +1,173 @@
+//! `memtrace doctor`: does recording work here, and what did it see of a program?
+//!
+//! Nothing is guessed. Each check does what a recorded program would do (load the library, make a file of a black box's
+//! size, read Python's objects) or reads what the recorder wrote down of itself, and says what it saw. A finding
+//! is something that makes a record wrong or impossible, with what to do about it; a note is worth knowing and no more.
+//! The program runs under `memtrace run` as ever, and nothing is attached to it.
+
+mod installation;
+mod recorded;
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::{env, io};
+
+use serde_json::{Value, json};
+
+use crate::Answer;
+use crate::args::Doctor;
+use crate::failure::Failure;
+
+/// What a check came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Ok,
+    Note,
+    Wrong,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Level::Ok => "ok",
+            Level::Note => "note",
+            Level::Wrong => "wrong",
+        }
+    }
+}
+
+/// A line of the answer.
+#[derive(Debug)]
+struct Check {
+    level: Level,
+    about: &'static str,
+    text: String,
+}
+
+impl Check {
+    fn new(level: Level, about: &'static str, text: impl Into<String>) -> Check {
+        Check { level, about, text: text.into() }
+    }
+}
+
+/// A folder that goes when nobody needs it any more.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(what: &str) -> Result<Scratch, Failure> {
+        let path = env::temp_dir().join(format!("memtrace-doctor-{what}-{}", std::process::id()));
+        let fail = |e: io::Error| {
+            Failure::new(format!("cannot make a folder in {}: {e}; set TMPDIR", path.display()))
+        };
+        match fs::remove_dir_all(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fail(e)),
+            _ => fs::create_dir_all(&path).map_err(fail)?,
+        }
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
+    let mut checks = installation::checks(args.out.as_deref())?;
+    let mut processes = Vec::new();
+    let mut exit = Value::Null;
+    if !args.command.is_empty() {
+        let scratch = if args.out.is_none() { Some(Scratch::new("run")?) } else { None };
+        let out = args.out.as_deref().or(scratch.as_ref().map(|s| s.0.as_path()));
+        let out = out.unwrap_or(Path::new("."));
+        let before = snapshots(out);
+        let status = run(args, out)?;
+        exit = status.code().map_or_else(|| json!(status.to_string()), Value::from);
+        for path in snapshots(out).iter().filter(|p| !before.contains(p)) {
+            match recorded::process(path) {
+                Ok(about) => processes.push(about),
+                Err(failure) => {
+                    checks.push(Check::new(Level::Wrong, "snapshot", failure.to_string()))
+                }
+            }
+        }
+        checks.push(recorded::found_any(&processes));
+        checks.extend(processes.iter().flat_map(recorded::checks));
+    }
+    let yes = checks.iter().all(|c| c.level != Level::Wrong);
+    let text = if args.json {
+        let list: Vec<Value> = checks
+            .iter()
+            .map(|c| json!({"level": c.level.name(), "about": c.about, "text": c.text}))
+            .collect();
+        let answer = json!({"ok": yes, "checks": list, "exit": exit, "processes": processes});
+        format!("{answer:#}\n")
+    } else {
+        tell(&checks, &processes, yes)
+    };
+    Ok(Answer { text, yes })
+}
+
+fn tell(checks: &[Check], processes: &[Value], yes: bool) -> String {
+    let mut text = String::new();
+    // Writing to a string can't fail.
+    for check in checks {
+        let _ = writeln!(text, "{:5} {:12} {}", check.level.name(), check.about, check.text);
+    }
+    for about in processes {
+        text.push('\n');
+        recorded::tell(about, &mut text);
+    }
+    let wrong = checks.iter().filter(|c| c.level == Level::Wrong).count();
+    let end = match (yes, wrong) {
+        (true, _) => "nothing is wrong".to_owned(),
+        (_, 1) => "1 thing is wrong".to_owned(),
+        (_, n) => format!("{n} things are wrong"),
+    };
+    let _ = writeln!(text, "\n{end}");
+    text
+}
+
+/// Runs the program as `memtrace run` does, to its end.
+fn run(args: &Doctor, out: &Path) -> Result<ExitStatus, Failure> {
+    let mut command = this_program()?;
+    command.arg("run").arg("--out").arg(out).args(["--format", "pickle"]);
+    if let Some(spec) = &args.virtual_gpu {
+        command.arg("--virtual").arg(spec);
+    }
+    if let Some(stacks) = args.stacks {
+        command.args(["--stacks", stacks.name()]);
+    }
+    command.arg("--").args(&args.command);
+    // What it says of its files is said here.
+    command.env("MEMTRACE_QUIET", "1");
+    if args.json {
+        command.stdout(Stdio::from(io::stderr()));
+    }
+    let status = command.status().map_err(|e| Failure::new(format!("cannot run memtrace: {e}")))?;
+    // `run` has said why; a program of its own may end with 2 as well, but not without a trace of itself.
+    if status.code() == Some(2) && snapshots(out).is_empty() {
+        return Err(Failure::told());
+    }
+    Ok(status)
+}
+
+fn this_program() -> Result<Command, Failure> {
+    let me = env::current_exe()
+        .map_err(|e| Failure::new(format!("cannot tell where memtrace is installed: {e}")))?;
+    Ok(Command::new(me))
+}
+
+fn snapshots(folder: &Path) -> Vec<PathBuf> {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
+    let is_one = |p: &PathBuf| {
+        let name = p.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("memtrace-") && name.ends_with(".pickle")
+    };
+    let mut found: Vec<PathBuf> = names.filter(is_one).collect();
+    found.sort();
+    found
+}

@@ -1,0 +1,61 @@
+//! Which doors are used, by whom and how often.
+//!
+//! In the black box, so that a dead process's file knows it, too: for each door a few places for the libraries that call
+//! it, told apart by the address that the call returns to. A place is claimed once; from then on a call is one addition.
+//! Who finds none is counted with the others. Which library an address means is asked of glibc's lock-free search
+//! alone; where there is none, a place is for one call site.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_format::blackbox::{DOOR_WORDS, DoorUse, Region, door_uses};
+
+use super::table::Door;
+use crate::record::blackbox::Mapped;
+use crate::stack::rules;
+
+/// See the module's essay.
+pub struct Usage(&'static [[AtomicU64; DOOR_WORDS]]);
+
+impl Usage {
+    /// In the region of a black box.
+    pub fn new(blackbox: &Mapped) -> Usage {
+        Usage(blackbox.region(Region::Doors).as_chunks().0)
+    }
+
+    fn count(&self, door: Door) {
+        let Some([others, places @ ..]) = self.0.get(door.api as usize) else { return };
+        let caller = door.caller as u64;
+        for [start, end, calls] in places.as_chunks::<3>().0 {
+            if end.load(Ordering::Acquire) == 0 {
+                let found = rules::library_at(caller).unwrap_or(caller..caller + 1);
+                let claim =
+                    start.compare_exchange(0, found.start, Ordering::AcqRel, Ordering::Relaxed);
+                if claim.is_err() {
+                    continue; // another thread's, this moment
+                }
+                end.store(found.end, Ordering::Release);
+            }
+            let range = start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed);
+            if range.contains(&caller) {
+                calls.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        }
+        others.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What has been counted.
+    pub fn read(&self) -> Vec<DoorUse> {
+        let words: Vec<u64> =
+            self.0.as_flattened().iter().map(|w| w.load(Ordering::Relaxed)).collect();
+        door_uses(&words)
+    }
+}
+
+/// A call came by this door, and returns.
+#[inline]
+pub fn used(door: Door) {
+    if let Some(recorder) = crate::recorder() {
+        recorder.usage.count(door);
+    }
+}

@@ -1,0 +1,127 @@
+"""`memtrace doctor`: what it says of sound and of broken installations, and of programs; each cause is a real one."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import client
+import hazard
+import pytest
+import support
+
+TAKE = "import ctypes; take = lambda: ctypes.CDLL(None).cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4096)); "
+
+
+def doctor(*args, code=0, **options):
+    return json.loads(support.must(support.memtrace("doctor", "--json", *args, **options), code=code).stdout)
+
+
+def wrong(answer):
+    return [(c["about"], c["text"]) for c in answer["checks"] if c["level"] == "wrong"]
+
+
+def test_a_sound_installation(tmp_path):
+    answer = doctor(cwd=tmp_path)
+    assert answer["ok"] and wrong(answer) == []
+    assert {"library", "loader", "snapshots", "black box", "Python"} <= {c["about"] for c in answer["checks"]}
+    text = support.must(support.memtrace("doctor", cwd=tmp_path)).stdout
+    assert "libc.so.6" in text and text.endswith("\nnothing is wrong\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doors_by_library(tmp_path):
+    """Exact counts; the program's exit code is told, and its output is out of the way."""
+    code = TAKE + "[take() for _ in range(700)]; print('hello'); raise SystemExit(3)"
+    done = support.memtrace("doctor", "--json", "--virtual", "h100", "--", support.PYTHON, "-c", code, cwd=tmp_path)
+    answer = json.loads(support.must(done).stdout)
+    assert answer["exit"] == 3 and "hello" in done.stderr and answer["ok"]
+    (process,) = answer["processes"]
+    doors = {d["door"]: d for d in process["doors"]}
+    assert doors["cudaMalloc"]["calls"] == 700
+    ((library, calls),) = [(c["library"], c["calls"]) for c in doors["cudaMalloc"]["callers"]]
+    assert calls == 700 and "ffi" in library
+    assert process["counters"]["events"] == 700 and process["cost"]["sampled"] == 2
+    assert 0 < process["cost"]["ns_each"] < 10_000_000 and 0 < process["cost"]["share"] < 1
+    assert all(0 < full < 1 for full in process["full"].values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_process_knows_its_doors(tmp_path):
+    code = TAKE + "[take() for _ in range(5)]; print(flush=True); input()"
+    command = [support.MEMTRACE, "run", "--virtual", "h100", "--out", tmp_path, "--", support.PYTHON, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([str(c) for c in command], env=support.environment(), **pipes) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    (path,) = hazard.recover(tmp_path)
+    about = support.load(path)["memtrace"]
+    assert [(d["door"], d["calls"]) for d in about["doors"]] == [("cudaMalloc", 5)]
+    assert "ffi" in about["doors"][0]["callers"][0]["library"] and about["stacks"]["code_words"] > 8
+
+
+def test_what_goes_past(tmp_path):
+    """A library that was opened so that its own runtime comes first, and whose runtime never comes to the driver."""
+    own, user = tmp_path / "libown.c", tmp_path / "libuser.c"
+    own.write_text("#include <stdlib.h>\nint cudaMalloc(void **at, size_t n) { *at = malloc(n); return 0; }\n")
+    user.write_text("#include <stddef.h>\nint cudaMalloc(void **at, size_t n);\nint use(void) { void *at; return cudaMalloc(&at, 64); }\n")
+    client.compile(own, tmp_path / "libown.so")
+    client.compile(user, tmp_path / "libuser.so", f"-L{tmp_path}", "-lown", f"-Wl,-rpath,{tmp_path},-z,now")
+    code = TAKE + f"take(); print(ctypes.CDLL('{tmp_path}/libuser.so', mode=os.RTLD_NOW | os.RTLD_DEEPBIND).use())"
+    answer = doctor("--virtual", "h100", "--", support.PYTHON, "-c", "import os; " + code, code=1)
+    ((about, text),) = wrong(answer)
+    assert about == "doors" and f"{tmp_path}/libuser.so calls cudaMalloc in {tmp_path}/libown.so" in text
+    # Opened as usual it binds to memtrace, whatever it has brought along.
+    usual = code.replace(", mode=os.RTLD_NOW | os.RTLD_DEEPBIND", "")
+    answer = doctor("--virtual", "h100", "--", support.PYTHON, "-c", "import os; " + usual)
+    doors = {d["door"]: d["callers"] for d in answer["processes"][0]["doors"]}
+    assert {"library": f"{tmp_path}/libuser.so", "calls": 1} in doors["cudaMalloc"]
+
+
+def test_an_interposer_in_front(programs, tmp_path):
+    """Calls come from it, and it calls on: that is worth a note, and nothing is wrong."""
+    code = TAKE + "take()"
+    before = {"LD_PRELOAD": str(programs / "libbefore.so")}
+    answer = doctor("--virtual", "h100", "--", support.PYTHON, "-c", code, env=before)
+    assert ("note", "LD_PRELOAD") in [(c["level"], c["about"]) for c in answer["checks"]]
+
+
+def test_a_program_that_records_nothing():
+    ((about, _),) = wrong(doctor("--virtual", "h100", "--", "true", code=1))
+    assert about == "record"
+
+
+def test_no_library(tmp_path):
+    shutil.copy(support.MEMTRACE, tmp_path / "memtrace")
+    done = support.must(support.execute([tmp_path / "memtrace", "doctor", "--out", tmp_path / "out"]), code=1)
+    assert "wrong library" in done.stdout and "install memtrace with its libraries" in done.stdout
+
+
+def test_a_damaged_library(tmp_path):
+    shutil.copy(support.MEMTRACE, tmp_path / "memtrace")
+    (tmp_path / "libmemtrace.so").write_bytes(support.LIBRARY.read_bytes()[:5000])
+    answer = json.loads(support.must(support.execute([tmp_path / "memtrace", "doctor", "--json"]), code=1).stdout)
+    assert [about for about, _ in wrong(answer)][:2] == ["library", "loader"]
+
+
+def test_folders_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    ((about, text),) = wrong(doctor("--out", tmp_path / "file" / "out", code=1))
+    assert about == "snapshots" and "--out DIR" in text
+    ((about, text),) = wrong(doctor(env={"MEMTRACE_BLACKBOX": "/proc"}, code=1))
+    assert about == "black box" and "MEMTRACE_BLACKBOX" in text
+
+
+def test_what_is_set(tmp_path):
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    notes = [c["text"] for c in doctor(env=env)["checks"] if c["about"] == "settings"]
+    assert len(notes) == 2 and "allocator is off" in notes[0] and "no segments" in notes[1]
+    ((about, text),) = wrong(doctor(env={"LD_PRELOAD": "/no/such/lib.so"}, code=1))[-1:]
+    assert (about, "take it out" in text) == ("LD_PRELOAD", True)
+
+
+@pytest.mark.parametrize("command", [["/no/such/program"], ["--virtual", "h9000", "--", "true"]])
+def test_what_cannot_be_run(command):
+    done = support.memtrace("doctor", *command)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
