@@ -415,7 +415,7 @@ pub fn library_at(address: u64) -> Option<std::ops::Range<u64>> {
         }
         found.assume_init()
     };
-    Some(found.start as u64..found.end as u64)
+    Some(found.start..found.end)
 }
 
 /// The same by looking at all loaded objects.

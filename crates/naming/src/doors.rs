@@ -15,7 +15,7 @@ pub fn doors<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
     api: &A,
     namer: &Namer<W>,
 ) -> Value {
-    let named = used.iter().map(|door| {
+    let list = used.iter().map(|door| {
         let mut by_library: BTreeMap<Option<&str>, u64> = BTreeMap::new();
         for (address, calls) in door.callers.iter().copied().chain([(0, door.others)]) {
             let sum = by_library.entry(namer.library_at(address)).or_default();
@@ -29,7 +29,7 @@ pub fn doors<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
             .collect();
         json!({"door": api(door.api).as_ref(), "calls": calls, "callers": callers})
     });
-    named.collect()
+    list.collect()
 }
 
 /// Timed visits to the recorder, and what one took.

@@ -156,7 +156,7 @@ fn room(folder: &Path) -> std::io::Result<()> {
     let path = folder.join(format!(".memtrace-doctor-{}", std::process::id()));
     let written =
         fs::OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut file| {
-            let piece = [0_u8; 1 << 16];
+            let piece = [0_u8; 1 << 14];
             (0..BLACK_BOX / piece.len()).try_for_each(|_| file.write_all(&piece))
         });
     let _ = fs::remove_file(&path);

@@ -90,7 +90,7 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
             match recorded::process(path) {
                 Ok(about) => processes.push(about),
                 Err(failure) => {
-                    checks.push(Check::new(Level::Wrong, "snapshot", failure.to_string()))
+                    checks.push(Check::new(Level::Wrong, "snapshot", failure.to_string()));
                 }
             }
         }

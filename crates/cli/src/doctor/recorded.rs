@@ -104,7 +104,7 @@ pub(super) fn checks(about: &Value) -> Vec<Check> {
     let pid = &about["pid"];
     let mut found = Vec::new();
     let mut say = |level, what, text: String| {
-        found.push(Check::new(level, what, format!("process {pid}: {text}")))
+        found.push(Check::new(level, what, format!("process {pid}: {text}")));
     };
     let python = python(about);
     say(python.level, python.about, python.text);
