@@ -81,7 +81,7 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
                 };
                 message!("wrote {}{why}: {} entries", path.display(), counts.entries);
             }
-            if counts.overwritten > 0 {
+            if counts.overwritten > 0 && !recorder.config.quiet {
                 message!(
                     "the program overwrote the {} oldest events of {} while it was written: MEMTRACE_EVENTS higher \
                      than {} keeps more",

@@ -85,16 +85,19 @@ pub fn write<W: Words>(
     (path, encoding): (&Path, Encoding),
     rest: &mut dyn FnMut(&mut Snapshot, &Counts, &Namer<W>),
 ) -> io::Result<Counts> {
-    let to = to.min(recording.written()?);
     namer.read_libraries();
-    let mut oldest = None;
+    let mut begun = None;
     for tries in 0..TRIES {
         let (mut state, first) = recording.live()?;
+        let (oldest, to) = match begun {
+            Some(begun) => begun,
+            None => *begun.insert((first, to.min(recording.written()?))),
+        };
         let events = to.max(first);
         let mut counts = Counts {
             events,
             first,
-            overwritten: first - *oldest.get_or_insert(first),
+            overwritten: first - oldest,
             late: events.saturating_sub(to),
             ..Counts::default()
         };
