@@ -10,7 +10,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::blackbox::at;
@@ -23,6 +23,7 @@ use memtrace_naming::{Counts, Encoding};
 
 use crate::config::{Config, Format};
 use crate::hooks::{deepbind, table};
+use crate::measure;
 use crate::message;
 use crate::record::live::Live;
 use crate::record::{Recorder, clock, truncated};
@@ -66,12 +67,19 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Trouble is one line on stderr: the program must not notice.
 pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if to == u64::MAX {
+        measure::sample(recorder);
+    }
+    let mut text = None;
     let result = (0..u32::MAX)
         .map(|n| recorder.config.out.join(file_name(recorder, n)))
         .find(|path| !path.exists())
-        .map(|first| write_new(recorder, to, reason, &first));
+        .map(|first| write_new(recorder, to, reason, &first, &mut text));
     match result? {
         Ok((path, counts)) => {
+            if let Some(text) = text {
+                say_oom(recorder, &path, &text);
+            }
             tree::wrote(&recorder.config, &path);
             if !recorder.config.quiet {
                 let why = match reason {
@@ -103,15 +111,30 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
     }
 }
 
+/// Puts the text about a failure beside its snapshot, and the first one of a process on stderr.
+fn say_oom(recorder: &Recorder, snapshot: &Path, text: &str) {
+    static SAID_BY: AtomicI32 = AtomicI32::new(0);
+    let stem = snapshot.file_stem().unwrap_or_default().to_string_lossy();
+    let path = snapshot.with_file_name(format!("{stem}-oom.txt"));
+    if let Err(e) = std::fs::write(&path, text) {
+        message!("cannot write {}: {e}", path.display());
+    }
+    let first = SAID_BY.swap(recorder.pid, Ordering::Relaxed) != recorder.pid;
+    if first && !recorder.config.quiet {
+        message!("{}", text.trim_end());
+    }
+}
+
 /// Writes the state of now to `path`, replacing what was there.
 ///
 /// # Errors
 /// The file can't be written; what was there is as it was.
 pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    measure::sample(recorder);
     let beside = beside(path);
     let format = format_of(path, recorder.config.format);
-    let written = write(recorder, u64::MAX, Reason::Request, &beside, format)
+    let written = write(recorder, u64::MAX, Reason::Request, &beside, format, &mut None)
         .and_then(|_| std::fs::rename(&beside, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&beside);
@@ -155,11 +178,12 @@ fn write_new(
     to: u64,
     reason: Reason,
     first: &Path,
+    text: &mut Option<String>,
 ) -> io::Result<(PathBuf, Counts)> {
     let folder = first.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let beside = beside(first);
-    let written = write(recorder, to, reason, &beside, recorder.config.format);
+    let written = write(recorder, to, reason, &beside, recorder.config.format, text);
     let result = written.and_then(|counts| {
         for n in 0..u32::MAX {
             let path = folder.join(file_name(recorder, n));
@@ -195,6 +219,7 @@ fn write(
     reason: Reason,
     path: &Path,
     format: Format,
+    text: &mut Option<String>,
 ) -> io::Result<Counts> {
     let encoding = match format {
         Format::Pickle => Encoding::Pickle,
@@ -212,12 +237,15 @@ fn write(
             let known = std::mem::take(&mut snapshot.memtrace);
             let mut about = about(recorder, reason, counts);
             about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
-            about["ledger"] = known["ledger"].clone();
+            memtrace_naming::carry_over(&known, &mut about);
             about["libraries"] = namer.build_ids();
             let used = recorder.usage.read();
             about["doors"] = memtrace_naming::doors(&used, &table::name, namer);
             about["bound_elsewhere"] = deepbind::bound_elsewhere().into();
             snapshot.memtrace = about;
+            if reason == Reason::Oom {
+                *text = memtrace_analysis::oom::text(snapshot, namer.tables());
+            }
         },
     )
     .and_then(|counts| {

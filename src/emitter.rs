@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::dump;
+use crate::measure;
 use crate::message;
 use crate::record::{Recorder, clock};
 
@@ -56,6 +57,8 @@ pub struct Emitter {
     next_peak: AtomicU64,
     /// A signal has come.
     signalled: AtomicU32,
+    /// How full the devices are is worth asking.
+    to_measure: AtomicU32,
     /// The last snapshot is being written, or is: no other comes after it.
     closed: AtomicU32,
     /// The process ends by `_exit`: asked for ([`ASKED`]), and done ([`DONE`]). A futex word.
@@ -85,6 +88,7 @@ impl Emitter {
             peak: AtomicU64::new(0),
             next_peak: AtomicU64::new(u64::MAX),
             signalled: AtomicU32::new(0),
+            to_measure: AtomicU32::new(0),
             closed: AtomicU32::new(0),
             farewell: AtomicU32::new(0),
             written: Mutex::new(OomFiles { count: 0, last_ns: 0, passed_over: 0 }),
@@ -120,6 +124,17 @@ impl Emitter {
     pub fn signal(&self) {
         self.signalled.store(1, Ordering::Release);
         self.wake();
+    }
+
+    /// Notes that something without a size has come or gone. Callable from a hook.
+    pub fn measure(&self) {
+        self.to_measure.store(1, Ordering::Release);
+        self.wake();
+    }
+
+    /// The same, when the thread looks again anyway.
+    pub fn measure_later(&self) {
+        self.to_measure.store(1, Ordering::Release);
     }
 
     /// Writes what the user asked for beside out of memory: peaks, signals, the clock.
@@ -236,6 +251,9 @@ extern "C" fn run(recorder: *mut c_void) -> *mut c_void {
         while crate::is_on(recorder) {
             let seen = recorder.emitter.calls.load(Ordering::Acquire);
             let work = std::panic::AssertUnwindSafe(|| {
+                if recorder.emitter.to_measure.swap(0, Ordering::AcqRel) != 0 {
+                    measure::sample(recorder);
+                }
                 recorder.emitter.serve_oom(recorder);
                 recorder.emitter.serve_wishes(recorder, &mut next);
                 recorder.emitter.serve_farewell(recorder);

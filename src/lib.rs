@@ -13,6 +13,7 @@ pub mod dump;
 pub mod emitter;
 pub mod hooks;
 pub mod life;
+pub mod measure;
 pub mod message;
 pub mod record;
 pub mod stack;

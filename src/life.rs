@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
 
-use crate::hooks::resolve;
+use crate::hooks::{contexts, resolve};
 use crate::record::{Recorder, guard};
 use crate::{ASLEEP, WOKEN, dump, forget_recorder, message, recorder, tree};
 
@@ -138,6 +138,7 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 extern "C" fn forked() {
     forget_recorder();
     WOKEN.store(ASLEEP, Ordering::Release);
+    contexts::forget_entered();
     guard::local(guard::Local::forget_thread);
 }
 

@@ -4,13 +4,15 @@
 //! the others' device is known ([`super::place`]) without asking CUDA anything.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use memtrace_format::event::{Kind, What};
+use memtrace_format::event::{Event, Kind, Layer, What};
 
-use super::place;
 use super::roles::{also_inside, got, note, pass, pass_after};
 use super::table::{Api, Door, Out};
+use super::{event, place};
+use crate::record::guard;
+use crate::stack::Site;
 
 // --- what is said in passing ---------------------------------------------------------------------------
 
@@ -73,6 +75,95 @@ pub unsafe fn tells_graph_memory(
         }
     }
     code
+}
+
+// --- devices -------------------------------------------------------------------------------------------
+
+/// One bit for each device that this process has entered.
+static ENTERED: AtomicU64 = AtomicU64::new(0);
+
+/// Has this process entered a device?
+pub fn has_entered(device: i8) -> bool {
+    (0..64).contains(&device) && ENTERED.load(Ordering::Relaxed) & (1 << device) != 0
+}
+
+/// Has it entered any?
+pub fn any_entered() -> bool {
+    ENTERED.load(Ordering::Relaxed) != 0
+}
+
+/// A forked child begins anew, without the parent's other threads.
+pub fn forget_entered() {
+    ENTERED.store(0, Ordering::Relaxed);
+    CALLS.store(0, Ordering::Relaxed);
+}
+
+/// Calls about memory: how many have begun (from bit 32), and how many of them are under way.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// A call about memory, from before the real one until it is in the books.
+pub struct UnderWay(());
+
+impl UnderWay {
+    /// It begins.
+    #[inline]
+    pub fn begin() -> UnderWay {
+        CALLS.fetch_add(1 << 32 | 1, Ordering::SeqCst);
+        UnderWay(())
+    }
+}
+
+impl Drop for UnderWay {
+    #[inline]
+    fn drop(&mut self) {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The same answer twice, and not `None`, means that the books were complete and stayed so in between.
+pub fn at_rest() -> Option<u64> {
+    Some(CALLS.load(Ordering::SeqCst)).filter(|calls| *calls as u32 == 0)
+}
+
+/// This call has chosen a device or taken memory of it: its primary context is there from now on, whoever makes it.
+/// The first such call is worth knowing, since a context takes hundreds of megabytes.
+pub(super) fn enters(door: Door, device: i8) {
+    if !(0..64).contains(&device) || has_entered(device) {
+        return;
+    }
+    guard::observe(|recorder, local| {
+        if ENTERED.fetch_or(1 << device, Ordering::Relaxed) & (1 << device) == 0 {
+            let stack = recorder.stacks.capture_call(Site::Alloc, door.caller);
+            let api = door.api as u16;
+            recorder.write(&Event {
+                api,
+                device,
+                stack,
+                ..event(local, Kind::Entered, Layer::Device)
+            });
+            recorder.emitter.measure();
+        }
+    });
+}
+
+/// The program asked how much of the current device is free.
+pub(super) unsafe fn tells_free(door: Door, code: c_int, free: *const usize, total: *const usize) {
+    if code != 0 || free.is_null() || total.is_null() {
+        return;
+    }
+    // SAFETY: the caller's out-parameters, which a successful call has filled.
+    let (free, total) = unsafe { (*free as u64, *total as u64) };
+    guard::observe(|recorder, local| {
+        let said = event(local, Kind::Measured, Layer::Device);
+        let (api, device) = (door.api as u16, place::current().device);
+        recorder.write(&Event {
+            api,
+            device,
+            size: total.saturating_sub(free),
+            extra: total,
+            ..said
+        });
+    });
 }
 
 // --- contexts ------------------------------------------------------------------------------------------

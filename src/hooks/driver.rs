@@ -11,9 +11,9 @@ use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
 use memtrace_format::replay::PAGE;
 
-use super::roles::note;
+use super::roles::{note, pass};
 use super::table::{Door, Out, Ptr, real};
-use super::{event, lookup, torch};
+use super::{contexts, event, lookup, torch};
 use crate::record::guard;
 
 macro_rules! forward {
@@ -21,6 +21,15 @@ macro_rules! forward {
         // SAFETY: the arguments are the caller's own, passed on unchanged.
         unsafe { real::$name($($arg),*) }
     };
+}
+
+pub(super) fn cuMemGetInfo_v2(door: Door, free: *mut usize, total: *mut usize) -> c_int {
+    let (code, own) = pass(door, || forward!(cuMemGetInfo_v2(free, total)));
+    if own {
+        // SAFETY: the caller's out-parameters, of the call that has just returned.
+        unsafe { contexts::tells_free(door, code, free, total) };
+    }
+    code
 }
 
 pub(super) fn cuMemAddressReserve(

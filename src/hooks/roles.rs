@@ -12,7 +12,9 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memtrace_format::event::{Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, NO_STACK, What};
+use memtrace_format::event::{
+    Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, What,
+};
 
 use super::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
@@ -109,6 +111,9 @@ fn allocated(door: Door, it: Allocated) {
     if it.size == 0 && !of_others || it.code == 0 && it.addr == 0 {
         return;
     }
+    if it.code == 0 && layer_of(it.what) == Layer::Device {
+        enters(door, place::current().device);
+    }
     guard::observe(|recorder, local| {
         let event = if door.api == Api::cudaMalloc && torch::is_caller(door.caller) {
             segment(recorder, local, it)
@@ -124,13 +129,17 @@ fn allocated(door: Door, it: Allocated) {
                 addr: it.addr,
                 size: it.size as u64,
                 stream: it.stream as u64,
-                extra: extra as u64,
-                stack: recorder.stacks.capture(Site::Alloc),
+                extra: if it.code == 0 { extra as u64 } else { it.code as u64 },
+                stack: recorder.stacks.capture_call(Site::Alloc, door.caller),
                 ..of_door(door, local, Kind::Alloc, it.what)
             }
         };
         let flags = event.flags | if it.code == 0 { 0 } else { FLAG_FAILED };
-        recorder.write(&Event { flags, ..event });
+        let ticket = recorder.write(&Event { flags, ..event });
+        // PyTorch tries again, and reports what came of it.
+        if it.code as u64 == OUT_OF_MEMORY && event.layer != Layer::Framework {
+            recorder.emitter.out_of_memory(ticket);
+        }
     });
 }
 
@@ -274,7 +283,8 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
         let framework = door.api == Api::cudaFree && torch::is_caller(door.caller);
         let stack = match local.request.get() {
             Some(request) if framework => request.stack,
-            _ => recorder.stack_of_free(),
+            _ if framework => recorder.stack_of_free(),
+            _ => recorder.stack_of_freeing_call(door.caller),
         };
         let event = if framework {
             event(local, Kind::SegmentFree, Layer::Framework)
@@ -296,15 +306,25 @@ pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Ev
         let mut event = of_door(door, local, kind, what);
         event.stack = match kind {
             Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
-                recorder.stacks.capture(Site::Alloc)
+                recorder.stacks.capture_call(Site::Alloc, door.caller)
             }
             Kind::Destroy | Kind::HandleRelease | Kind::Unmap | Kind::Reset => {
-                recorder.stack_of_free()
+                recorder.stack_of_freeing_call(door.caller)
             }
             _ => NO_STACK,
         };
         fill(&mut event);
-        recorder.write(&event);
+        let ticket = recorder.write(&event);
+        if event.flags & FLAG_FAILED != 0 && event.extra == OUT_OF_MEMORY {
+            recorder.emitter.out_of_memory(ticket);
+        }
+        // What has no size shows in how full the device is.
+        let sized = !matches!(what, What::Context | What::Module | What::Executable);
+        match kind {
+            Kind::Create | Kind::Destroy if sized => {}
+            Kind::Create | Kind::Destroy | Kind::Reset => recorder.emitter.measure(),
+            _ => {}
+        }
     });
 }
 
@@ -326,7 +346,9 @@ pub unsafe fn creates_physical(
                 Some(device) => (Layer::Device, device as i8),
                 None => (Layer::Host, e.device),
             };
-            e.flags = if code == 0 { 0 } else { FLAG_FAILED };
+            if code != 0 {
+                (e.flags, e.extra) = (FLAG_FAILED, code as u64);
+            }
         });
     }
     code

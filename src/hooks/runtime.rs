@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use memtrace_format::event::{Event, Kind, Layer};
 
 use super::table::{Door, Handle, Out, real};
-use super::{event, lookup, place, sites, torch};
+use super::{contexts, event, lookup, place, sites, torch};
 use crate::record::guard::{self, MAX_WAITS};
 use crate::stack::Site;
 
@@ -24,11 +24,12 @@ pub(super) fn cudaGetDeviceCount(_door: Door, count: *mut c_int) -> c_int {
     forward!(cudaGetDeviceCount(count))
 }
 
-pub(super) fn cudaSetDevice(_door: Door, device: c_int) -> c_int {
+pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
     crate::wake();
     let code = forward!(cudaSetDevice(device));
     if code == 0 {
         place::set_device(device as i8);
+        contexts::enters(door, device as i8);
     }
     code
 }
@@ -39,6 +40,8 @@ pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) ->
         // SAFETY: the real function succeeded with this out-parameter.
         guard::local(|l| l.device_free.set(unsafe { *free } as u64));
     }
+    // SAFETY: the caller's out-parameters, of the call that has just returned.
+    unsafe { contexts::tells_free(door, code, free, total) };
     code
 }
 

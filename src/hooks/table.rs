@@ -189,6 +189,7 @@ macro_rules! entry_points {
     (@do $door:ident $module:ident $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
         // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
         unsafe {
+            let _under_way = crate::hooks::contexts::UnderWay::begin();
             crate::hooks::roles::$role($door $(, $what)*, || real::$name($($arg),*))
         }
     };
@@ -307,6 +308,7 @@ entry_points! {
         2000 cuMemAlloc(out: *mut u32, size: c_uint) => passes_old();
         2000 cuMemAllocPitch(out: *mut u32, pitch: *mut u32, width: c_uint, height: c_uint, element: c_uint) => passes_old();
         2000 cuMemFree(addr: u32) => passes_old();
+        3020 cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => own;
         3020 cuMemAlloc_v2(out: Out, size: usize) => allocates(What::Device, out, size, 0);
         3020 cuMemAllocPitch_v2(out: Out, pitch: *mut usize, width: usize, height: usize, element: c_uint)
             => allocates_rows(out, pitch, height);

@@ -19,6 +19,7 @@ use memtrace_format::event::{Event, NO_STACK, StackId};
 use crate::config::Config;
 use crate::emitter::Emitter;
 use crate::hooks::usage::Usage;
+use crate::measure::Asked;
 use crate::message;
 use crate::record::blackbox::Mapped;
 use crate::record::live::Live;
@@ -38,6 +39,8 @@ pub struct Recorder {
     pub stacks: Stacks,
     /// The background thread's mailbox.
     pub emitter: Emitter,
+    /// The devices that are asked how full they are.
+    pub asked: Asked,
     /// The file behind everything above.
     pub blackbox: Mapped,
     /// What the user asked for.
@@ -73,6 +76,7 @@ impl Recorder {
             ring: Ring::new(slots(Region::Ring), header, blackbox.space(), live),
             stacks,
             emitter: Emitter::new(),
+            asked: Asked::default(),
             pid: pid as i32,
             started_ns,
             usage: Usage::new(&blackbox),
@@ -85,6 +89,15 @@ impl Recorder {
     /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
     pub fn stack_of_free(&self) -> StackId {
         if self.config.stacks_of_frees { self.stacks.capture(Site::Free) } else { NO_STACK }
+    }
+
+    /// The same for a call that returns to `caller`.
+    pub fn stack_of_freeing_call(&self, caller: usize) -> StackId {
+        if self.config.stacks_of_frees {
+            self.stacks.capture_call(Site::Free, caller)
+        } else {
+            NO_STACK
+        }
     }
 
     /// Writes one event. Returns its ticket. Inlined, so that the event goes from registers into the ring.

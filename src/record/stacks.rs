@@ -33,6 +33,11 @@ impl Stacks {
         self.taker.as_ref().map_or(0, |t| t.capture(self.mode, site))
     }
 
+    /// The stack of a call that returns to `caller`, which is in it even if the user wants no native frames.
+    pub fn capture_call(&self, site: Site, caller: usize) -> StackId {
+        self.taker.as_ref().map_or(0, |t| t.capture_call(self.mode, site, caller as u64))
+    }
+
     /// Runs `close`, which may unload libraries, so that nothing learnt from them is believed afterwards.
     pub fn closing<T>(&self, close: impl FnOnce() -> T) -> T {
         crate::stack::closing(self.taker.as_ref(), close)

@@ -91,6 +91,14 @@ impl Depot {
         self.refuse()
     }
 
+    /// The innermost frame of a stack.
+    pub fn frame(&self, id: StackId) -> Option<u64> {
+        if id == 0 {
+            return None;
+        }
+        self.node(id).map(|[frame, _]| frame.load(Ordering::Relaxed))
+    }
+
     /// Interns frames from the outermost inwards and returns the id of the innermost.
     #[cfg(test)]
     fn intern_all(&self, outermost_first: impl IntoIterator<Item = u64>) -> StackId {

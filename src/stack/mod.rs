@@ -145,6 +145,18 @@ impl Stacks {
             .unwrap_or_else(|| self.missing(Reason::NoMemory))
     }
 
+    /// Takes the stack of a call that returns to `caller`. Whatever is wanted of stacks and whatever became of the
+    /// walk, that address is in it: whose memory something is follows from it.
+    pub fn capture_call(&self, mode: Mode, site: Site, caller: u64) -> StackId {
+        let stack = self.capture(mode, site);
+        let innermost = self.depot.frame(stack).and_then(RawFrame::unpack);
+        if matches!(innermost, Some(RawFrame::Native { .. })) {
+            return stack;
+        }
+        let frame = RawFrame::Native { pc: caller, epoch: modules::epoch() };
+        self.depot.intern(stack, frame.pack())
+    }
+
     /// The stack that says why there is none.
     pub fn missing(&self, reason: Reason) -> StackId {
         self.depot.intern(NO_STACK, RawFrame::Missing(reason).pack())

@@ -39,7 +39,7 @@ def build(folder):
 
 def run(command, env, out, timeout=60):
     """Runs a client; returns its process, and what it said of its books."""
-    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out)}, timeout=timeout))
+    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out), "MEMTRACE_QUIET": "1"}, timeout=timeout))
     for path in support.files(out):
         support.must(support.memtrace("check", path))
     return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -56,6 +56,12 @@ def ledger(path):
     found["host"] = [table["host"]["pinned"], table["host"]["registered"]]
     found["reserved"] = table["reserved_addresses"]
     return found, snapshot
+
+
+def events(snapshot):
+    """Events that stand for a call of the program's, without memtrace's own measurements."""
+    counters = snapshot["memtrace"]["counters"]
+    return counters["events"] - counters["measured"]
 
 
 def held(snapshot, device):

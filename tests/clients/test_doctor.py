@@ -42,7 +42,7 @@ def test_doors_by_library(tmp_path):
     assert doors["cudaMalloc"]["calls"] == 700
     ((library, calls),) = [(c["library"], c["calls"]) for c in doors["cudaMalloc"]["callers"]]
     assert calls == 700 and "ffi" in library
-    assert process["counters"]["events"] == 700 and process["cost"]["sampled"] == 2
+    assert client.events({"memtrace": process}) == 700 and process["cost"]["sampled"] == 2
     assert 0 < process["cost"]["ns_each"] < 10_000_000 and 0 < process["cost"]["share"] < 1
     assert all(0 < full < 1 for full in process["full"].values())
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,9 @@ pub const DRIVER_PREFIX: &str = "driver: ";
 
 /// The API call behind an entry of the device layer; `None` for a framework's.
 pub fn driver_call(entry: &TraceEntry) -> Option<&str> {
-    entry.user_metadata.as_deref()?.strip_prefix(DRIVER_PREFIX)
+    let call = entry.user_metadata.as_deref()?.strip_prefix(DRIVER_PREFIX)?;
+    // Who called follows: `cudaMalloc by NCCL`.
+    Some(call.split_once(" by ").map_or(call, |(api, _)| api))
 }
 
 /// A block that is in use, or waits for its free to complete.

@@ -11,7 +11,9 @@
 
 pub mod check;
 pub mod history;
+pub mod oom;
 pub mod replay;
+pub mod report;
 pub mod sites;
 pub mod summary;
 

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::path::Path;
 
-use memtrace_format::snapshot::{Frame, Snapshot, StackIx};
+use memtrace_format::snapshot::{Frame, Snapshot, StackIx, Tables};
 
 /// A line of code that memory is charged to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,11 +46,21 @@ impl fmt::Display for Site {
 
 /// The line of a stack; `None` is a block or entry without one.
 pub fn site(snapshot: &Snapshot, stack: Option<StackIx>) -> Site {
-    let stack = stack.and_then(|s| snapshot.stacks.get(s as usize));
-    let frames = || {
-        let indices = stack.map_or(&[][..], Vec::as_slice);
-        indices.iter().filter_map(|f| snapshot.frames.get(*f as usize))
-    };
+    site_in(snapshot.tables(), stack)
+}
+
+/// The same where frames and stacks are kept apart from the snapshot.
+pub fn site_in(tables: Tables<'_>, stack: Option<StackIx>) -> Site {
+    let stack = stack.and_then(|s| tables.stacks.get(s as usize));
+    let indices = stack.map_or(&[][..], Vec::as_slice);
+    let frames: Vec<&Frame> =
+        indices.iter().filter_map(|f| tables.frames.get(*f as usize)).collect();
+    site_of(&frames)
+}
+
+/// The line of these frames, innermost first.
+pub fn site_of(frames: &[&Frame]) -> Site {
+    let frames = || frames.iter().copied();
     let users = || frames().find(|f| is_python(&f.filename) && !is_library(&f.filename));
     let python = || frames().find(|f| is_python(&f.filename));
     let node = || frames().find(|f| is_autograd_node(&f.name));

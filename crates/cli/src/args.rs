@@ -25,6 +25,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Run(Run),
     Summary(Summary),
+    Report(Report),
     Check(Check),
     Recover(Recover),
     Snapshot(Snapshot),
@@ -140,6 +141,27 @@ pub(crate) struct Summary {
 
     /// How many lines of code to list
     #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) top: usize,
+}
+
+/// Say who has the rest: memory by owner, adding up to what the device itself says is in use.
+///
+/// Owners are libraries: PyTorch, NCCL, cuBLAS, your own. What has no size in any API (contexts, modules, graphs) is
+/// measured by what the device said before and after; what is left is printed as unexplained.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace report memtrace-host-4711-0.pickle\n  \
+    memtrace report --json snapshot.pickle | jq '.devices[0].reconcile.lines'")]
+pub(crate) struct Report {
+    /// The snapshot; - is standard input
+    pub(crate) file: PathBuf,
+
+    /// Print one JSON object, sizes in bytes
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// How many lines of code to list
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) top: usize,
 }
 

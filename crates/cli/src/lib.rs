@@ -10,6 +10,7 @@
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
 
+mod accounts;
 mod args;
 mod blackbox;
 mod devices;
@@ -54,6 +55,7 @@ pub fn main() -> ExitCode {
     let answer = match Args::parse().command {
         Command::Run(args) => run::run(&args).map(|never| match never {}),
         Command::Summary(args) => report::summary(&args),
+        Command::Report(args) => accounts::report(&args),
         Command::Check(args) => judge::check(&args),
         Command::Recover(args) => recover::recover(&args),
         Command::Snapshot(args) => recover::snapshot(&args),

@@ -24,7 +24,9 @@ fn prints(args: &[&str]) -> String {
 
 #[test]
 fn help() {
-    for command in ["", "run", "summary", "check", "recover", "snapshot", "symbolize", "devices"] {
+    for command in
+        ["", "run", "summary", "report", "check", "recover", "snapshot", "symbolize", "devices"]
+    {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         assert_snapshot!(format!("help_{command}"), prints(&args));
     }

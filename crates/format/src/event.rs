@@ -65,10 +65,15 @@ pub enum Kind {
     PoolReserved = 20,
     /// Everything in the context `extra` went; with [`What::Device`], in all of the device's primary context.
     Reset = 21,
+    /// A device said how full it is: `size` bytes of `extra` are in use. With [`FLAG_PROCESSES`], `addr` of them by this
+    /// process and `stream` by others.
+    Measured = 22,
+    /// The process set foot on a device: from here on its primary context may be there.
+    Entered = 23,
 }
 
 impl Kind {
-    const ALL: [Kind; 21] = [
+    const ALL: [Kind; 23] = [
         Kind::Alloc,
         Kind::FreeRequested,
         Kind::FreeCompleted,
@@ -90,6 +95,8 @@ impl Kind {
         Kind::Destroy,
         Kind::PoolReserved,
         Kind::Reset,
+        Kind::Measured,
+        Kind::Entered,
     ];
 
     /// The kind with this number, if there is one.
@@ -192,6 +199,12 @@ pub const FLAG_FAILED: u8 = 2;
 pub const FLAG_PENDING: u8 = 4;
 /// Flag: a segment (or mapping) for requests of at most 1 MiB, PyTorch's "small" pool.
 pub const FLAG_SMALL: u8 = 8;
+/// Flag: the measurement tells processes apart.
+pub const FLAG_PROCESSES: u8 = 16;
+
+/// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc`
+/// or `HandleCreate` that failed has the answer as its `extra`.
+pub const OUT_OF_MEMORY: u64 = 2;
 
 /// Which of an allocator's pools: PyTorch's pair of numbers, of which at most one is not 0, in 16 bits. The lowest says
 /// which one it is.

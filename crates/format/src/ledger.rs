@@ -18,8 +18,10 @@
 //!
 //! It must never panic on any sequence of events.
 
+mod moves;
 mod totals;
 
+pub use moves::{Move, Moves, Sort};
 pub use totals::{DeviceTotals, HostTotals, Totals};
 
 use std::collections::BTreeMap;
@@ -90,6 +92,7 @@ pub fn apply(
             });
             true
         }
+        Kind::Measured | Kind::Entered => true,
         _ => false,
     }
 }
@@ -232,29 +235,50 @@ fn remove_all(
 
 /// What the device and the host layer hold.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ledger(BTreeMap<(Class, u64), Event>);
+pub struct Ledger {
+    entries: BTreeMap<(Class, u64), Event>,
+    moves: Moves,
+}
 
 impl Books for Ledger {
     fn get(&self, class: Class, key: u64) -> Option<Event> {
-        self.0.get(&(class, key)).copied()
+        self.entries.get(&(class, key)).copied()
     }
     fn put(&mut self, class: Class, key: u64, event: &Event) {
-        self.0.insert((class, key), *event);
+        let before = self.entries.insert((class, key), *event);
+        self.moves.push(before.and_then(|e| Move::of(class, &e, false)));
+        self.moves.push(Move::of(class, event, true));
     }
     fn update(&mut self, class: Class, key: u64, change: &dyn Fn(&mut Event)) {
-        if let Some(event) = self.0.get_mut(&(class, key)) {
+        if let Some(event) = self.entries.get_mut(&(class, key)) {
             change(event);
         }
     }
     fn remove(&mut self, class: Class, key: u64) {
-        self.0.remove(&(class, key));
+        let gone = self.entries.remove(&(class, key));
+        self.moves.push(gone.and_then(|e| Move::of(class, &e, false)));
     }
     fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)> {
-        self.0.iter().filter(|((class, _), e)| is(*class, e)).map(|(k, _)| *k).collect()
+        self.entries.iter().filter(|((class, _), e)| is(*class, e)).map(|(k, _)| *k).collect()
     }
 }
 
 impl Ledger {
+    /// From now on, what comes and goes is kept for [`Self::take_moves`].
+    pub fn watch(&mut self) {
+        self.moves.watch();
+    }
+
+    /// What has come and gone since the last time.
+    pub fn take_moves(&mut self) -> Vec<Move> {
+        self.moves.take()
+    }
+
+    /// Everything that is there, as if it came now.
+    pub fn holdings(&self) -> impl Iterator<Item = Move> {
+        self.entries.iter().filter_map(|((class, _), e)| Move::of(*class, e, true))
+    }
+
     /// Takes one event into account, and says what the trace says about it.
     pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) -> bool {
         const TAKEN: &[Action] = &[Action::SegmentAlloc, Action::Alloc];
@@ -294,7 +318,7 @@ impl Ledger {
 
     fn mappings(&self, range: Range<u64>) -> impl Iterator<Item = &Event> {
         let keys = (Class::Mapping, range.start)..(Class::Mapping, range.end.max(range.start));
-        self.0.range(keys).map(|(_, e)| e)
+        self.entries.range(keys).map(|(_, e)| e)
     }
 
     /// The physical memory that a mapping or its end is about.
@@ -339,12 +363,12 @@ impl Ledger {
     /// To be called after the last [`Self::restore`]: counts the mappings of each handle anew.
     pub(crate) fn settle(&mut self) {
         let mut mappings: BTreeMap<u64, u64> = BTreeMap::new();
-        for ((class, _), e) in &self.0 {
+        for ((class, _), e) in &self.entries {
             if *class == Class::Mapping {
                 *mappings.entry(e.extra).or_default() += 1;
             }
         }
-        self.0.retain(|(class, handle), e| {
+        self.entries.retain(|(class, handle), e| {
             if *class != Class::Handle {
                 return true;
             }
@@ -376,7 +400,7 @@ impl Ledger {
     }
 
     fn of(&self, class: Class) -> impl Iterator<Item = &Event> {
-        self.0.range((class, 0)..=(class, u64::MAX)).map(|(_, e)| e)
+        self.entries.range((class, 0)..=(class, u64::MAX)).map(|(_, e)| e)
     }
 
     /// Everything that has an address and that this process holds, on devices or with the host, as segments with one

@@ -17,9 +17,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{
-    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, Pool, StackId,
+    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool,
+    StackId,
 };
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Move, Moves, Sort};
 use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, Snapshot, StackIx, TraceEntry};
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
@@ -96,6 +97,8 @@ pub struct State {
     pub ledger: Ledger,
     /// CUDA events that frees wait for: handle → (device, block).
     waiting: HashMap<u64, (usize, u64)>,
+    /// What frameworks took and gave back.
+    moves: Moves,
     /// Events that contradict what was known: a free of an unknown block, an address allocated twice.
     pub anomalies: u64,
 }
@@ -119,6 +122,7 @@ impl State {
     /// Takes one event into account and says what PyTorch's trace would say about it.
     pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
         if event.flags & FLAG_FAILED != 0 && event.kind != Kind::Oom {
+            self.failed(event, api, sink);
             return;
         }
         if event.layer != Layer::Framework && !matches!(event.kind, Kind::Oom | Kind::EventReady) {
@@ -137,6 +141,49 @@ impl State {
             (_, Kind::EventReady) => self.event_ready(event, sink),
             _ => self.framework(event, device, sink),
         }
+    }
+
+    /// A call of the device layer's that failed. A framework tells of its own failures; so does `oom` here.
+    fn failed(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
+        if event.layer == Layer::Framework || event.extra != OUT_OF_MEMORY {
+            return;
+        }
+        let place = match event.layer {
+            Layer::Host => Some(Place::Host),
+            _ => self.device_of(event).map(Place::Device),
+        };
+        if let Some(place) = place {
+            let oom = driver_entry(event, Action::Oom, event.size, api);
+            sink(place, TraceEntry { addr: 0, ..oom });
+        }
+    }
+
+    /// From now on, what comes and goes is kept for [`Self::take_moves`].
+    pub fn watch(&mut self) {
+        self.moves.watch();
+        self.ledger.watch();
+    }
+
+    /// What has come and gone since the last time.
+    pub fn take_moves(&mut self) -> Vec<Move> {
+        let mut moves = self.moves.take();
+        moves.append(&mut self.ledger.take_moves());
+        moves
+    }
+
+    /// Everything that is there, as if it came now.
+    pub fn holdings(&self) -> Vec<Move> {
+        let mut all: Vec<Move> = self.ledger.holdings().collect();
+        for (device, state) in self.devices.iter().enumerate() {
+            let segments = state.segments.values().map(|s| (s.size, s.stack));
+            let pages = state.pages.values().map(|p| (PAGE, p.stack));
+            all.extend(
+                segments
+                    .chain(pages)
+                    .map(|(bytes, stack)| framework_move(device, bytes, stack, true)),
+            );
+        }
+        all
     }
 
     /// An event that no framework's allocator made.
@@ -269,7 +316,10 @@ impl State {
                     pool: event.pool,
                 };
                 state.private |= event.pool != Pool::DEFAULT;
-                state.segments.insert(event.addr, segment);
+                if let Some(old) = state.segments.insert(event.addr, segment) {
+                    self.moves.push(Some(framework_move(device, old.size, old.stack, false)));
+                }
+                self.moves.push(Some(framework_move(device, event.size, event.stack, true)));
                 sink(Place::Device(device), entry(event, Action::SegmentAlloc, event.size));
             }
             Kind::SegmentFree => {
@@ -277,6 +327,8 @@ impl State {
                     self.anomalies += 1;
                     return;
                 };
+                let gone = framework_move(device, segment.size, segment.stack, false);
+                self.moves.push(Some(gone));
                 let of = Event { pool: segment.pool, stream: segment.stream, ..*event };
                 sink(Place::Device(device), entry(&of, Action::SegmentFree, segment.size));
             }
@@ -289,7 +341,9 @@ impl State {
                         small: event.flags & FLAG_SMALL != 0,
                         pool: event.pool,
                     };
-                    state.pages.insert(page, mapped);
+                    if state.pages.insert(page, mapped).is_none() {
+                        self.moves.push(Some(framework_move(device, PAGE, event.stack, true)));
+                    }
                 }
                 state.private |= event.pool != Pool::DEFAULT;
                 sink(Place::Device(device), entry(event, Action::SegmentMap, event.size));
@@ -334,7 +388,10 @@ impl State {
         let (mut stream, mut pool) = (event.stream, event.pool);
         for page in pages(event.addr, event.size) {
             match self.devices[device].pages.remove(&page) {
-                Some(p) => (stream, pool) = (p.stream, p.pool),
+                Some(p) => {
+                    (stream, pool) = (p.stream, p.pool);
+                    self.moves.push(Some(framework_move(device, PAGE, p.stack, false)));
+                }
                 None => self.anomalies += 1,
             }
         }
@@ -526,6 +583,11 @@ impl Segment {
             });
         }
     }
+}
+
+fn framework_move(device: usize, bytes: u64, stack: StackId, came: bool) -> Move {
+    let device = Some(i8::try_from(device).unwrap_or(-1));
+    Move { device, sort: Sort::Framework, stack, bytes, came }
 }
 
 /// The first addresses of the pages in a mapped range.

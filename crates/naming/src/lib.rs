@@ -9,10 +9,12 @@
 
 #![deny(unsafe_code)]
 
+mod accounts;
 mod doors;
 mod file;
 mod lines;
 mod names;
+mod owner;
 mod snapshot;
 #[cfg(feature = "dwarf")]
 pub mod source;
@@ -26,4 +28,4 @@ pub use lines::line;
 pub use names::{NO_FILE, Namer, Splice};
 pub use snapshot::snapshot;
 pub use symbols::{demangle, names_at};
-pub use write::{Counts, Encoding, write};
+pub use write::{Counts, Encoding, carry_over, write};

@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::rc::Rc;
 
 use memtrace_format::snapshot::{Frame, FrameIx, StackIx, Tables};
 use memtrace_format::stacks::{
@@ -42,9 +43,9 @@ pub const NO_FILE: &str = "memtrace";
 
 /// Collects named stacks, each frame and each stack once.
 pub struct Namer<W> {
-    depot: W,
-    codes: W,
-    libraries: Vec<ModuleRecord>,
+    pub(crate) depot: W,
+    pub(crate) codes: W,
+    pub(crate) libraries: Vec<ModuleRecord>,
     splice: Splice,
     /// Return addresses in the depot, less one, ascending.
     calls: Vec<u64>,
@@ -57,6 +58,8 @@ pub struct Namer<W> {
     ids: HashMap<StackId, Option<StackIx>>,
     stacks: Vec<Vec<FrameIx>>,
     by_content: HashMap<Vec<FrameIx>, StackIx>,
+    /// See [`crate::owner`].
+    pub(crate) owners: HashMap<StackId, Option<Rc<str>>>,
 }
 
 impl<W: Words> Namer<W> {
@@ -76,6 +79,7 @@ impl<W: Words> Namer<W> {
             ids: HashMap::new(),
             stacks: Vec::new(),
             by_content: HashMap::new(),
+            owners: HashMap::new(),
         }
     }
 
@@ -170,7 +174,7 @@ impl<W: Words> Namer<W> {
         Some(out)
     }
 
-    fn frame(&mut self, word: u64, raw: RawFrame) -> FrameIx {
+    pub(crate) fn frame(&mut self, word: u64, raw: RawFrame) -> FrameIx {
         if let Some(known) = self.words.get(&word) {
             return *known;
         }
@@ -258,7 +262,7 @@ impl<W: Words> Namer<W> {
 
     /// The library that had an address in an epoch. If none is known to have had it just then, the only one
     /// that ever had it: libraries are listed a little later than they are loaded.
-    fn library(&self, address: u64, epoch: u16) -> Option<usize> {
+    pub(crate) fn library(&self, address: u64, epoch: u16) -> Option<usize> {
         let has = |m: &ModuleRecord| (m.start..m.end).contains(&address);
         let then = |m: &ModuleRecord| m.from <= epoch && m.until.is_none_or(|until| epoch <= until);
         let mut all = self.libraries.iter().enumerate().filter(|(_, m)| has(m));

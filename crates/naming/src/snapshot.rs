@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::doors::{cost, doors};
 use crate::names::{Namer, Splice};
-use crate::write::{Counts, Encoding, write};
+use crate::write::{Counts, Encoding, carry_over, write};
 
 /// Keys of the description that are for the reader alone.
 const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
@@ -54,8 +54,8 @@ pub fn snapshot<B: Bytes>(
         said["libraries"] = namer.build_ids();
         said["doors"] = doors(&used, &api, namer);
         said["cost"] = cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS));
-        said["ledger"] = known["ledger"].clone();
         said["counters"] = counters(file, counts, &known["counters"]);
+        carry_over(&known, &mut said);
         // A damaged description may hold numbers that no viewer could read.
         bound(&mut said);
         snapshot.memtrace = said;

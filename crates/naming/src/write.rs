@@ -19,7 +19,9 @@ use memtrace_format::replay::{self, ApiName, State};
 use memtrace_format::snapshot::{Snapshot, TraceEntry};
 use memtrace_format::stacks::Words;
 use memtrace_format::stream::Stream;
+use serde_json::Value;
 
+use crate::accounts::Accounts;
 use crate::names::Namer;
 
 /// Events that are read at a time.
@@ -59,7 +61,7 @@ pub struct Counts {
 
 impl Counts {
     /// For a snapshot's `memtrace` key.
-    pub fn to_json(&self) -> serde_json::Value {
+    pub fn to_json(&self) -> Value {
         serde_json::json!({
             "events": self.events,
             "events_kept": self.kept,
@@ -109,14 +111,28 @@ pub fn write<W: Words>(
             continue;
         };
         let mut stream = open(path, encoding)?;
-        if history(source, &mut state, api, namer, &mut stream, &mut counts)? {
+        let mut accounts = Accounts::new(&state, first > 0, namer);
+        state.watch();
+        let to = (&mut stream, &mut counts, &mut accounts);
+        if history(source, &mut state, api, namer, to)? {
             let mut snapshot = replay::assemble(&state, &mut |id| namer.stack(id));
+            accounts.tell(&mut snapshot.memtrace, api, namer);
             rest(&mut snapshot, &counts, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);
         }
     }
     Err(io::Error::other("the ring is overwritten faster than it can be read"))
+}
+
+/// Copies what [`write`] has worked out into another `memtrace` key.
+pub fn carry_over(known: &Value, about: &mut Value) {
+    about["counters"]["measured"] = known["counters"]["measured"].clone();
+    for key in ["ledger", "owners", "reconcile", "entered", "out_of_memory"] {
+        if let Some(value) = known.get(key) {
+            about[key] = value.clone();
+        }
+    }
 }
 
 /// Where the events of the history come from.
@@ -209,15 +225,21 @@ fn history<W: Words>(
     state: &mut State,
     api: ApiName<'_>,
     namer: &mut Namer<W>,
-    stream: &mut Stream<File>,
-    counts: &mut Counts,
+    (stream, counts, accounts): (&mut Stream<File>, &mut Counts, &mut Accounts),
 ) -> io::Result<bool> {
     let mut written = Ok(());
     let mut entries = 0;
-    let mut sink = |place, mut entry: TraceEntry| {
+    let mut sink = |namer: &mut Namer<W>, place, mut entry: TraceEntry| {
         if written.is_ok() {
             entries += 1;
-            entry.frames = entry.frames.and_then(|id| namer.stack(id));
+            let stack = entry.frames.take();
+            if let Some(text) = entry.user_metadata.as_mut().filter(|t| !t.is_empty())
+                && let Some(owner) = stack.and_then(|id| namer.owner(id))
+            {
+                // The replay has said which call it was.
+                *text = format!("{text} by {owner}").into();
+            }
+            entry.frames = stack.and_then(|id| namer.stack(id));
             written = stream.entry(place, entry, namer.tables());
         }
     };
@@ -230,10 +252,11 @@ fn history<W: Words>(
         }
         counts.kept += events.len() as u64;
         for event in events.drain(..) {
-            state.apply(&event, api, &mut sink);
+            state.apply(&event, api, &mut |place, entry| sink(namer, place, entry));
+            accounts.note(&event, &state.take_moves(), namer);
         }
     }
-    state.finish(&mut sink);
+    state.finish(&mut |place, entry| sink(namer, place, entry));
     counts.entries = entries;
     written.map(|()| true)
 }

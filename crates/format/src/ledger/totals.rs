@@ -74,7 +74,7 @@ impl Ledger {
     /// The sums of all columns.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for ((class, _), e) in &self.0 {
+        for ((class, _), e) in &self.entries {
             let host = e.layer == Layer::Host;
             if host {
                 let column = match (class, e.what) {

@@ -1,0 +1,188 @@
+//! What to read first when memory has run out: a text of at most 25 lines.
+//!
+//! What was asked, on which device, what is left, who holds the rest, and what would have freed enough. The state is that
+//! of the moment of the failure. Works on a snapshot that is still in the making, whose frames and stacks are elsewhere.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables, Value};
+
+use crate::report::told_site;
+use crate::sites::site_in;
+
+/// The most lines.
+pub const LINES: usize = 25;
+/// Sites, and owners, that are named.
+const TOP: usize = 5;
+
+/// The text about the last failure of a snapshot; `None` if there was none.
+pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<String> {
+    let oom = Some(&snapshot.memtrace["out_of_memory"]).filter(|oom| oom.is_object())?;
+    let mut out = String::new();
+    let asked = oom["asked"].as_u64().unwrap_or(0);
+    let call = oom["call"].as_str().unwrap_or("PyTorch's allocator");
+    let by = match (&oom["call"], oom["owner"].as_str()) {
+        (Value::String(_), Some(owner)) => format!(" by {owner}"),
+        _ => String::new(),
+    };
+    let device = oom["device"].as_i64();
+    let place = device.map_or_else(|| "the host".to_owned(), |d| format!("device {d}"));
+    if !snapshot.memtrace["virtual"].is_null() {
+        out.push_str("(on a virtual GPU)\n");
+    }
+    let _ = writeln!(out, "OUT OF MEMORY on {place}: {} asked of {call}{by}", size(asked));
+    let _ = writeln!(out, "  at {}", told_site(&oom["frames"]));
+    if let Some(free) = oom["free"].as_u64() {
+        let _ = writeln!(out, "  the device had {} free", size(free));
+    }
+    let all = if device.is_some() { &snapshot.segments } else { &snapshot.host_segments };
+    let segments: Vec<&Segment> =
+        all.iter().filter(|s| device.is_none_or(|d| s.device == d)).collect();
+    let blocks = || segments.iter().flat_map(|s| &s.blocks);
+    let free = || blocks().filter(|b| b.state == BlockState::Inactive);
+    let (largest, unused) =
+        (free().map(|b| b.size).max().unwrap_or(0), free().map(|b| b.size).sum::<u64>());
+    let _ = writeln!(
+        out,
+        "  largest free run {} of {} free inside segments",
+        size(largest),
+        size(unused)
+    );
+    owners(&mut out, snapshot, device);
+    let sites = sites(blocks(), tables);
+    if !sites.is_empty() {
+        out.push_str("  live, by line:\n");
+    }
+    for (site, bytes, count) in sites.iter().take(TOP) {
+        let _ = writeln!(out, "    {:>10}  {count} x  {site}", size(*bytes));
+    }
+    let tables_of = snapshot.memtrace["reconcile"].as_array();
+    let total = tables_of
+        .into_iter()
+        .flatten()
+        .find(|r| device.is_some() && r["device"].as_i64() == device)
+        .and_then(|r| r["total"].as_u64());
+    out.push_str("  what would have freed enough:\n");
+    for hint in hints(&segments, (asked, total), unused, &sites, tables) {
+        let _ = writeln!(out, "    {hint}");
+    }
+    Some(out.lines().take(LINES).fold(String::new(), |text, line| text + line + "\n"))
+}
+
+fn owners(out: &mut String, snapshot: &Snapshot, device: Option<i64>) {
+    let sums = &snapshot.memtrace["owners"];
+    let of_device =
+        |d: i64| sums["devices"].as_array()?.iter().find(|s| s["device"] == d).map(|s| &s["by"]);
+    let by = match device {
+        Some(d) => of_device(d),
+        None => Some(&sums["host"]["by"]),
+    };
+    let by = by.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    if !by.is_empty() {
+        out.push_str("  held by this process, by owner:\n");
+    }
+    for o in by.iter().take(TOP) {
+        let _ = writeln!(
+            out,
+            "    {:>10}  {}",
+            size(o["bytes"].as_u64().unwrap_or(0)),
+            o["owner"].as_str().unwrap_or_default()
+        );
+    }
+}
+
+fn sites<'a>(
+    blocks: impl Iterator<Item = &'a Block>,
+    tables: Tables<'_>,
+) -> Vec<(String, u64, u64)> {
+    let mut by_stack: HashMap<Option<StackIx>, (u64, u64)> = HashMap::new();
+    for block in blocks.filter(|b| b.state != BlockState::Inactive) {
+        let (bytes, count) = by_stack.entry(block.frames).or_default();
+        (*bytes, *count) = (bytes.saturating_add(block.size), *count + 1);
+    }
+    let mut by_site: HashMap<String, (u64, u64)> = HashMap::new();
+    for (stack, (more, n)) in by_stack {
+        let (bytes, count) = by_site.entry(site_in(tables, stack).to_string()).or_default();
+        (*bytes, *count) = (bytes.saturating_add(more), *count + n);
+    }
+    let mut all: Vec<_> =
+        by_site.into_iter().map(|(site, (bytes, count))| (site, bytes, count)).collect();
+    all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    all
+}
+
+fn hints(
+    segments: &[&Segment],
+    (asked, total): (u64, Option<u64>),
+    unused: u64,
+    sites: &[(String, u64, u64)],
+    tables: Tables<'_>,
+) -> Vec<String> {
+    let mut all = Vec::new();
+    if total.is_some_and(|total| asked > total) {
+        return vec!["nothing: it is more than the whole device has".to_owned()];
+    }
+    if unused >= asked {
+        all.push(
+            "the free memory is enough but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True"
+                .to_owned(),
+        );
+    }
+    if let Some((bytes, pins)) = cheapest(segments, asked) {
+        let mut lines: Vec<String> =
+            pins.iter().map(|b| site_in(tables, b.frames).to_string()).collect();
+        lines.sort_unstable();
+        lines.dedup();
+        let more = lines.len().saturating_sub(1);
+        let more = if more > 0 { format!(" and {more} more lines") } else { String::new() };
+        let first = lines.first().map_or("", String::as_str);
+        all.push(format!(
+            "{} in {} blocks that pin a run of {}: {first}{more}",
+            size(bytes),
+            pins.len(),
+            size(asked)
+        ));
+    }
+    for (site, bytes, _) in sites.iter().filter(|(_, bytes, _)| *bytes >= asked).take(2) {
+        all.push(format!("all of {site} ({})", size(*bytes)));
+    }
+    if all.is_empty() {
+        all.push("no single line of code: see the snapshot".to_owned());
+    }
+    all
+}
+
+/// The fewest live bytes in a row of blocks of one segment that, freed, would make room.
+fn cheapest<'a>(segments: &[&'a Segment], asked: u64) -> Option<(u64, Vec<&'a Block>)> {
+    let mut best: Option<(u64, &[Block])> = None;
+    for segment in segments {
+        let blocks = segment.blocks.as_slice();
+        let live = |b: &Block| if b.state == BlockState::Inactive { 0 } else { b.size };
+        let (mut first, mut room, mut bytes) = (0, 0_u64, 0_u64);
+        for (last, block) in blocks.iter().enumerate() {
+            room = room.saturating_add(block.size);
+            bytes = bytes.saturating_add(live(block));
+            while room >= asked && first <= last {
+                if bytes > 0 && best.is_none_or(|(least, _)| bytes < least) {
+                    best = Some((bytes, &blocks[first..=last]));
+                }
+                room -= blocks[first].size;
+                bytes -= live(&blocks[first]);
+                first += 1;
+            }
+        }
+    }
+    let (bytes, run) = best?;
+    Some((bytes, run.iter().filter(|b| b.state != BlockState::Inactive).collect()))
+}
+
+/// Bytes for people, and exactly.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        1_048_576..1_073_741_824 => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
+        _ => format!("{:.2} GiB", bytes as f64 / 1_073_741_824.0),
+    }
+}

@@ -1,0 +1,285 @@
+//! Who has the rest: memory by owner, and whether it adds up to what each device says.
+//!
+//! The sums and the table were worked out when the snapshot was written (its `memtrace` key); here they are put beside what
+//! the segments show, and it is said what a reader should look at. A snapshot of PyTorch's own has no such key, and so no
+//! owner but PyTorch.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memtrace_format::snapshot::{BlockState, Frame, Snapshot, Value};
+use serde::Serialize;
+
+use crate::sites::site_of;
+use crate::summary::{self, Estimate, Fragmentation, SiteUse, Summary};
+
+/// Unexplained memory that is worth a warning, as a share of what is in use.
+const UNEXPLAINED: f64 = 0.02;
+/// Reserved and not allocated, as a share of what is reserved, that is worth a warning.
+const UNUSED: f64 = 0.25;
+/// A device that a process holds no more of than this is one that it doesn't use.
+const STRAY: u64 = 32 << 20;
+
+/// The whole report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Set if the numbers come from a virtual GPU.
+    pub estimate: Option<Estimate>,
+    /// What memtrace wrote about the run; `None` for a file of PyTorch's own.
+    pub recorded_by: Option<Value>,
+    /// Devices that the process was on.
+    pub devices: Vec<Device>,
+    /// Page-locked host memory by owner.
+    pub host: Vec<Owner>,
+    /// What to look at.
+    pub warnings: Vec<String>,
+}
+
+/// Memory of one owner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Owner {
+    /// Who.
+    pub owner: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Allocations (segments, for PyTorch).
+    pub count: u64,
+}
+
+/// A line of the table that adds up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// What it is.
+    pub name: String,
+    /// Bytes.
+    pub bytes: i64,
+    /// How that is known.
+    pub known: String,
+}
+
+/// What a device said is in use, and of what it is made up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reconcile {
+    /// Who said it.
+    pub source: String,
+    /// When.
+    pub time_us: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that the device has.
+    pub total: u64,
+    /// Of what: adds up to `used`.
+    pub lines: Vec<Line>,
+    /// The last line once more.
+    pub unexplained: i64,
+}
+
+/// One device.
+#[derive(Clone, Debug, Serialize)]
+pub struct Device {
+    /// Ordinal; −1 is one that no call has named.
+    pub device: i64,
+    /// PyTorch's peak of allocated bytes.
+    pub peak_allocated: u64,
+    /// What the process held at most, by whatever call.
+    pub peak_held: u64,
+    /// By owner, at that moment.
+    pub owners_at_peak: Vec<Owner>,
+    /// What it holds at the end.
+    pub held: u64,
+    /// By owner, at the end.
+    pub owners: Vec<Owner>,
+    /// Of PyTorch's: what its libraries keep to work in, by the function that took it.
+    pub workspaces: Vec<Owner>,
+    /// Unused memory of PyTorch's at the end.
+    pub fragmentation: Option<Fragmentation>,
+    /// The largest live sites.
+    pub sites: Vec<SiteUse>,
+    /// The table, if the device was asked.
+    pub reconcile: Option<Reconcile>,
+}
+
+/// Answers for every device of a snapshot.
+pub fn report(snapshot: &Snapshot) -> Report {
+    let Summary { estimate, recorded_by, devices, .. } = summary::summary(snapshot);
+    let told = &snapshot.memtrace;
+    let ordinals =
+        |key: &Value| -> Vec<i64> { list(key).filter_map(|d| d["device"].as_i64()).collect() };
+    let mut all: BTreeSet<i64> = devices.iter().map(|d| d.device as i64).collect();
+    for key in [&told["owners"]["devices"], &told["reconcile"], &told["entered"]] {
+        all.extend(ordinals(key));
+    }
+    let of = |key: &Value, ordinal: i64| {
+        list(key).find(|d| d["device"] == ordinal).cloned().unwrap_or_default()
+    };
+    let devices: Vec<Device> = all
+        .into_iter()
+        .map(|ordinal| {
+            let seen = devices.iter().find(|d| d.device as i64 == ordinal);
+            let sums = of(&told["owners"]["devices"], ordinal);
+            let table = of(&told["reconcile"], ordinal);
+            let reserved = seen.map_or(0, |d| d.segments.all.bytes);
+            let pytorch = Owner {
+                owner: "PyTorch".to_owned(),
+                bytes: reserved,
+                count: seen.map_or(0, |d| d.segments.all.count),
+            };
+            let known = sums.is_object();
+            let ours = |key: &Value| {
+                if known || reserved == 0 { owners(key) } else { vec![pytorch.clone()] }
+            };
+            Device {
+                device: ordinal,
+                peak_allocated: seen.map_or(0, |d| d.allocated.bytes),
+                peak_held: sums["peak"]["held"]
+                    .as_u64()
+                    .or(seen.map(|d| d.reserved.bytes))
+                    .unwrap_or(0),
+                owners_at_peak: owners(&sums["peak"]["by"]),
+                held: sums["held"].as_u64().unwrap_or(reserved),
+                owners: ours(&sums["by"]),
+                workspaces: workspaces(snapshot, ordinal),
+                fragmentation: seen.map(|d| d.fragmentation),
+                sites: seen.map_or_else(Vec::new, |d| d.at_end.clone()),
+                reconcile: table.is_object().then(|| reconcile(&table)),
+            }
+        })
+        .collect();
+    let warnings = warnings(snapshot, &devices);
+    Report { estimate, recorded_by, host: owners(&told["owners"]["host"]["by"]), devices, warnings }
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn owners(by: &Value) -> Vec<Owner> {
+    let number = |v: &Value| v.as_u64().unwrap_or(0);
+    list(by)
+        .map(|o| Owner {
+            owner: text(&o["owner"]),
+            bytes: number(&o["bytes"]),
+            count: number(&o["count"]),
+        })
+        .collect()
+}
+
+fn reconcile(table: &Value) -> Reconcile {
+    let number = |key: &str| table[key].as_u64().unwrap_or(0);
+    let line = |l: &Value| Line {
+        name: text(&l["name"]),
+        bytes: l["bytes"].as_i64().unwrap_or(0),
+        known: text(&l["known"]),
+    };
+    Reconcile {
+        source: text(&table["source"]),
+        time_us: number("time_us"),
+        used: number("used"),
+        total: number("total"),
+        lines: list(&table["lines"]).map(line).collect(),
+        unexplained: table["unexplained"].as_i64().unwrap_or(0),
+    }
+}
+
+/// Live blocks that PyTorch took for a library to work in: they stay when the tensors are gone, and are no leak.
+fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Owner> {
+    let mut found: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let segments = snapshot.segments.iter().filter(|s| s.device == device);
+    for block in segments.flat_map(|s| &s.blocks).filter(|b| b.state != BlockState::Inactive) {
+        let stack = block.frames.and_then(|s| snapshot.stacks.get(s as usize));
+        let mut frames =
+            stack.into_iter().flatten().filter_map(|f| snapshot.frames.get(*f as usize));
+        if let Some(library) = frames.find_map(workspace_of) {
+            let (bytes, count) = found.entry(library).or_default();
+            (*bytes, *count) = (bytes.saturating_add(block.size), *count + 1);
+        }
+    }
+    found
+        .into_iter()
+        .map(|(owner, (bytes, count))| Owner { owner: owner.to_owned(), bytes, count })
+        .collect()
+}
+
+/// PyTorch's functions that get a library's workspace.
+fn workspace_of(frame: &Frame) -> Option<&'static str> {
+    const FUNCTIONS: [(&str, &str); 4] = [
+        ("getCurrentCUDABlasHandle", "cuBLAS workspace"),
+        ("getCUDABlasLtWorkspace", "cuBLASLt workspace"),
+        ("cublasCommonArgs", "cuBLAS workspace"),
+        ("getNewWorkspace", "cuBLAS workspace"),
+    ];
+    FUNCTIONS.iter().find(|(part, _)| frame.name.contains(part)).map(|(_, library)| *library)
+}
+
+/// Frames that stand in the `memtrace` key.
+pub(crate) fn told_frames(value: &Value) -> Vec<Frame> {
+    let frame = |f: &Value| Frame {
+        name: text(&f["name"]),
+        filename: text(&f["filename"]),
+        line: f["line"].as_u64().unwrap_or(0),
+    };
+    list(value).map(frame).collect()
+}
+
+/// The line of code that such frames are about.
+pub(crate) fn told_site(value: &Value) -> String {
+    let frames = told_frames(value);
+    site_of(&frames.iter().collect::<Vec<_>>()).to_string()
+}
+
+fn warnings(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
+    let mut all = Vec::new();
+    let most = devices.iter().map(|d| d.held.max(d.peak_held)).max().unwrap_or(0);
+    for d in devices {
+        let held = d.held.max(d.peak_held);
+        let entered = list(&snapshot.memtrace["entered"]).find(|e| e["device"] == d.device);
+        if let (Some(e), true) = (entered, held < STRAY && held < most / 4) {
+            let context =
+                d.reconcile.iter().flat_map(|r| &r.lines).find(|l| l.name.starts_with("contexts"));
+            let takes =
+                context.map_or_else(String::new, |l| format!(", which takes {} bytes", l.bytes));
+            let owner = e["owner"].as_str().map_or_else(String::new, |o| format!(" by {o}"));
+            all.push(format!(
+                "stray context on device {}, of which this process uses next to nothing{takes}: {}{owner}, {}",
+                d.device,
+                text(&e["call"]),
+                told_site(&e["frames"])
+            ));
+        }
+        match &d.reconcile {
+            Some(r) if r.unexplained.unsigned_abs() as f64 > UNEXPLAINED * r.used as f64 => all.push(format!(
+                "device {}: {} bytes are unexplained: a library that allocates past all known calls, kernels that were \
+                 loaded at their first launch, or a memory pool that keeps more than is in use",
+                d.device, r.unexplained
+            )),
+            None if d.device >= 0 && d.held > 0 => all.push(format!(
+                "device {} was never asked how full it is (no NVML, and the program did not ask): owners are known, the rest is not",
+                d.device
+            )),
+            _ => {}
+        }
+        let reserved = d.owners.iter().find(|o| o.owner == "PyTorch").map_or(0, |o| o.bytes);
+        if let Some(f) = d.fragmentation
+            && reserved > 0
+            && f.in_used_segments as f64 > UNUSED * reserved as f64
+        {
+            all.push(format!(
+                "device {}: {} bytes are free between live blocks, the largest run {} bytes; \
+                 PYTORCH_ALLOC_CONF=expandable_segments:True may make use of them",
+                d.device, f.in_used_segments, f.largest_free
+            ));
+        }
+    }
+    let oom = &snapshot.memtrace["out_of_memory"];
+    if oom.is_object() {
+        all.push(format!(
+            "out of memory: {} bytes asked, {}",
+            oom["asked"],
+            told_site(&oom["frames"])
+        ));
+    }
+    all
+}

@@ -1,0 +1,101 @@
+//! `memtrace report`: who has the rest, for a screen.
+
+use std::fmt::Write;
+
+use memtrace_analysis::report::{self, Device, Owner, Report};
+use memtrace_format::snapshot::Snapshot;
+
+use crate::Answer;
+use crate::args;
+use crate::failure::Failure;
+use crate::files;
+use crate::units::{count, size};
+
+pub(crate) fn report(args: &args::Report) -> Result<Answer, Failure> {
+    let bytes = files::read(&args.file)?;
+    let snapshot = Snapshot::read(&bytes)
+        .map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
+    let report = report::report(&snapshot);
+    if args.json {
+        let json = serde_json::to_string_pretty(&report)
+            .map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
+        return Ok(Answer::yes(json + "\n"));
+    }
+    Ok(Answer::yes(page(&report, args.top)))
+}
+
+/// Writing to a string can't fail, so results of `write!` are dropped.
+fn page(report: &Report, top: usize) -> String {
+    let mut out = String::new();
+    if let Some(e) = &report.estimate {
+        let _ = writeln!(
+            out,
+            "ESTIMATE on a virtual GPU: {}. Nothing was measured on a card.",
+            e.profile
+        );
+    }
+    for d in &report.devices {
+        device(&mut out, d, top);
+    }
+    if report.devices.is_empty() {
+        out.push_str("no GPU memory was used\n");
+    }
+    if !report.host.is_empty() {
+        out.push_str("\npage-locked host memory\n");
+        owners(&mut out, &report.host);
+    }
+    if !report.warnings.is_empty() {
+        out.push('\n');
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(out, "warning: {warning}");
+    }
+    out
+}
+
+fn device(out: &mut String, d: &Device, top: usize) {
+    let _ = writeln!(out, "\ndevice {}", d.device);
+    let _ = writeln!(
+        out,
+        "  peak: {} held, {} allocated by PyTorch",
+        size(d.peak_held),
+        size(d.peak_allocated)
+    );
+    if d.owners_at_peak != d.owners {
+        owners(out, &d.owners_at_peak);
+    }
+    let _ = writeln!(out, "  at the end: {} held", size(d.held));
+    owners(out, &d.owners);
+    if !d.workspaces.is_empty() {
+        out.push_str("  of PyTorch's, for its libraries to work in\n");
+        owners(out, &d.workspaces);
+    }
+    if let Some(f) = d.fragmentation {
+        let _ = writeln!(
+            out,
+            "  unused: largest free run {}; {} between live blocks, {} in empty segments",
+            size(f.largest_free),
+            size(f.in_used_segments),
+            size(f.in_free_segments)
+        );
+    }
+    if !d.sites.is_empty() && top > 0 {
+        out.push_str("  live at the end, by line\n");
+    }
+    for s in d.sites.iter().take(top) {
+        let _ = writeln!(out, "    {:>18}  {:>6} x  {}", count(s.bytes), count(s.count), s.site);
+    }
+    let Some(r) = &d.reconcile else { return };
+    let _ = writeln!(out, "  in use, as {} says: {} of {}", r.source, count(r.used), size(r.total));
+    for l in &r.lines {
+        let sign = if l.bytes < 0 { "-" } else { "" };
+        let bytes = format!("{sign}{}", count(l.bytes.unsigned_abs()));
+        let _ = writeln!(out, "    {bytes:>18}  {} ({})", l.name, l.known);
+    }
+}
+
+fn owners(out: &mut String, owners: &[Owner]) {
+    for o in owners {
+        let _ = writeln!(out, "    {:>18}  {} in {}", count(o.bytes), o.owner, count(o.count));
+    }
+}

@@ -1,0 +1,459 @@
+//! Who holds what, and whether it adds up to what the device itself says.
+//!
+//! The replay tells of everything that comes and goes ([`Move`]); here it is added up by *owner* ([`crate::owner`]), with
+//! a copy of the sums at each device's highest point. Where a device has said how full it is (an answer that the program
+//! itself asked for, or NVML's between calls), the sums are put beside it. What is between them has no size in any API.
+//! It is known by what changed between two measurements, and by what the process did in between:
+//!
+//! - if contexts, modules or graphs came or went and nothing else of the kind, the difference is theirs (*measured*);
+//!   if several sorts did, it is theirs together;
+//! - before the first measurement there was at least the context;
+//! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so that as much of it as that can make is
+//!   *estimated* to be rounding; likewise as much as there is of managed memory, of graphs' and of what a pool has said it
+//!   keeps. The rest is **unexplained**, and is always told.
+//!
+//! So the lines of the table add up to what the device said, at the moment when it said it.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use memtrace_format::event::{
+    Event, FLAG_FAILED, FLAG_PROCESSES, Kind, Layer, OUT_OF_MEMORY, What,
+};
+use memtrace_format::ledger::{Move, Sort};
+use memtrace_format::replay::{ApiName, State};
+use memtrace_format::stacks::{StackId, Words};
+use serde_json::{Value, json};
+
+use crate::names::Namer;
+
+/// What a driver takes memory in, bytes; smaller requests share a piece.
+const PIECE: u64 = 2 << 20;
+/// The largest request that shares one.
+const SHARED: u64 = 1 << 20;
+/// What requests that share a piece are rounded to.
+const GRAIN: u64 = 512;
+
+/// The owner of what a framework's allocator holds.
+const FRAMEWORK: &str = "PyTorch";
+/// The owner of what has no stack.
+const NOBODY: &str = "(no stack was recorded)";
+
+/// Sorts of things without a size, as bits: which came or went since the last measurement.
+const CONTEXTS: u8 = 1;
+const MODULES: u8 = 2;
+const EXECUTABLES: u8 = 4;
+/// Whatever came before the history begins.
+const BEFORE: u8 = 128;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Amount {
+    bytes: u64,
+    count: u64,
+}
+
+/// Sums by owner, by the owner's number.
+type ByOwner = Vec<Amount>;
+
+/// What the driver's pieces add to what was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rounding {
+    /// Of requests that have pieces of their own.
+    large: u64,
+    /// All requests that share pieces.
+    small: u64,
+    /// How many there are.
+    small_count: u64,
+}
+
+impl Rounding {
+    fn change(&mut self, bytes: u64, came: bool) {
+        let add = |n: &mut u64, by: u64| {
+            *n = if came { n.saturating_add(by) } else { n.saturating_sub(by) }
+        };
+        if bytes > SHARED {
+            add(&mut self.large, bytes.next_multiple_of(PIECE) - bytes);
+        } else {
+            add(&mut self.small, bytes);
+            add(&mut self.small_count, 1);
+        }
+    }
+
+    /// If those that share pieces lie side by side.
+    fn least(&self) -> u64 {
+        self.large + self.small.next_multiple_of(PIECE) - self.small
+    }
+
+    /// If each has a piece of its own, and its own grains.
+    fn most(&self) -> u64 {
+        let apart = self.small_count.saturating_mul(PIECE);
+        self.large + apart.saturating_sub(self.small).max(self.small_count.saturating_mul(GRAIN))
+    }
+}
+
+/// What a device said, and what was booked then.
+#[derive(Clone, Debug)]
+struct Measured {
+    time_us: u64,
+    api: u16,
+    used: u64,
+    total: u64,
+    others: Option<u64>,
+    /// In use by no process, as the device says.
+    nobodys: i64,
+    by: ByOwner,
+    rounding: Rounding,
+    managed: u64,
+    graph_nodes: u64,
+    pooled: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Device {
+    by: ByOwner,
+    held: u64,
+    managed: u64,
+    graph_nodes: u64,
+    pooled: u64,
+    rounding: Rounding,
+    /// The highest `held`, when, and by whom; the last only if it has been left since.
+    peak: u64,
+    peak_us: Option<u64>,
+    peak_by: ByOwner,
+    at_peak: bool,
+    /// Sorts of things that came or went since the last measurement.
+    touched: u8,
+    /// Which sorts the first measurement was charged to.
+    first: u8,
+    /// Bytes by the sorts that they are charged to.
+    overhead: BTreeMap<u8, i64>,
+    drift: i64,
+    measured: Option<Measured>,
+    /// What pools have said they have reserved.
+    pools: BTreeMap<u64, u64>,
+    /// How the process came here.
+    entered: Option<Event>,
+}
+
+/// See the module's essay.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    owners: Vec<Rc<str>>,
+    numbers: HashMap<Rc<str>, usize>,
+    devices: BTreeMap<i8, Device>,
+    host: ByOwner,
+    oom: Option<Event>,
+    /// Events that no call of the program's stands for.
+    own_events: u64,
+    /// The history has lost its beginning.
+    cut: bool,
+}
+
+impl Accounts {
+    /// The sums before the history begins.
+    pub(crate) fn new<W: Words>(state: &State, cut: bool, namer: &mut Namer<W>) -> Accounts {
+        let mut accounts = Accounts { cut, ..Accounts::default() };
+        for one in state.holdings() {
+            accounts.take(&one, None, namer);
+        }
+        accounts
+    }
+
+    /// One event, after which these things have come and gone.
+    pub(crate) fn note<W: Words>(&mut self, event: &Event, moves: &[Move], namer: &mut Namer<W>) {
+        for one in moves {
+            self.take(one, Some(event.time_ns / 1000), namer);
+        }
+        if event.layer == Layer::Framework {
+            if event.kind == Kind::Oom {
+                self.oom = Some(*event);
+            }
+            return;
+        }
+        if event.flags & FLAG_FAILED != 0 {
+            if event.extra == OUT_OF_MEMORY {
+                self.oom = Some(*event);
+            }
+            return;
+        }
+        self.own_events += u64::from(matches!(event.kind, Kind::Measured | Kind::Entered));
+        let sort = match event.what {
+            What::Context => CONTEXTS,
+            What::Module => MODULES,
+            What::Executable => EXECUTABLES,
+            _ => 0,
+        };
+        let cut = self.cut;
+        match event.kind {
+            Kind::Create | Kind::Destroy if sort != 0 => {
+                let device = self.devices.entry(event.device).or_default();
+                device.touched |= sort;
+                if sort == CONTEXTS && event.kind == Kind::Create {
+                    device.entered.get_or_insert(*event);
+                }
+            }
+            Kind::Entered => {
+                let device = self.devices.entry(event.device).or_default();
+                device.touched |= CONTEXTS;
+                device.entered.get_or_insert(*event);
+            }
+            Kind::Reset => self.devices.entry(event.device).or_default().touched |= CONTEXTS,
+            Kind::PoolReserved if event.what == What::MemoryPool => {
+                self.devices.entry(event.device).or_default().pools.insert(event.addr, event.size);
+            }
+            Kind::Measured => self.devices.entry(event.device).or_default().measure(event, cut),
+            _ => {}
+        }
+    }
+
+    fn take<W: Words>(&mut self, one: &Move, time_us: Option<u64>, namer: &mut Namer<W>) {
+        let owner = match one.sort {
+            Sort::Framework => self.number(FRAMEWORK),
+            _ => match namer.owner(one.stack) {
+                Some(name) => self.number(&name),
+                None => self.number(NOBODY),
+            },
+        };
+        match one.device {
+            None => change(&mut self.host, owner, one),
+            Some(device) => self.devices.entry(device).or_default().take(one, owner, time_us),
+        }
+    }
+
+    fn number(&mut self, name: &str) -> usize {
+        if let Some(n) = self.numbers.get(name) {
+            return *n;
+        }
+        let name: Rc<str> = Rc::from(name);
+        self.owners.push(name.clone());
+        self.numbers.insert(name, self.owners.len() - 1);
+        self.owners.len() - 1
+    }
+
+    /// Adds what was worked out to a snapshot's `memtrace` key.
+    pub(crate) fn tell<W: Words>(&self, about: &mut Value, api: ApiName<'_>, namer: &mut Namer<W>) {
+        let devices: Vec<Value> = self
+            .devices
+            .iter()
+            .filter(|(_, d)| d.peak > 0 || d.held > 0)
+            .map(|(ordinal, d)| {
+                let peak_by = if d.at_peak { &d.by } else { &d.peak_by };
+                json!({
+                    "device": ordinal,
+                    "held": d.held,
+                    "by": self.by(&d.by),
+                    "peak": {"held": d.peak, "time_us": d.peak_us, "by": self.by(peak_by)},
+                })
+            })
+            .collect();
+        about["counters"]["measured"] = self.own_events.into();
+        about["owners"] = json!({"devices": devices, "host": {"by": self.by(&self.host)}});
+        about["reconcile"] = self
+            .devices
+            .iter()
+            .filter_map(|(ordinal, d)| self.reconcile(*ordinal, d, api))
+            .collect();
+        about["entered"] = self
+            .devices
+            .iter()
+            .filter_map(|(ordinal, d)| Some((ordinal, d.entered.as_ref()?)))
+            .map(|(ordinal, e)| {
+                let owner = namer.owner(e.stack).map(|o| o.to_string());
+                let frames = frames(e.stack, namer);
+                json!({"device": ordinal, "time_us": e.time_ns / 1000, "call": api(e.api), "owner": owner, "frames": frames})
+            })
+            .collect();
+        if let Some(oom) = &self.oom {
+            about["out_of_memory"] = told(oom, api, namer);
+        }
+    }
+
+    fn by(&self, sums: &ByOwner) -> Value {
+        let mut all: Vec<(&str, Amount)> =
+            self.owners.iter().map(|o| &**o).zip(sums.iter().copied()).collect();
+        all.retain(|(_, a)| a.count > 0);
+        all.sort_by(|(a, x), (b, y)| y.bytes.cmp(&x.bytes).then(a.cmp(b)));
+        let line = |(owner, a): (&str, Amount)| json!({"owner": owner, "bytes": a.bytes, "count": a.count});
+        all.into_iter().map(line).collect()
+    }
+
+    fn reconcile(&self, ordinal: i8, device: &Device, api: ApiName<'_>) -> Option<Value> {
+        let m = device.measured.as_ref()?;
+        let mut lines: Vec<Value> = Vec::new();
+        let mut line = |name: &str, bytes: i64, known: &str| {
+            if bytes != 0 {
+                lines.push(json!({"name": name, "bytes": bytes, "known": known}));
+            }
+        };
+        for owner in self.by(&m.by).as_array().into_iter().flatten() {
+            let bytes = owner["bytes"].as_i64().unwrap_or(i64::MAX);
+            line(owner["owner"].as_str().unwrap_or_default(), bytes, "booked");
+        }
+        for (sorts, bytes) in &device.overhead {
+            line(
+                &name_of(*sorts, m.others.is_none() && *sorts == device.first),
+                *bytes,
+                "measured",
+            );
+        }
+        line("other processes", m.others.unwrap_or(0) as i64, "measured");
+        line("kept by the driver for no process", m.nobodys, "measured");
+        let mut left = device.drift;
+        let mut up_to = |most: u64| {
+            let part = left.clamp(0, most as i64);
+            left -= part;
+            part
+        };
+        let least = m.rounding.least();
+        let rounding = least as i64 + up_to(m.rounding.most().saturating_sub(least));
+        line("rounding to the driver's pieces of 2 MiB", rounding, "estimated");
+        let kept = device.pools.values().sum::<u64>().saturating_sub(m.pooled);
+        line("kept by memory pools", up_to(kept), "estimated");
+        line("managed memory that lies here", up_to(m.managed), "estimated");
+        line("memory of graphs", up_to(m.graph_nodes), "estimated");
+        lines.push(json!({"name": "unexplained", "bytes": left, "known": "what is left"}));
+        let source = if m.api == 0 { "NVML" } else { api(m.api) };
+        Some(json!({
+            "device": ordinal,
+            "time_us": m.time_us,
+            "source": source,
+            "used": m.used,
+            "total": m.total,
+            "lines": lines,
+            "unexplained": left,
+        }))
+    }
+}
+
+impl Device {
+    fn take(&mut self, one: &Move, owner: usize, time_us: Option<u64>) {
+        let up_or_down = |n: &mut u64| {
+            *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };
+        };
+        match one.sort {
+            Sort::Managed => up_or_down(&mut self.managed),
+            Sort::GraphNode => up_or_down(&mut self.graph_nodes),
+            Sort::Pooled => up_or_down(&mut self.pooled),
+            Sort::Plain | Sort::Framework => self.rounding.change(one.bytes, one.came),
+        }
+        if !one.sort.is_held() {
+            return;
+        }
+        if !one.came && std::mem::take(&mut self.at_peak) {
+            self.peak_by.clone_from(&self.by);
+        }
+        change(&mut self.by, owner, one);
+        up_or_down(&mut self.held);
+        if self.held > self.peak {
+            (self.peak, self.peak_us, self.at_peak) = (self.held, time_us, true);
+        }
+    }
+
+    /// What lies between what the device says and what is booked.
+    fn between(&self, used: u64, others: Option<u64>, nobodys: i64) -> i64 {
+        let booked = self.held + self.rounding.least() + others.unwrap_or(0);
+        used as i64 - booked as i64 - nobodys
+    }
+
+    fn measure(&mut self, event: &Event, cut: bool) {
+        let known = event.flags & FLAG_PROCESSES != 0;
+        let last = self.measured.take();
+        let before = last.as_ref().and_then(|m| m.others);
+        let others = if known { Some(event.stream) } else { before };
+        let nobodys = match &last {
+            _ if known => event.size as i64 - event.addr as i64 - event.stream as i64,
+            Some(m) => m.nobodys,
+            None => 0,
+        };
+        let now = self.between(event.size, others, nobodys);
+        let delta = match &last {
+            None => now,
+            Some(m) => {
+                now - self.overhead.values().sum::<i64>() - self.drift
+                // Until others were known, they were charged with the first measurement.
+                + if m.others.is_none() { others.unwrap_or(0) as i64 + nobodys } else { 0 }
+            }
+        };
+        if let (Some(m), Some(others)) = (&last, others)
+            && m.others.is_none()
+        {
+            *self.overhead.entry(self.first).or_default() -= others as i64 + nobodys;
+        }
+        let mut sorts = std::mem::take(&mut self.touched);
+        if last.is_none() {
+            sorts = if cut { BEFORE } else { sorts | CONTEXTS };
+            self.first = sorts;
+        }
+        if sorts == 0 {
+            self.drift += delta;
+        } else {
+            *self.overhead.entry(sorts).or_default() += delta;
+        }
+        self.measured = Some(Measured {
+            time_us: event.time_ns / 1000,
+            api: event.api,
+            used: event.size,
+            total: event.extra,
+            others,
+            nobodys,
+            by: self.by.clone(),
+            rounding: self.rounding,
+            managed: self.managed,
+            graph_nodes: self.graph_nodes,
+            pooled: self.pooled,
+        });
+    }
+}
+
+fn change(sums: &mut ByOwner, owner: usize, one: &Move) {
+    if sums.len() <= owner {
+        sums.resize(owner + 1, Amount::default());
+    }
+    let Some(sum) = sums.get_mut(owner) else { return };
+    if one.came {
+        *sum = Amount { bytes: sum.bytes.saturating_add(one.bytes), count: sum.count + 1 };
+    } else {
+        sum.bytes = sum.bytes.saturating_sub(one.bytes);
+        sum.count = sum.count.saturating_sub(1);
+    }
+}
+
+fn name_of(sorts: u8, with_others: bool) -> String {
+    let names = [
+        (CONTEXTS, "contexts"),
+        (MODULES, "modules"),
+        (EXECUTABLES, "graph executables"),
+        (BEFORE, "contexts, modules and graphs from before the history"),
+    ];
+    let mut parts: Vec<&str> =
+        names.iter().filter(|(bit, _)| sorts & bit != 0).map(|(_, name)| *name).collect();
+    if with_others {
+        parts.push("other processes");
+    }
+    match parts.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => parts.concat(),
+    }
+}
+
+/// A failed request, for whoever writes about it.
+fn told<W: Words>(oom: &Event, api: ApiName<'_>, namer: &mut Namer<W>) -> Value {
+    let framework = oom.kind == Kind::Oom;
+    let owner = if framework {
+        Some(FRAMEWORK.to_owned())
+    } else {
+        namer.owner(oom.stack).map(|o| o.to_string())
+    };
+    let device = (oom.layer != Layer::Host).then_some(oom.device);
+    let free = framework.then_some(oom.extra);
+    let call = (!framework).then(|| api(oom.api));
+    let frames = frames(oom.stack, namer);
+    json!({"device": device, "time_us": oom.time_ns / 1000, "asked": oom.size, "free": free, "call": call, "owner": owner, "frames": frames})
+}
+
+/// A stack as PyTorch writes one.
+fn frames<W: Words>(stack: StackId, namer: &mut Namer<W>) -> Vec<Value> {
+    let frame = |f: memtrace_format::snapshot::Frame| json!({"name": f.name, "filename": f.filename, "line": f.line});
+    namer.frames(stack).into_iter().map(frame).collect()
+}

@@ -1,0 +1,254 @@
+//! Whose memory it is: the library that asked for it.
+//!
+//! The owner of an allocation is the first library on its native stack, seen from the call, that is not the CUDA runtime
+//! or driver, memtrace itself, or plumbing that calls functions for others (libffi, the loader). It follows from the
+//! recorded stack alone, so the process, `recover` and `snapshot PID` give the same. Recorders keep the caller's return
+//! address in every stack of the device and the host layer, also where the user wants no native frames.
+//!
+//! - Python's ctypes and cffi are plumbing, too: whoever called through them is the package (or the script) of the
+//!   innermost Python frame.
+//! - On a virtual GPU all of NVIDIA's libraries are one, under the driver's name. There the function says whose call it
+//!   is: the real driver has none that begins with `nccl` or `cublas`.
+//! - A library that only plumbing is known of is named as it is: an honest "libcudart" rather than a guess.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use memtrace_format::stacks::{NO_CODE, RawFrame, StackId, Words, code, frames};
+
+use crate::names::Namer;
+
+/// What a file's name (without `lib`) or a Python package's begins with, and what everybody calls it. The first that
+/// fits counts.
+const KNOWN: &[(&str, &str)] = &[
+    ("torch", "PyTorch"),
+    ("c10", "PyTorch"),
+    ("caffe2", "PyTorch"),
+    ("nccl", "NCCL"),
+    ("cublasLt", "cuBLASLt"),
+    ("cublas", "cuBLAS"),
+    ("cudnn", "cuDNN"),
+    ("cufft", "cuFFT"),
+    ("cusparseLt", "cuSPARSELt"),
+    ("cusparse", "cuSPARSE"),
+    ("cusolver", "cuSOLVER"),
+    ("curand", "cuRAND"),
+    ("cutensor", "cuTENSOR"),
+    ("nvshmem", "NVSHMEM"),
+    ("nvinfer", "TensorRT"),
+    ("nvjpeg", "nvJPEG"),
+    ("cufile", "cuFile"),
+    ("triton", "Triton"),
+    ("xla", "JAX/XLA"),
+    ("jax", "JAX/XLA"),
+    ("pjrt_c_api_gpu", "JAX/XLA"),
+    ("tensorflow", "TensorFlow"),
+    ("cupy", "CuPy"),
+    ("numba", "Numba"),
+    ("onnxruntime", "ONNX Runtime"),
+    ("rmm", "RMM"),
+    ("cudf", "cuDF"),
+    ("ucp", "UCX"),
+    ("uct", "UCX"),
+    ("ucm", "UCX"),
+    ("deepspeed", "DeepSpeed"),
+    ("vllm", "vLLM"),
+    ("flash_attn", "FlashAttention"),
+];
+
+/// Functions that a virtual GPU has under the driver's name: what they begin with, and the library. Those of `KNOWN` that
+/// NVIDIA ships.
+const STOOD_FOR: [&str; 11] = [
+    "nccl",
+    "cublasLt",
+    "cublas",
+    "cudnn",
+    "cufft",
+    "cusparseLt",
+    "cusparse",
+    "cusolver",
+    "curand",
+    "nvshmem",
+    "cufile",
+];
+
+/// Python's ways of calling a C function.
+const FOREIGN_CALLS: [&str; 3] = ["libffi", "_ctypes", "_cffi_backend"];
+
+/// Libraries that take memory for whoever calls them.
+fn is_plumbing(file: &str) -> bool {
+    const NAMES: [&str; 9] = [
+        "libcudart",
+        "libcuda.so",
+        "libmemtrace",
+        "ld-linux",
+        "libc.so",
+        "libpthread",
+        "libdl.so",
+        "linux-vdso",
+        "libstdc++",
+    ];
+    NAMES.iter().chain(&FOREIGN_CALLS).any(|name| file.starts_with(name))
+}
+
+/// The name that everybody uses, or else the file's own.
+fn known(file: &str) -> Option<&'static str> {
+    let stem = file.strip_prefix("lib").unwrap_or(file);
+    KNOWN.iter().find(|(start, _)| stem.starts_with(start)).map(|(_, name)| *name)
+}
+
+/// Whose a library is.
+fn of_library(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    if let Some(name) = known(file) {
+        return name.to_owned();
+    }
+    // Kernels' launchers lie in Triton's cache, modules written with Cython in their package.
+    let package = (path.contains("/triton/") || path.contains("/.triton/")).then_some("Triton");
+    let package = package.or_else(|| package_of(path).and_then(known));
+    let name = package.unwrap_or(file);
+    name.split(".cpython-").next().unwrap_or(name).to_owned()
+}
+
+/// The installed Python package that a file belongs to.
+fn package_of(path: &str) -> Option<&str> {
+    let after = ["/site-packages/", "/dist-packages/"];
+    let rest = after.iter().find_map(|folder| path.rsplit_once(folder).map(|(_, rest)| rest))?;
+    rest.split('/').next()
+}
+
+/// Whose a Python source file is.
+fn of_source(path: &str) -> String {
+    match package_of(path) {
+        Some(package) => known(package).unwrap_or(package).to_owned(),
+        None => Path::new(path)
+            .file_name()
+            .map_or_else(|| path.to_owned(), |file| file.to_string_lossy().into_owned()),
+    }
+}
+
+impl<W: Words> Namer<W> {
+    /// Whose call the stack is; `None` if it has no native frame.
+    pub fn owner(&mut self, id: StackId) -> Option<Rc<str>> {
+        if let Some(known) = self.owners.get(&id) {
+            return known.clone();
+        }
+        let owner = self.find_owner(id).map(|name| Rc::from(name.as_str()));
+        self.owners.insert(id, owner.clone());
+        owner
+    }
+
+    fn find_owner(&mut self, id: StackId) -> Option<String> {
+        let words = frames(&self.depot, id)?;
+        let (mut passed, mut foreign) = (None, false);
+        for frame in words.iter().filter_map(|w| RawFrame::unpack(*w)) {
+            let RawFrame::Native { pc, epoch } = frame else { continue };
+            let Some(library) = self.library(pc.saturating_sub(1), epoch) else { continue };
+            let path = self.libraries[library].path.clone();
+            let file = path.rsplit('/').next().unwrap_or(&path);
+            if !is_plumbing(file) {
+                if foreign {
+                    break;
+                }
+                return Some(of_library(&path));
+            }
+            if file.starts_with("libcuda.so")
+                && let Some(name) = self.name_of(pc, epoch).and_then(|name| stood_for(&name))
+            {
+                return Some(name.to_owned());
+            }
+            foreign |= FOREIGN_CALLS.iter().any(|name| file.starts_with(name));
+            passed.get_or_insert_with(|| file.to_owned());
+        }
+        if foreign && let Some(source) = self.innermost_source(&words) {
+            return Some(of_source(&source));
+        }
+        passed
+    }
+
+    /// The name of the function that a call stands in.
+    fn name_of(&mut self, pc: u64, epoch: u16) -> Option<String> {
+        let frame =
+            self.frame(RawFrame::Native { pc, epoch }.pack(), RawFrame::Native { pc, epoch });
+        self.tables().frames.get(frame as usize).map(|f| f.name.clone())
+    }
+
+    fn innermost_source(&self, words: &[u64]) -> Option<String> {
+        let is_python = |w: &u64| match RawFrame::unpack(*w) {
+            Some(RawFrame::Python { code, .. }) if code != NO_CODE => Some(code),
+            _ => None,
+        };
+        let files = words.iter().filter_map(is_python);
+        let mut files = files.filter_map(|id| Some(code(&self.codes, id)?.filename));
+        // ctypes has a few lines of its own.
+        files.find(|file| !file.contains("/ctypes/"))
+    }
+}
+
+fn stood_for(function: &str) -> Option<&'static str> {
+    STOOD_FOR.iter().find(|start| function.starts_with(**start)).and_then(|start| known(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Splice;
+    use crate::testing::Made;
+
+    /// A stack whose innermost frames are in these libraries, and the Python files that run outside of them.
+    fn owner(libraries: &[&str], sources: &[&str]) -> Option<String> {
+        let mut made = Made::new();
+        let mut frames = Vec::new();
+        for (i, path) in (1_u64..).zip(libraries) {
+            made.library(path, i << 16..(i << 16) + 4096, 0, None);
+            frames.push(RawFrame::Native { pc: (i << 16) + 16, epoch: 0 });
+        }
+        for file in sources {
+            let code = made.function("f", file, 1);
+            frames.push(RawFrame::Python { code, unit: Some(0) });
+        }
+        let id = made.stack(&frames);
+        let mut namer =
+            Namer::new(&made.depot[..], &made.codes[..], &made.modules[..], Splice::PyTorch);
+        namer.owner(id).map(|name| name.to_string())
+    }
+
+    #[test]
+    fn the_first_library_that_is_no_plumbing_owns_it() {
+        for (stack, name) in [
+            (&["/a/libnccl.so.2", "/t/libtorch_cuda.so"][..], "NCCL"),
+            (&["/a/libcudart.so.13", "/a/libcublasLt.so.13", "/a/libcublas.so.13"], "cuBLASLt"),
+            (&["/m/libmemtrace.so", "/a/libcublas.so.13"], "cuBLAS"),
+            (&["/t/lib/libc10_cuda.so", "/t/libtorch_cuda.so"], "PyTorch"),
+            (&["/home/me/engine.so", "/usr/bin/server"], "engine.so"),
+            (&["/usr/bin/server", "/lib/libc.so.6"], "server"),
+            (&["/c/.triton/cache/ab/cuda_utils.cpython-311-x86_64-linux-gnu.so"], "Triton"),
+            (
+                &[
+                    "/v/site-packages/cupy_backends/cuda/api/runtime.cpython-311-x86_64-linux-gnu.so",
+                ],
+                "CuPy",
+            ),
+            (&["/v/my.cpython-311-x86_64-linux-gnu.so"], "my"),
+            (&["/lib/libcudart.so.12"], "libcudart.so.12"),
+            (&["/lib/libcudnn_ops.so.9"], "cuDNN"),
+        ] {
+            assert_eq!(owner(stack, &[]).as_deref(), Some(name), "{stack:?}");
+        }
+        assert_eq!(owner(&[], &["a.py"]), None);
+    }
+
+    #[test]
+    fn who_calls_through_ctypes_is_the_python_code_that_does() {
+        let ctypes =
+            ["/lib/libffi.so.8", "/p/_ctypes.cpython-311-x86_64-linux-gnu.so", "/p/python3.11"];
+        let numba = "/v/lib/python3.11/site-packages/numba/cuda/cudadrv/driver.py";
+        assert_eq!(owner(&ctypes, &[numba, "/home/me/train.py"]).as_deref(), Some("Numba"));
+        let loader = "/usr/lib/python3.11/ctypes/__init__.py";
+        assert_eq!(
+            owner(&ctypes[..1], &[loader, "/home/me/train.py"]).as_deref(),
+            Some("train.py")
+        );
+        assert_eq!(owner(&ctypes, &[]).as_deref(), Some("libffi.so.8"));
+    }
+}

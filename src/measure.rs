@@ -1,0 +1,226 @@
+//! What the devices themselves say of how full they are.
+//!
+//! Contexts, modules and graphs take memory that no call names. It shows in the difference between what a device says is
+//! in use and what is booked; so that is asked for now and then, and written down as an event among the others, where
+//! the books of that very moment are known (`memtrace_naming` puts both side by side).
+//!
+//! NVIDIA's management library (NVML) is asked, which needs no context and disturbs no stream: never in a hook, only by
+//! the background thread, when something without a size has come or gone, and by whoever writes a snapshot. A machine
+//! without it has just the answers that pass by (`cudaMemGetInfo`).
+//!
+//! An allocation is booked a moment after the device has made it: so a measurement counts only if no call about memory is
+//! under way ([`contexts::at_rest`]); if there never is such a moment, it is tried again later.
+//!
+//! CUDA's number of a device is not NVML's; both know its PCI address. That is asked of the driver once, by a call that
+//! needs no context either.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
+
+use crate::hooks::{contexts, event, lookup, resolve};
+use crate::record::{Recorder, guard};
+
+type Handle = *mut c_void;
+
+/// `nvmlMemory_t`.
+#[repr(C)]
+#[derive(Default)]
+struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlProcessInfo_t`, as the second and third version of the question have it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Process {
+    pid: c_uint,
+    used: u64,
+    instances: [c_uint; 2],
+}
+
+/// NVML doesn't know.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// Processes of one device that are told apart.
+const PROCESSES: usize = 128;
+
+type ByAddress = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
+type MemoryOf = unsafe extern "C" fn(Handle, *mut Memory) -> c_int;
+type ProcessesOf = unsafe extern "C" fn(Handle, *mut c_uint, *mut Process) -> c_int;
+
+/// NVML's functions.
+struct Nvml {
+    by_address: ByAddress,
+    memory: MemoryOf,
+    processes: ProcessesOf,
+}
+
+/// What is known of one device.
+struct Device {
+    handle: usize,
+    /// What was written last: in use, by this process, by others.
+    last: Option<(u64, Option<(u64, u64)>)>,
+}
+
+struct Devices {
+    nvml: Option<Nvml>,
+    devices: Vec<Option<Device>>,
+}
+
+/// The devices of one recorder, found at the first question. A forked child has a recorder of its own, and so no lock that
+/// a thread of its parent's holds.
+#[derive(Default)]
+pub struct Asked(Mutex<Option<Devices>>);
+
+/// Asks every device that this process has entered, and writes down what is new. Not for hooks.
+pub fn sample(recorder: &Recorder) {
+    if !contexts::any_entered() {
+        return;
+    }
+    guard::nested(|| {
+        let mut devices = recorder.asked.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Devices { nvml: Some(nvml), devices } = devices.get_or_insert_with(Devices::find)
+        else {
+            return;
+        };
+        for (ordinal, device) in devices.iter_mut().enumerate() {
+            if let Some(device) = device
+                && !device.sample(nvml, recorder, ordinal as i8)
+            {
+                recorder.emitter.measure_later();
+            }
+        }
+    });
+}
+
+impl Devices {
+    fn find() -> Devices {
+        type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
+        type Address = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+        let mut found = Devices { nvml: Nvml::open(), devices: Vec::new() };
+        let Some(nvml) = &found.nvml else { return found };
+        let driver = |name: &CStr| resolve::loaded_symbol("libcuda.so", name);
+        let (Some(count), Some(address)) =
+            (driver(c"cuDeviceGetCount"), driver(c"cuDeviceGetPCIBusId"))
+        else {
+            return found;
+        };
+        // SAFETY: the driver's functions of these names have these signatures; neither needs a context, and a driver that
+        // isn't initialised says so. The buffers are ours and as long as is said.
+        unsafe {
+            let count: Count = std::mem::transmute(count.as_ptr());
+            let address: Address = std::mem::transmute(address.as_ptr());
+            let mut n = 0;
+            if count(&raw mut n) != 0 {
+                return found;
+            }
+            for ordinal in 0..n.min(64) {
+                let mut text: [c_char; 32] = [0; 32];
+                let mut handle: Handle = std::ptr::null_mut();
+                let known = address(text.as_mut_ptr(), 31, ordinal) == 0
+                    && (nvml.by_address)(text.as_ptr(), &raw mut handle) == 0;
+                let device = Device { handle: handle as usize, last: None };
+                found.devices.push(known.then_some(device));
+            }
+        }
+        found
+    }
+}
+
+impl Nvml {
+    fn open() -> Option<Nvml> {
+        type Init = unsafe extern "C" fn() -> c_int;
+        // SAFETY: NVML's library, opened by its documented name and never closed; its functions of these names have these
+        // signatures.
+        unsafe {
+            let library = libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY);
+            if library.is_null() {
+                return None;
+            }
+            let find = |name: &CStr| Some(lookup::really(library, name)).filter(|f| !f.is_null());
+            let init: Init = std::mem::transmute(find(c"nvmlInit_v2")?);
+            let processes = find(c"nvmlDeviceGetComputeRunningProcesses_v3")
+                .or_else(|| find(c"nvmlDeviceGetComputeRunningProcesses_v2"))?;
+            let nvml = Nvml {
+                by_address: std::mem::transmute::<*mut c_void, ByAddress>(find(
+                    c"nvmlDeviceGetHandleByPciBusId_v2",
+                )?),
+                memory: std::mem::transmute::<*mut c_void, MemoryOf>(find(
+                    c"nvmlDeviceGetMemoryInfo",
+                )?),
+                processes: std::mem::transmute::<*mut c_void, ProcessesOf>(processes),
+            };
+            (init() == 0).then_some(nvml)
+        }
+    }
+
+    /// Total and used bytes of a device.
+    fn memory(&self, device: Handle) -> Option<Memory> {
+        let mut memory = Memory::default();
+        // SAFETY: a handle of NVML's, and a record of ours.
+        (unsafe { (self.memory)(device, &raw mut memory) } == 0).then_some(memory)
+    }
+
+    /// Bytes of this process and of others; `None` if NVML can't tell (in another process namespace, for example).
+    fn processes(&self, device: Handle) -> Option<(u64, u64)> {
+        let mut list = [Process::default(); PROCESSES];
+        let mut n = PROCESSES as c_uint;
+        // SAFETY: a handle of NVML's, and a list of ours with room for so many.
+        if unsafe { (self.processes)(device, &raw mut n, list.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        let list = &list[..(n as usize).min(PROCESSES)];
+        if list.iter().any(|p| p.used == NOT_AVAILABLE) {
+            return None;
+        }
+        let mine = |p: &&Process| p.pid == std::process::id();
+        let own = list.iter().find(mine)?.used;
+        Some((own, list.iter().filter(|p| !mine(p)).map(|p| p.used).sum()))
+    }
+}
+
+impl Device {
+    /// Asks at a moment when no call about memory is under way, and says whether there was one.
+    fn sample(&mut self, nvml: &Nvml, recorder: &Recorder, ordinal: i8) -> bool {
+        const TRIES: usize = 20;
+        let handle = self.handle as Handle;
+        for _ in 0..TRIES {
+            let before = contexts::at_rest();
+            let Some(memory) = nvml.memory(handle) else { return true };
+            let processes = nvml.processes(handle);
+            let mine = processes.is_some();
+            // Elsewhere this process has nothing.
+            if memory.used == 0 || !mine && !contexts::has_entered(ordinal) {
+                return true;
+            }
+            if before.is_none() || contexts::at_rest() != before {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            let now = Some((memory.used, processes));
+            if self.last == now {
+                return true;
+            }
+            self.last = now;
+            let (own, others) = processes.unwrap_or_default();
+            guard::local(|local| {
+                recorder.write(&Event {
+                    device: ordinal,
+                    flags: if mine { FLAG_PROCESSES } else { 0 },
+                    addr: own,
+                    size: memory.used,
+                    extra: memory.total,
+                    stream: others,
+                    ..event(local, Kind::Measured, Layer::Device)
+                });
+            });
+            return true;
+        }
+        false
+    }
+}
