@@ -21,6 +21,7 @@ pub mod source;
 pub mod symbols;
 #[cfg(test)]
 mod testing;
+mod warnings;
 mod write;
 
 pub use doors::{cost, doors};
