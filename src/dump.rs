@@ -238,10 +238,6 @@ fn write(
             let mut about = about(recorder, reason, counts);
             about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
             memtrace_naming::carry_over(&known, &mut about);
-            if !recorder.config.quiet {
-                say_once(&known["warnings"]);
-            }
-            about["warnings"] = known["warnings"].clone();
             about["libraries"] = namer.build_ids();
             let used = recorder.usage.read();
             about["doors"] = memtrace_naming::doors(&used, &table::name, namer);
@@ -255,19 +251,6 @@ fn write(
     .and_then(|counts| {
         if truncated::happened() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(counts) }
     })
-}
-
-/// Warnings go to stderr once a process, whichever snapshot has them first.
-fn say_once(warnings: &Value) {
-    static SAID: Mutex<Vec<Value>> = Mutex::new(Vec::new());
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    for warning in warnings.as_array().into_iter().flatten() {
-        let key = serde_json::json!([warning["kind"], warning["device"]]);
-        if !said.contains(&key) {
-            message!("warning: {}", warning["text"].as_str().unwrap_or_default());
-            said.push(key);
-        }
-    }
 }
 
 /// What this process records, read while it does.

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::blackbox::{Class, key};
-use crate::event::{Event, Kind, Layer, StackId, What};
+use crate::event::{Event, Kind, Layer, What};
 use crate::replay::{ApiName, Place, Sink, driver_entry};
 use crate::snapshot::{Action, Block, BlockState, Segment, StackIx};
 
@@ -277,13 +277,6 @@ impl Ledger {
     /// Everything that is there, as if it came now.
     pub fn holdings(&self) -> impl Iterator<Item = Move> {
         self.entries.iter().filter_map(|((class, _), e)| Move::of(*class, e, true))
-    }
-
-    /// The contexts: the device of each, and the stack at which it was made.
-    pub fn contexts(&self) -> impl Iterator<Item = (i8, StackId)> + '_ {
-        let contexts =
-            self.entries.values().filter(|e| e.kind == Kind::Create && e.what == What::Context);
-        contexts.map(|e| (e.device, e.stack))
     }
 
     /// Takes one event into account, and says what the trace says about it.

@@ -21,7 +21,6 @@ pub mod source;
 pub mod symbols;
 #[cfg(test)]
 mod testing;
-mod warnings;
 mod write;
 
 pub use doors::{cost, doors};

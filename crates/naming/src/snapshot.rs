@@ -54,7 +54,6 @@ pub fn snapshot<B: Bytes>(
         said["libraries"] = namer.build_ids();
         said["doors"] = doors(&used, &api, namer);
         said["cost"] = cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS));
-        said["warnings"] = known["warnings"].clone();
         said["counters"] = counters(file, counts, &known["counters"]);
         carry_over(&known, &mut said);
         // A damaged description may hold numbers that no viewer could read.

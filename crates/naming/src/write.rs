@@ -23,7 +23,6 @@ use serde_json::Value;
 
 use crate::accounts::Accounts;
 use crate::names::Namer;
-use crate::warnings::warnings;
 
 /// Events that are read at a time.
 const BATCH: u64 = 1024;
@@ -118,8 +117,6 @@ pub fn write<W: Words>(
         if history(source, &mut state, api, namer, to)? {
             let mut snapshot = replay::assemble(&state, &mut |id| namer.stack(id));
             accounts.tell(&mut snapshot.memtrace, api, namer);
-            let warnings = warnings(&state, &snapshot.memtrace["ledger"], namer);
-            snapshot.memtrace["warnings"] = warnings.into();
             rest(&mut snapshot, &counts, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);
