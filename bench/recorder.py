@@ -37,6 +37,15 @@ WAYS = {
 JUDGE = {"memtrace none": "pytorch python", "memtrace python": "pytorch python", "memtrace all": "pytorch all"}
 
 
+def calls(depth, innermost):
+    """A chain of so many calls, each of another function, as programs have them: a recursion would be kinder to recorders
+    that know a function again."""
+    source = "\n".join(f"def f{i}(*arguments):\n    f{i - 1}(*arguments)" for i in range(1, depth))
+    scope = {"f0": innermost}
+    exec(compile(source, "chain.py", "exec"), scope)
+    return scope[f"f{depth - 1}"]
+
+
 def measure(pairs):
     """In a process of one way: {frames: {threads: [p50, p99]}}, nanoseconds a pair."""
     import threading
@@ -53,20 +62,15 @@ def measure(pairs):
                 empty(1000, device=device)
             out.append((clock() - start) / BATCH)
 
-    def at_depth(depth, n, out):
-        if depth <= 1:
-            batches(n, out)
-        else:
-            at_depth(depth - 1, n, out)
-
-    here = 6  # frames that stand above `at_depth` in each thread, about
+    here = 5  # frames that stand above `chain` in each thread, about
     result = {}
     for frames in FRAMES:
-        at_depth(frames - here, 500, [])  # warm
+        chain = calls(frames - here, batches)
+        chain(500, [])  # warm
         for threads in THREADS:
             outs = [[] for _ in range(threads)]
             each = max(50, pairs // BATCH // threads)
-            workers = [threading.Thread(target=at_depth, args=(frames - here, each, out)) for out in outs]
+            workers = [threading.Thread(target=chain, args=(each, out)) for out in outs]
             for w in workers:
                 w.start()
             for w in workers:

@@ -39,7 +39,7 @@ def build(folder):
 
 def run(command, env, out, timeout=60):
     """Runs a client; returns its process, and what it said of its books."""
-    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out), "MEMTRACE_QUIET": "1"}, timeout=timeout))
+    done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out)}, timeout=timeout))
     for path in support.files(out):
         support.must(support.memtrace("check", path))
     return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -56,6 +56,12 @@ def ledger(path):
     found["host"] = [table["host"]["pinned"], table["host"]["registered"]]
     found["reserved"] = table["reserved_addresses"]
     return found, snapshot
+
+
+def complaints(done):
+    """What memtrace said, but for the files it wrote and the text about a failure, which clients provoke."""
+    expected = ("memtrace: wrote", "memtrace: (on a virtual GPU)", "memtrace: OUT OF MEMORY")
+    return [line for line in done.stderr.splitlines() if line.startswith("memtrace: ") and not line.startswith(expected)]
 
 
 def events(snapshot):
