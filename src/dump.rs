@@ -121,7 +121,8 @@ fn say_oom(recorder: &Recorder, snapshot: &Path, text: &str) {
     }
     let first = SAID_BY.swap(recorder.pid, Ordering::Relaxed) != recorder.pid;
     if first && !recorder.config.quiet {
-        message!("{}", text.trim_end());
+        // Every line says who speaks, and all come in one piece, also where several ranks fail at once.
+        message!("{}", text.trim_end().replace('\n', "\nmemtrace: "));
     }
 }
 
@@ -333,6 +334,7 @@ fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
     about["counters"] = counts.to_json();
     about["counters"]["stalls"] = counter(at::STALLS).into();
     about["counters"]["live_refused"] = counter(at::LIVE_REFUSED).into();
+    about["counters"]["measured"] = counter(at::OWN_EVENTS).into();
     about["cost"] = memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS));
     about["not_recorded"] = NOT_RECORDED.into();
     if let Some(gpu) = virtual_gpu::stats() {

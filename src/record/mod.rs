@@ -14,7 +14,7 @@ pub mod truncated;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
-use memtrace_format::event::{Event, NO_STACK, StackId};
+use memtrace_format::event::{Event, Kind, NO_STACK, StackId};
 
 use crate::config::Config;
 use crate::emitter::Emitter;
@@ -104,6 +104,9 @@ impl Recorder {
     #[inline]
     pub fn write(&self, event: &Event) -> u64 {
         let (ticket, stalled) = self.ring.push(event.pack(), Live::apply);
+        if matches!(event.kind, Kind::Measured | Kind::Entered) {
+            self.blackbox.header()[at::OWN_EVENTS].fetch_add(1, Ordering::Relaxed);
+        }
         if stalled {
             self.blackbox.header()[at::STALLS].fetch_add(1, Ordering::Relaxed);
         }

@@ -60,7 +60,7 @@ def ledger(path):
 
 def complaints(done):
     """What memtrace said, but for the files it wrote and the text about a failure, which clients provoke."""
-    expected = ("memtrace: wrote", "memtrace: (on a virtual GPU)", "memtrace: OUT OF MEMORY")
+    expected = ("memtrace: wrote", "memtrace: (on a virtual GPU)", "memtrace: OUT OF MEMORY", "memtrace:   ")
     return [line for line in done.stderr.splitlines() if line.startswith("memtrace: ") and not line.startswith(expected)]
 
 

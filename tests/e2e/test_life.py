@@ -143,6 +143,7 @@ def test_nothing_is_lost_unsaid(tmp_path):
     about = support.load(support.only_file(tmp_path))["memtrace"]
     counters = about["counters"]
     assert counters.pop("events") == counters.pop("events_kept") > 10_000
+    counters.pop("measured")  # questions to the device, not losses
     assert counters and not any(counters.values()), counters
     assert about["stacks"]["refused"] == 0
 

@@ -84,6 +84,8 @@ pub mod at {
     pub const SAMPLED: usize = 88;
     /// How long they took together, nanoseconds.
     pub const SAMPLED_NS: usize = 89;
+    /// Events that stand for no call of the program's: measurements, and first entries of a device.
+    pub const OWN_EVENTS: usize = 90;
 }
 
 /// The regions, by number.

@@ -144,8 +144,6 @@ pub(crate) struct Accounts {
     devices: BTreeMap<i8, Device>,
     host: ByOwner,
     oom: Option<Event>,
-    /// Events that no call of the program's stands for.
-    own_events: u64,
     /// The history has lost its beginning.
     cut: bool,
 }
@@ -177,7 +175,6 @@ impl Accounts {
             }
             return;
         }
-        self.own_events += u64::from(matches!(event.kind, Kind::Measured | Kind::Entered));
         let sort = match event.what {
             What::Context => CONTEXTS,
             What::Module => MODULES,
@@ -247,7 +244,6 @@ impl Accounts {
                 })
             })
             .collect();
-        about["counters"]["measured"] = self.own_events.into();
         about["owners"] = json!({"devices": devices, "host": {"by": self.by(&self.host)}});
         about["reconcile"] = self
             .devices

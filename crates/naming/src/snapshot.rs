@@ -115,6 +115,7 @@ fn counters<B: Bytes>(file: &BlackBox<B>, counts: &Counts, known: &Value) -> Val
     counters["unpublished"] = (counts.unpublished + waiting).into();
     counters["stalls"] = file.header(at::STALLS).into();
     counters["live_refused"] = file.header(at::LIVE_REFUSED).into();
+    counters["measured"] = file.header(at::OWN_EVENTS).into();
     counters["anomalies"] = known["anomalies"].clone();
     counters
 }
