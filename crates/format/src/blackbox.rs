@@ -78,8 +78,6 @@ pub mod at {
     pub const RETIRED: usize = 72;
     /// Events that found the ring full and retired a batch themselves.
     pub const STALLS: usize = 80;
-    /// The longest such wait, nanoseconds.
-    pub const LONGEST_STALL_NS: usize = 81;
     /// Visits to the recorder that were timed.
     pub const SAMPLED: usize = 88;
     /// How long they took together, nanoseconds.
