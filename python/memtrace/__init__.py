@@ -1,0 +1,48 @@
+"""memtrace: the flight recorder for GPU memory, from Python.
+
+Thin on purpose: what is recorded, counted and handed out is the library's (`libmemtrace.so`); this package finds it, calls
+it, and gives its answers the shape Python people know. Importing it loads neither PyTorch nor the library: each name is
+brought in when it is first used.
+
+From a checkout, `PYTHONPATH=python` is all that is needed beside a built library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module it lives in. A new one is a line here, one below for type checkers, and one in `__all__`.
+_HOME = {
+    "LibraryNotFoundError": "_library",
+    "MemtraceError": "_library",
+    "install": "allocator",
+    "is_installed": "allocator",
+}
+
+if TYPE_CHECKING:
+    from ._library import LibraryNotFoundError, MemtraceError
+    from .allocator import install, is_installed
+
+__all__ = [
+    "LibraryNotFoundError",
+    "MemtraceError",
+    "__version__",
+    "install",
+    "is_installed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value  # the next use does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
