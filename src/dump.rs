@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use memtrace_analysis::report::told_warning;
 use memtrace_format::blackbox::at;
 use memtrace_format::event::Event;
 use memtrace_format::recording::Recording;
@@ -60,6 +61,15 @@ impl Reason {
     }
 }
 
+/// What a snapshot gives reason to say.
+#[derive(Default)]
+struct Said {
+    /// The text about a failure.
+    oom: Option<String>,
+    /// A line each.
+    warnings: Vec<String>,
+}
+
 /// One dump at a time; the others wait. Never taken in a hook.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -70,15 +80,22 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
     if to == u64::MAX {
         measure::sample(recorder);
     }
-    let mut text = None;
+    let mut said = Said::default();
     let result = (0..u32::MAX)
         .map(|n| recorder.config.out.join(file_name(recorder, n)))
         .find(|path| !path.exists())
-        .map(|first| write_new(recorder, to, reason, &first, &mut text));
+        .map(|first| write_new(recorder, to, reason, &first, &mut said));
     match result? {
         Ok((path, counts)) => {
-            if let Some(text) = text {
+            if let Some(text) = said.oom {
                 say_oom(recorder, &path, &text);
+            }
+            if reason == Reason::Exit && !recorder.config.quiet {
+                for warning in &said.warnings {
+                    let on =
+                        if virtual_gpu::stats().is_some() { " (on a virtual GPU)" } else { "" };
+                    message!("warning{on}: {warning}");
+                }
             }
             tree::wrote(&recorder.config, &path);
             if !recorder.config.quiet {
@@ -135,7 +152,7 @@ pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
     measure::sample(recorder);
     let beside = beside(path);
     let format = format_of(path, recorder.config.format);
-    let written = write(recorder, u64::MAX, Reason::Request, &beside, format, &mut None)
+    let written = write(recorder, u64::MAX, Reason::Request, &beside, format, &mut Said::default())
         .and_then(|_| std::fs::rename(&beside, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&beside);
@@ -179,12 +196,12 @@ fn write_new(
     to: u64,
     reason: Reason,
     first: &Path,
-    text: &mut Option<String>,
+    said: &mut Said,
 ) -> io::Result<(PathBuf, Counts)> {
     let folder = first.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
     let beside = beside(first);
-    let written = write(recorder, to, reason, &beside, recorder.config.format, text);
+    let written = write(recorder, to, reason, &beside, recorder.config.format, said);
     let result = written.and_then(|counts| {
         for n in 0..u32::MAX {
             let path = folder.join(file_name(recorder, n));
@@ -220,7 +237,7 @@ fn write(
     reason: Reason,
     path: &Path,
     format: Format,
-    text: &mut Option<String>,
+    said: &mut Said,
 ) -> io::Result<Counts> {
     let encoding = match format {
         Format::Pickle => Encoding::Pickle,
@@ -245,8 +262,10 @@ fn write(
             about["bound_elsewhere"] = deepbind::bound_elsewhere().into();
             snapshot.memtrace = about;
             if reason == Reason::Oom {
-                *text = memtrace_analysis::oom::text(snapshot, namer.tables());
+                said.oom = memtrace_analysis::oom::text(snapshot, namer.tables());
             }
+            let warnings = snapshot.memtrace["warnings"].as_array();
+            said.warnings = warnings.into_iter().flatten().map(told_warning).collect();
         },
     )
     .and_then(|counts| {

@@ -111,7 +111,7 @@ fn allocated(door: Door, it: Allocated) {
     if it.size == 0 && !of_others || it.code == 0 && it.addr == 0 {
         return;
     }
-    if it.code == 0 && layer_of(it.what) == Layer::Device {
+    if it.code == 0 {
         enters(door, place::current().device);
     }
     guard::observe(|recorder, local| {
@@ -267,15 +267,17 @@ pub unsafe fn frees(
     stream: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    pass_after(
-        door,
-        || {
-            if addr != 0 {
-                freed(door, what, addr, stream);
-            }
-        },
-        call,
-    )
+    let before = || {
+        if addr != 0 {
+            freed(door, what, addr, stream);
+        }
+    };
+    let code = pass_after(door, before, call);
+    // `cudaFree(0)` is how programs ask for a context.
+    if addr == 0 && code == 0 && door.api == Api::cudaFree {
+        enters(door, place::current().device);
+    }
+    code
 }
 
 fn freed(door: Door, what: What, addr: usize, stream: usize) {
@@ -459,6 +461,9 @@ pub unsafe fn creates_stream(door: Door, out: Out, call: impl FnOnce() -> c_int)
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let stream = unsafe { got(code, out) };
     place::remember(stream as usize, place::current().device);
+    if code == 0 {
+        enters(door, place::current().device);
+    }
     code
 }
 

@@ -15,7 +15,8 @@ use std::ops::Range;
 
 use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, LIVE_TABLES, at, key, live_table};
 use memtrace_format::event::{Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, WORDS};
-use memtrace_format::ledger::{self, Books};
+use memtrace_format::ledger::{self, Books, Move};
+use memtrace_format::past::{self, Past};
 use memtrace_format::replay::{PAGE, State, pages};
 
 use crate::message;
@@ -158,7 +159,10 @@ impl Live {
     }
 
     fn put(&mut self, class: Class, k: u64, event: &Event) {
-        if let Some(entry) = self.find(class, k) {
+        let known = self.find(class, k);
+        self.note(known.and_then(|e| Move::of(class, &unpack(&words_of(e))?, false)));
+        self.note(Move::of(class, event, true));
+        if let Some(entry) = known {
             entry[0].store(FREE_AGAIN, Ordering::Release);
             fill(entry, event);
             return;
@@ -177,9 +181,22 @@ impl Live {
 
     fn remove(&mut self, class: Class, k: u64) {
         if let Some(entry) = self.find(class, k) {
+            self.note(unpack(&words_of(entry)).and_then(|e| Move::of(class, &e, false)));
             entry[0].store(FREE_AGAIN, Ordering::Release);
             self.tidy(entry);
             self.count(-1);
+        }
+    }
+
+    /// What each device has seen stands in the header (a model's is too short for that).
+    fn note(&self, one: Option<Move>) {
+        let Some((one, device)) = one.and_then(|m| Some((m, m.device?))) else { return };
+        let first = at::PAST + past::WORDS * Past::place(device);
+        let Some(words) = self.header.get(first..first + past::WORDS) else { return };
+        let mut past = Past::unpack(std::array::from_fn(|i| words[i].load(Ordering::Relaxed)));
+        past.note(&one);
+        for (cell, word) in words.iter().zip(past.pack()) {
+            cell.store(word, Ordering::Relaxed);
         }
     }
 
@@ -244,7 +261,13 @@ impl Live {
         for entry in self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE) {
             entries.push(words_of(entry));
         }
-        Copied { entries, anomalies: self.header[at::ANOMALIES].load(Ordering::Relaxed) }
+        let past = at::PAST..at::PAST + past::WORDS * past::DEVICES;
+        let past = self.header.get(past).unwrap_or_default();
+        Copied {
+            entries,
+            anomalies: self.header[at::ANOMALIES].load(Ordering::Relaxed),
+            past: past.iter().map(|word| word.load(Ordering::Relaxed)).collect(),
+        }
     }
 }
 
@@ -252,6 +275,7 @@ impl Live {
 pub struct Copied {
     entries: Vec<[u64; WORDS]>,
     anomalies: u64,
+    past: Vec<u64>,
 }
 
 impl Copied {
@@ -259,6 +283,7 @@ impl Copied {
     pub fn state(&self) -> State {
         let mut state = State::restore(self.entries.iter().filter_map(unpack));
         state.anomalies = self.anomalies;
+        state.past = Past::of_all(&self.past);
         state
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables, Value};
 
-use crate::report::told_site;
+use crate::report::{told_site, told_warning};
 use crate::sites::site_in;
 
 /// The most lines.
@@ -50,6 +50,10 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<String> {
         size(unused)
     );
     owners(&mut out, snapshot, device);
+    let warnings = snapshot.memtrace["warnings"].as_array().into_iter().flatten();
+    for w in warnings.filter(|w| w["kind"] == "taken before out of memory") {
+        let _ = writeln!(out, "  {}", told_warning(w));
+    }
     let sites = sites(blocks(), tables);
     if !sites.is_empty() {
         out.push_str("  live, by line:\n");

@@ -16,8 +16,6 @@ use crate::summary::{self, Estimate, Fragmentation, SiteUse, Summary};
 const UNEXPLAINED: f64 = 0.02;
 /// Reserved and not allocated, as a share of what is reserved, that is worth a warning.
 const UNUSED: f64 = 0.25;
-/// A device that a process holds no more of than this is one that it doesn't use.
-const STRAY: u64 = 32 << 20;
 
 /// The whole report.
 #[derive(Clone, Debug, Serialize)]
@@ -230,25 +228,16 @@ pub(crate) fn told_site(value: &Value) -> String {
     site_of(&frames.iter().collect::<Vec<_>>()).to_string()
 }
 
+/// A warning of the `memtrace` key in one line, with the line of code that it is about.
+pub fn told_warning(warning: &Value) -> String {
+    let site = told_site(&warning["frames"]);
+    format!("{}, {site}", text(&warning["text"]))
+}
+
 fn warnings(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
     let mut all = Vec::new();
-    let most = devices.iter().map(|d| d.held.max(d.peak_held)).max().unwrap_or(0);
+    all.extend(list(&snapshot.memtrace["warnings"]).map(told_warning));
     for d in devices {
-        let held = d.held.max(d.peak_held);
-        let entered = list(&snapshot.memtrace["entered"]).find(|e| e["device"] == d.device);
-        if let (Some(e), true) = (entered, held < STRAY && held < most / 4) {
-            let context =
-                d.reconcile.iter().flat_map(|r| &r.lines).find(|l| l.name.starts_with("contexts"));
-            let takes =
-                context.map_or_else(String::new, |l| format!(", which takes {} bytes", l.bytes));
-            let owner = e["owner"].as_str().map_or_else(String::new, |o| format!(" by {o}"));
-            all.push(format!(
-                "stray context on device {}, of which this process uses next to nothing{takes}: {}{owner}, {}",
-                d.device,
-                text(&e["call"]),
-                told_site(&e["frames"])
-            ));
-        }
         match &d.reconcile {
             Some(r) if r.unexplained.unsigned_abs() as f64 > UNEXPLAINED * r.used as f64 => all.push(format!(
                 "device {}: {} bytes are unexplained: a library that allocates past all known calls, kernels that were \

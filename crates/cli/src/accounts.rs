@@ -61,7 +61,9 @@ fn device(out: &mut String, d: &Device, top: usize) {
         size(d.peak_held),
         size(d.peak_allocated)
     );
-    if d.owners_at_peak != d.owners {
+    if d.owners_at_peak.is_empty() && d.peak_held > 0 {
+        out.push_str("    (before the recorded history: by whom is not known)\n");
+    } else if d.owners_at_peak != d.owners {
         owners(out, &d.owners_at_peak);
     }
     let _ = writeln!(out, "  at the end: {} held", size(d.held));

@@ -25,6 +25,7 @@
 //! was even and the same before and after it was read; an event if its slot was published when it was read a first
 //! time, and not overwritten after a second time.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, WORDS, What};
+use crate::past::{self, Past};
 use crate::recording::Recording;
 use crate::replay::State;
 use crate::stacks::{HEAD_NEXT, HEADER, Words};
@@ -39,7 +41,7 @@ use crate::stacks::{HEAD_NEXT, HEADER, Words};
 /// First word of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"memtrace");
 /// Version of everything below; it moves together with the event's.
-pub const VERSION: u64 = (2 << 32) | LAYOUT_VERSION as u64;
+pub const VERSION: u64 = (3 << 32) | LAYOUT_VERSION as u64;
 
 /// Words of the header page.
 pub const HEADER_WORDS: usize = 512;
@@ -84,6 +86,8 @@ pub mod at {
     pub const SAMPLED_NS: usize = 89;
     /// Events that stand for no call of the program's: measurements, and first entries of a device.
     pub const OWN_EVENTS: usize = 90;
+    /// What each device has seen: [`crate::past::WORDS`] words for each of [`crate::past::DEVICES`].
+    pub const PAST: usize = 128;
 }
 
 /// The regions, by number.
@@ -151,6 +155,7 @@ pub enum Class {
     Reservation = 10,
     Object = 11,
     PoolReserved = 12,
+    Entered = 13,
 }
 
 impl Class {
@@ -178,6 +183,7 @@ pub fn key(event: &Event) -> Option<(Class, u64)> {
         (_, Kind::Reserve) => (Class::Reservation, event.addr),
         (_, Kind::Create) => (Class::Object, event.addr),
         (_, Kind::PoolReserved) => (Class::PoolReserved, event.addr),
+        (_, Kind::Entered) => (Class::Entered, u64::from(event.device as u8)),
         _ => return None,
     })
 }
@@ -501,6 +507,14 @@ impl<B: Bytes> Reading<'_, B> {
         Err(OpenError::Unreadable(why.to_owned()))
     }
 
+    /// What the devices have seen: of a living process, perhaps a moment later than its live table.
+    fn past(&self) -> Result<BTreeMap<i8, Past>, OpenError> {
+        let mut bytes = [0; past::WORDS * past::DEVICES * 8];
+        self.file.file.read_at(at::PAST as u64 * 8, &mut bytes)?;
+        let words = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b));
+        Ok(Past::of_all(&words.collect::<Vec<u64>>()))
+    }
+
     /// A live table, with as few calls as possible: there may be little time.
     fn read_table(&self, table: usize, into: &mut Vec<u8>) -> Result<(), OpenError> {
         let entries = live_table(table);
@@ -547,6 +561,7 @@ impl<B: Bytes> Recording for Reading<'_, B> {
         let entries = bytes.chunks_exact(SLOT).map(words_of).filter(|words| words[0] == LIVE);
         let mut live = State::restore(entries.filter_map(event_of));
         live.anomalies = self.word(at::ANOMALIES)?;
+        live.past = self.past()?;
         let mut half = Vec::new();
         if retired < self.written()?
             && sequence != retired.wrapping_mul(2)

@@ -153,10 +153,12 @@ pub enum What {
     MemoryPool = 13,
     /// An object through which several devices write together; it has no memory of its own.
     Multicast = 14,
+    /// One of NCCL's communicators: `size` is how many ranks it has, `stream` which one this is.
+    Communicator = 15,
 }
 
 impl What {
-    const ALL: [What; 15] = [
+    const ALL: [What; 16] = [
         What::Device,
         What::Pool,
         What::Managed,
@@ -172,6 +174,7 @@ impl What {
         What::Executable,
         What::MemoryPool,
         What::Multicast,
+        What::Communicator,
     ];
 
     /// The one with this number, if there is one.
@@ -254,7 +257,7 @@ pub struct Event {
     pub api: u16,
     /// What the event is about.
     pub what: What,
-    /// Of the framework's allocator: from which of its pools.
+    /// Of the framework's allocator: from which of its pools. Of the other layers: see [`Event::part`].
     pub pool: Pool,
     /// Wall clock, nanoseconds since 1970.
     pub time_ns: u64,
@@ -272,7 +275,16 @@ pub struct Event {
     pub thread: u32,
 }
 
+/// The [`Event::part`] of what was made while several communicators were at work, so that nobody can tell for which.
+pub const ONE_OF_SEVERAL: u16 = u16::MAX;
+
 impl Event {
+    /// The number of NCCL's communicator that the thread was at work for: 0 if none, [`ONE_OF_SEVERAL`] if it can't be told.
+    /// A communicator itself is a [`Kind::Create`] with its own number.
+    pub fn part(&self) -> u16 {
+        if self.layer == Layer::Framework { 0 } else { self.pool.0 }
+    }
+
     /// The event as words 1 to 7 of a slot.
     #[inline]
     pub fn pack(&self) -> [u64; WORDS - 1] {

@@ -92,7 +92,12 @@ pub fn apply(
             });
             true
         }
-        Kind::Measured | Kind::Entered => true,
+        // The first call on a device says who set foot on it.
+        Kind::Entered => {
+            let known = key(event).and_then(|(class, k)| books.get(class, k));
+            known.is_some() || enter(books, event)
+        }
+        Kind::Measured => true,
         _ => false,
     }
 }
@@ -277,6 +282,21 @@ impl Ledger {
     /// Everything that is there, as if it came now.
     pub fn holdings(&self) -> impl Iterator<Item = Move> {
         self.entries.iter().filter_map(|((class, _), e)| Move::of(*class, e, true))
+    }
+
+    /// How the process came to each device: the first call on it, and the contexts that are there.
+    pub fn ways_in(&self) -> impl Iterator<Item = &Event> {
+        let is = |class: Class, e: &Event| match class {
+            Class::Entered => true,
+            Class::Object => e.what == What::Context,
+            _ => false,
+        };
+        self.entries.iter().filter(move |((class, _), e)| is(*class, e)).map(|(_, e)| e)
+    }
+
+    /// NCCL's communicators that are there.
+    pub fn communicators(&self) -> impl Iterator<Item = &Event> {
+        self.entries.values().filter(|e| e.kind == Kind::Create && e.what == What::Communicator)
     }
 
     /// Takes one event into account, and says what the trace says about it.

@@ -15,6 +15,7 @@ pub mod event;
 pub mod json;
 pub mod ledger;
 mod out;
+pub mod past;
 pub mod pickle;
 pub mod recording;
 pub mod replay;

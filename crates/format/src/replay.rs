@@ -21,6 +21,7 @@ use crate::event::{
     StackId,
 };
 use crate::ledger::{Ledger, Move, Moves, Sort};
+use crate::past::Past;
 use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, Snapshot, StackIx, TraceEntry};
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
@@ -99,6 +100,8 @@ pub struct State {
     waiting: HashMap<u64, (usize, u64)>,
     /// What frameworks took and gave back.
     moves: Moves,
+    /// What the devices had seen when a live table was read; events that are applied later are not in it.
+    pub past: BTreeMap<i8, Past>,
     /// Events that contradict what was known: a free of an unknown block, an address allocated twice.
     pub anomalies: u64,
 }
@@ -587,7 +590,7 @@ impl Segment {
 
 fn framework_move(device: usize, bytes: u64, stack: StackId, came: bool) -> Move {
     let device = Some(i8::try_from(device).unwrap_or(-1));
-    Move { device, sort: Sort::Framework, stack, bytes, came }
+    Move { device, sort: Sort::Framework, stack, bytes, came, part: 0 }
 }
 
 /// The first addresses of the pages in a mapped range.

@@ -12,6 +12,7 @@
 mod accounts;
 mod doors;
 mod file;
+
 mod lines;
 mod names;
 mod owner;
@@ -21,6 +22,7 @@ pub mod source;
 pub mod symbols;
 #[cfg(test)]
 mod testing;
+
 mod write;
 
 pub use doors::{cost, doors};

@@ -127,7 +127,7 @@ pub fn write<W: Words>(
 
 /// Copies what [`write`] has worked out into another `memtrace` key.
 pub fn carry_over(known: &Value, about: &mut Value) {
-    for key in ["ledger", "owners", "reconcile", "entered", "out_of_memory"] {
+    for key in ["ledger", "owners", "reconcile", "entered", "out_of_memory", "warnings"] {
         if let Some(value) = known.get(key) {
             about[key] = value.clone();
         }

@@ -41,13 +41,16 @@ pub struct Move {
     pub bytes: u64,
     /// It came.
     pub came: bool,
+    /// For which of NCCL's communicators, as [`Event::part`].
+    pub part: u16,
 }
 
 impl Move {
-    /// What an entry of the books holds; `None` if that is in no sum.
-    pub(super) fn of(class: Class, e: &Event, came: bool) -> Option<Move> {
+    /// What an entry of the books (or of a framework's) holds; `None` if that is in no sum.
+    pub fn of(class: Class, e: &Event, came: bool) -> Option<Move> {
         let host = e.layer == Layer::Host;
         let sort = match (class, e.what) {
+            (Class::Segment | Class::Page, _) => Sort::Framework,
             (Class::Handle, What::Device) => Sort::Plain,
             (Class::Driver, What::Pinned | What::Registered) if host => Sort::Plain,
             (Class::Driver, What::Device) | (Class::Array, What::Array) if !host => Sort::Plain,
@@ -57,7 +60,7 @@ impl Move {
             _ => return None,
         };
         let device = (!host).then_some(e.device);
-        Some(Move { device, sort, stack: e.stack, bytes: e.size, came })
+        Some(Move { device, sort, stack: e.stack, bytes: e.size, came, part: e.part() })
     }
 }
 

@@ -95,6 +95,7 @@ impl Ledger {
                     totals.pools.push((e.addr, e.device, e.size, e.time_ns));
                     continue;
                 }
+                Class::Entered => continue,
                 _ => {}
             }
             let device = totals.devices.entry(e.device).or_default();

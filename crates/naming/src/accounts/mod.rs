@@ -14,26 +14,21 @@
 //!
 //! So the lines of the table add up to what the device said, at the moment when it said it.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+mod device;
+mod growth;
+mod warnings;
+
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use memtrace_format::event::{
-    Event, FLAG_FAILED, FLAG_PROCESSES, Kind, Layer, OUT_OF_MEMORY, What,
-};
+use memtrace_format::event::{Event, FLAG_FAILED, Kind, Layer, OUT_OF_MEMORY, What};
 use memtrace_format::ledger::{Move, Sort};
 use memtrace_format::replay::{ApiName, State};
 use memtrace_format::stacks::{StackId, Words};
 use serde_json::{Value, json};
 
 use crate::names::Namer;
-
-/// What a driver takes memory in, bytes; smaller requests share a piece.
-const PIECE: u64 = 2 << 20;
-/// The largest request that shares one.
-const SHARED: u64 = 1 << 20;
-/// What requests that share a piece are rounded to.
-const GRAIN: u64 = 512;
+use device::{Device, change};
 
 /// The owner of what a framework's allocator holds.
 const FRAMEWORK: &str = "PyTorch";
@@ -56,86 +51,6 @@ struct Amount {
 /// Sums by owner, by the owner's number.
 type ByOwner = Vec<Amount>;
 
-/// What the driver's pieces add to what was asked for.
-#[derive(Clone, Copy, Debug, Default)]
-struct Rounding {
-    /// Of requests that have pieces of their own.
-    large: u64,
-    /// All requests that share pieces.
-    small: u64,
-    /// How many there are.
-    small_count: u64,
-}
-
-impl Rounding {
-    fn change(&mut self, bytes: u64, came: bool) {
-        let add = |n: &mut u64, by: u64| {
-            *n = if came { n.saturating_add(by) } else { n.saturating_sub(by) }
-        };
-        if bytes > SHARED {
-            add(&mut self.large, bytes.next_multiple_of(PIECE) - bytes);
-        } else {
-            add(&mut self.small, bytes);
-            add(&mut self.small_count, 1);
-        }
-    }
-
-    /// If those that share pieces lie side by side.
-    fn least(&self) -> u64 {
-        self.large + self.small.next_multiple_of(PIECE) - self.small
-    }
-
-    /// If each has a piece of its own, and its own grains.
-    fn most(&self) -> u64 {
-        let apart = self.small_count.saturating_mul(PIECE);
-        self.large + apart.saturating_sub(self.small).max(self.small_count.saturating_mul(GRAIN))
-    }
-}
-
-/// What a device said, and what was booked then.
-#[derive(Clone, Debug)]
-struct Measured {
-    time_us: u64,
-    api: u16,
-    used: u64,
-    total: u64,
-    others: Option<u64>,
-    /// In use by no process, as the device says.
-    nobodys: i64,
-    by: ByOwner,
-    rounding: Rounding,
-    managed: u64,
-    graph_nodes: u64,
-    pooled: u64,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Device {
-    by: ByOwner,
-    held: u64,
-    managed: u64,
-    graph_nodes: u64,
-    pooled: u64,
-    rounding: Rounding,
-    /// The highest `held`, when, and by whom; the last only if it has been left since.
-    peak: u64,
-    peak_us: Option<u64>,
-    peak_by: ByOwner,
-    at_peak: bool,
-    /// Sorts of things that came or went since the last measurement.
-    touched: u8,
-    /// Which sorts the first measurement was charged to.
-    first: u8,
-    /// Bytes by the sorts that they are charged to.
-    overhead: BTreeMap<u8, i64>,
-    drift: i64,
-    measured: Option<Measured>,
-    /// What pools have said they have reserved.
-    pools: BTreeMap<u64, u64>,
-    /// How the process came here.
-    entered: Option<Event>,
-}
-
 /// See the module's essay.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
@@ -155,6 +70,12 @@ impl Accounts {
         for one in state.holdings() {
             accounts.take(&one, None, namer);
         }
+        for (device, past) in &state.past {
+            accounts.devices.entry(*device).or_default().remember(past);
+        }
+        for way in state.ledger.ways_in() {
+            accounts.devices.entry(way.device).or_default().enter(way);
+        }
         accounts
     }
 
@@ -164,14 +85,16 @@ impl Accounts {
             self.take(one, Some(event.time_ns / 1000), namer);
         }
         if event.layer == Layer::Framework {
-            if event.kind == Kind::Oom {
-                self.oom = Some(*event);
+            match event.kind {
+                Kind::Oom => self.failed(event, namer),
+                Kind::Alloc => self.devices.entry(event.device).or_default().growth.tick(),
+                _ => {}
             }
             return;
         }
         if event.flags & FLAG_FAILED != 0 {
             if event.extra == OUT_OF_MEMORY {
-                self.oom = Some(*event);
+                self.failed(event, namer);
             }
             return;
         }
@@ -187,13 +110,13 @@ impl Accounts {
                 let device = self.devices.entry(event.device).or_default();
                 device.touched |= sort;
                 if sort == CONTEXTS && event.kind == Kind::Create {
-                    device.entered.get_or_insert(*event);
+                    device.enter(event);
                 }
             }
             Kind::Entered => {
                 let device = self.devices.entry(event.device).or_default();
                 device.touched |= CONTEXTS;
-                device.entered.get_or_insert(*event);
+                device.enter(event);
             }
             Kind::Reset => self.devices.entry(event.device).or_default().touched |= CONTEXTS,
             Kind::PoolReserved if event.what == What::MemoryPool => {
@@ -218,6 +141,21 @@ impl Accounts {
         }
     }
 
+    /// A request failed for want of memory.
+    fn failed<W: Words>(&mut self, event: &Event, namer: &mut Namer<W>) {
+        self.oom = Some(*event);
+        if event.layer == Layer::Host {
+            return;
+        }
+        let framework = event.kind == Kind::Oom;
+        let by = if framework { None } else { namer.owner(event.stack) };
+        let by = by.map(|name| self.number(&name));
+        let free = framework.then_some(event.extra);
+        let device = self.devices.entry(event.device).or_default();
+        let crowded = device.recent.crowded(event.time_ns / 1000, by, event.size, free);
+        device.crowded = crowded.or(device.crowded.take());
+    }
+
     fn number(&mut self, name: &str) -> usize {
         if let Some(n) = self.numbers.get(name) {
             return *n;
@@ -235,12 +173,14 @@ impl Accounts {
             .iter()
             .filter(|(_, d)| d.peak > 0 || d.held > 0)
             .map(|(ordinal, d)| {
-                let peak_by = if d.at_peak { &d.by } else { &d.peak_by };
+                let peak_by = if d.at_peak { Some(&d.by) } else { d.peak_by.as_ref() };
+                let peak_by = peak_by.map(|by| self.by(by));
                 json!({
                     "device": ordinal,
                     "held": d.held,
                     "by": self.by(&d.by),
-                    "peak": {"held": d.peak, "time_us": d.peak_us, "by": self.by(peak_by)},
+                    "peak": {"held": d.peak, "time_us": d.peak_us, "by": peak_by},
+                    "taken": {"bytes": d.taken.bytes, "count": d.taken.count},
                 })
             })
             .collect();
@@ -260,6 +200,7 @@ impl Accounts {
                 json!({"device": ordinal, "time_us": e.time_ns / 1000, "call": api(e.api), "owner": owner, "frames": frames})
             })
             .collect();
+        about["warnings"] = self.warnings(api, namer).into();
         if let Some(oom) = &self.oom {
             about["out_of_memory"] = told(oom, api, namer);
         }
@@ -319,99 +260,6 @@ impl Accounts {
             "lines": lines,
             "unexplained": left,
         }))
-    }
-}
-
-impl Device {
-    fn take(&mut self, one: &Move, owner: usize, time_us: Option<u64>) {
-        let up_or_down = |n: &mut u64| {
-            *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };
-        };
-        match one.sort {
-            Sort::Managed => up_or_down(&mut self.managed),
-            Sort::GraphNode => up_or_down(&mut self.graph_nodes),
-            Sort::Pooled => up_or_down(&mut self.pooled),
-            Sort::Plain | Sort::Framework => self.rounding.change(one.bytes, one.came),
-        }
-        if !one.sort.is_held() {
-            return;
-        }
-        if !one.came && std::mem::take(&mut self.at_peak) {
-            self.peak_by.clone_from(&self.by);
-        }
-        change(&mut self.by, owner, one);
-        up_or_down(&mut self.held);
-        if self.held > self.peak {
-            (self.peak, self.peak_us, self.at_peak) = (self.held, time_us, true);
-        }
-    }
-
-    /// What lies between what the device says and what is booked.
-    fn between(&self, used: u64, others: Option<u64>, nobodys: i64) -> i64 {
-        let booked = self.held + self.rounding.least() + others.unwrap_or(0);
-        used as i64 - booked as i64 - nobodys
-    }
-
-    fn measure(&mut self, event: &Event, cut: bool) {
-        let known = event.flags & FLAG_PROCESSES != 0;
-        let last = self.measured.take();
-        let before = last.as_ref().and_then(|m| m.others);
-        let others = if known { Some(event.stream) } else { before };
-        let nobodys = match &last {
-            _ if known => event.size as i64 - event.addr as i64 - event.stream as i64,
-            Some(m) => m.nobodys,
-            None => 0,
-        };
-        let now = self.between(event.size, others, nobodys);
-        let delta = match &last {
-            None => now,
-            Some(m) => {
-                now - self.overhead.values().sum::<i64>() - self.drift
-                // Until others were known, they were charged with the first measurement.
-                + if m.others.is_none() { others.unwrap_or(0) as i64 + nobodys } else { 0 }
-            }
-        };
-        if let (Some(m), Some(others)) = (&last, others)
-            && m.others.is_none()
-        {
-            *self.overhead.entry(self.first).or_default() -= others as i64 + nobodys;
-        }
-        let mut sorts = std::mem::take(&mut self.touched);
-        if last.is_none() {
-            sorts = if cut { BEFORE } else { sorts | CONTEXTS };
-            self.first = sorts;
-        }
-        if sorts == 0 {
-            self.drift += delta;
-        } else {
-            *self.overhead.entry(sorts).or_default() += delta;
-        }
-        self.measured = Some(Measured {
-            time_us: event.time_ns / 1000,
-            api: event.api,
-            used: event.size,
-            total: event.extra,
-            others,
-            nobodys,
-            by: self.by.clone(),
-            rounding: self.rounding,
-            managed: self.managed,
-            graph_nodes: self.graph_nodes,
-            pooled: self.pooled,
-        });
-    }
-}
-
-fn change(sums: &mut ByOwner, owner: usize, one: &Move) {
-    if sums.len() <= owner {
-        sums.resize(owner + 1, Amount::default());
-    }
-    let Some(sum) = sums.get_mut(owner) else { return };
-    if one.came {
-        *sum = Amount { bytes: sum.bytes.saturating_add(one.bytes), count: sum.count + 1 };
-    } else {
-        sum.bytes = sum.bytes.saturating_sub(one.bytes);
-        sum.count = sum.count.saturating_sub(1);
     }
 }
 
