@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
 
-use crate::hooks::{contexts, resolve};
+use crate::hooks::{communicators, contexts, resolve};
 use crate::record::{Recorder, guard};
 use crate::{ASLEEP, WOKEN, dump, forget_recorder, message, recorder, tree};
 
@@ -139,6 +139,7 @@ extern "C" fn forked() {
     forget_recorder();
     WOKEN.store(ASLEEP, Ordering::Release);
     contexts::forget_entered();
+    communicators::forget_work();
     guard::local(guard::Local::forget_thread);
 }
 

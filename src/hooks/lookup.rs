@@ -29,7 +29,7 @@ static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu" or "dl" and the
+/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu", "nc" or "dl" and the
 /// handle (rdi) is neither `RTLD_DEFAULT` (0) nor `RTLD_NEXT` (-1).
 macro_rules! jump_or_look {
     ($next:ident, $find:ident, $ours:ident) => {
@@ -44,6 +44,8 @@ macro_rules! jump_or_look {
             "jbe 2f",
             "cmp byte ptr [rsi], 0x63", // c
             "je 3f",
+            "cmp byte ptr [rsi], 0x6e", // n
+            "je 7f",
             "cmp byte ptr [rsi], 0x64", // d
             "jne 2f",
             "cmp byte ptr [rsi + 1], 0x6c", // l
@@ -55,6 +57,10 @@ macro_rules! jump_or_look {
             "jmp rax",
             "3:",
             "cmp byte ptr [rsi + 1], 0x75", // u
+            "je {ours}",
+            "jmp 2b",
+            "7:",
+            "cmp byte ptr [rsi + 1], 0x63", // c
             "je {ours}",
             "jmp 2b",
             "4:",

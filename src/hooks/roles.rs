@@ -13,14 +13,14 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::event::{
-    Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, What,
+    Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool, What,
 };
 
 use super::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
 };
 use super::table::{Api, Door, Out, Ptr};
-use super::{contexts, event, place, torch};
+use super::{communicators, contexts, event, place, torch};
 
 pub use super::contexts::*;
 use crate::message;
@@ -90,7 +90,8 @@ fn layer_of(what: What) -> Layer {
 
 /// An event of this door, here and now.
 fn of_door(door: Door, local: &Local, kind: Kind, what: What) -> Event {
-    Event { api: door.api as u16, what, ..event(local, kind, layer_of(what)) }
+    let pool = Pool(communicators::at_work());
+    Event { api: door.api as u16, what, pool, ..event(local, kind, layer_of(what)) }
 }
 
 // --- allocations and frees -----------------------------------------------------------------------------

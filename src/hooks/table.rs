@@ -16,6 +16,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use memtrace_format::event::What;
 
+use super::communicators::UniqueId;
 use super::records::{
     ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,
     GraphNode, IpcHandle, Location, MemoryProperties, PitchedPtr, PoolProperties,
@@ -284,6 +285,27 @@ entry_points! {
         cudaGetDriverEntryPoint_ptsz(name: *const c_char, out: Out, flags: c_ulonglong, status: *mut c_int) => own;
         cudaGetDriverEntryPointByVersion(name: *const c_char, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int) => own;
         cudaGetDriverEntryPointByVersion_ptsz(name: *const c_char, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int) => own;
+    }
+    // NCCL itself, whose calls say for which communicator its memory is.
+    "libnccl.so" communicators {
+        ncclCommInitRank(out: Out, ranks: c_int, id: UniqueId, rank: c_int) => own;
+        ncclCommInitRankConfig(out: Out, ranks: c_int, id: UniqueId, rank: c_int, config: Ptr) => own;
+        ncclCommInitRankScalable(out: Out, ranks: c_int, rank: c_int, ids: c_int, id: Ptr, config: Ptr) => own;
+        ncclCommInitAll(out: Out, count: c_int, devices: *const c_int) => own;
+        ncclCommSplit(of: Handle, color: c_int, key: c_int, out: Out, config: Ptr) => own;
+        ncclCommFinalize(of: Handle) => own;
+        ncclCommDestroy(of: Handle) => own;
+        ncclCommAbort(of: Handle) => own;
+        ncclGroupStart() => own;
+        ncclGroupEnd() => own;
+        ncclAllReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => own;
+        ncclReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, root: c_int, of: Handle, stream: Handle) => own;
+        ncclReduceScatter(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => own;
+        ncclAllGather(from: *const c_void, to: Ptr, count: usize, kind: c_int, of: Handle, stream: Handle) => own;
+        ncclBroadcast(from: *const c_void, to: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => own;
+        ncclBcast(at: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => own;
+        ncclSend(from: *const c_void, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => own;
+        ncclRecv(to: Ptr, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => own;
     }
     "libcuda.so" driver {
         // contexts

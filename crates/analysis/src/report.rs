@@ -28,6 +28,8 @@ pub struct Report {
     pub devices: Vec<Device>,
     /// Page-locked host memory by owner.
     pub host: Vec<Owner>,
+    /// Of NCCL's page-locked host memory: by communicator.
+    pub host_communicators: Vec<Owner>,
     /// What to look at.
     pub warnings: Vec<String>,
 }
@@ -86,6 +88,8 @@ pub struct Device {
     pub held: u64,
     /// By owner, at the end.
     pub owners: Vec<Owner>,
+    /// Of NCCL's: by communicator.
+    pub communicators: Vec<Owner>,
     /// Of PyTorch's: what its libraries keep to work in, by the function that took it.
     pub workspaces: Vec<Owner>,
     /// Unused memory of PyTorch's at the end.
@@ -135,6 +139,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
                 owners_at_peak: owners(&sums["peak"]["by"]),
                 held: sums["held"].as_u64().unwrap_or(reserved),
                 owners: ours(&sums["by"]),
+                communicators: communicators(&sums["communicators"]),
                 workspaces: workspaces(snapshot, ordinal),
                 fragmentation: seen.map(|d| d.fragmentation),
                 sites: seen.map_or_else(Vec::new, |d| d.at_end.clone()),
@@ -143,7 +148,15 @@ pub fn report(snapshot: &Snapshot) -> Report {
         })
         .collect();
     let warnings = warnings(snapshot, &devices);
-    Report { estimate, recorded_by, host: owners(&told["owners"]["host"]["by"]), devices, warnings }
+    let host = &told["owners"]["host"];
+    Report {
+        estimate,
+        recorded_by,
+        host: owners(&host["by"]),
+        host_communicators: communicators(&host["communicators"]),
+        devices,
+        warnings,
+    }
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -163,6 +176,24 @@ fn owners(by: &Value) -> Vec<Owner> {
             count: number(&o["count"]),
         })
         .collect()
+}
+
+/// NCCL's memory by communicator.
+fn communicators(by: &Value) -> Vec<Owner> {
+    let number = |v: &Value| v.as_u64().unwrap_or(0);
+    let name = |c: &Value| match (number(&c["communicator"]), c["ranks"].as_u64()) {
+        (0, _) => "NCCL, communicator unknown".to_owned(),
+        (n, None) => format!("NCCL, communicator {n}"),
+        (n, Some(ranks)) => {
+            format!("NCCL, communicator {n}: rank {} of {ranks}", number(&c["rank"]))
+        }
+    };
+    let one = |c: &Value| Owner {
+        owner: name(c),
+        bytes: number(&c["bytes"]),
+        count: number(&c["count"]),
+    };
+    list(by).map(one).collect()
 }
 
 fn reconcile(table: &Value) -> Reconcile {

@@ -43,6 +43,7 @@ fn page(report: &Report, top: usize) -> String {
     if !report.host.is_empty() {
         out.push_str("\npage-locked host memory\n");
         owners(&mut out, &report.host);
+        by_communicator(&mut out, &report.host_communicators);
     }
     if !report.warnings.is_empty() {
         out.push('\n');
@@ -68,6 +69,7 @@ fn device(out: &mut String, d: &Device, top: usize) {
     }
     let _ = writeln!(out, "  at the end: {} held", size(d.held));
     owners(out, &d.owners);
+    by_communicator(out, &d.communicators);
     if !d.workspaces.is_empty() {
         out.push_str("  of PyTorch's, for its libraries to work in\n");
         owners(out, &d.workspaces);
@@ -93,6 +95,13 @@ fn device(out: &mut String, d: &Device, top: usize) {
         let sign = if l.bytes < 0 { "-" } else { "" };
         let bytes = format!("{sign}{}", count(l.bytes.unsigned_abs()));
         let _ = writeln!(out, "    {bytes:>18}  {} ({})", l.name, l.known);
+    }
+}
+
+fn by_communicator(out: &mut String, all: &[Owner]) {
+    if !all.is_empty() {
+        out.push_str("  of NCCL's, by communicator\n");
+        owners(out, all);
     }
 }
 

@@ -620,5 +620,7 @@ pub(crate) fn driver_entry(
     api: ApiName<'_>,
 ) -> TraceEntry {
     let user_metadata = Some(format!("driver: {}", api(event.api)).into());
-    TraceEntry { user_metadata, ..entry(event, action, size) }
+    // The place of the pool says something else in these events.
+    let event = Event { pool: Pool::DEFAULT, ..*event };
+    TraceEntry { user_metadata, ..entry(&event, action, size) }
 }

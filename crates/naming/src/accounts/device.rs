@@ -213,7 +213,13 @@ pub(super) fn change(sums: &mut ByOwner, owner: usize, one: &Move) {
     if sums.len() <= owner {
         sums.resize(owner + 1, Amount::default());
     }
-    let Some(sum) = sums.get_mut(owner) else { return };
+    if let Some(sum) = sums.get_mut(owner) {
+        add(sum, one);
+    }
+}
+
+/// What came or went, to one sum.
+pub(super) fn add(sum: &mut Amount, one: &Move) {
     if one.came {
         *sum = Amount { bytes: sum.bytes.saturating_add(one.bytes), count: sum.count + 1 };
     } else {

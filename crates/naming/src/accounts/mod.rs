@@ -21,17 +21,21 @@ mod warnings;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use memtrace_format::event::{Event, FLAG_FAILED, Kind, Layer, OUT_OF_MEMORY, What};
+use memtrace_format::event::{
+    Event, FLAG_FAILED, Kind, Layer, ONE_OF_SEVERAL, OUT_OF_MEMORY, What,
+};
 use memtrace_format::ledger::{Move, Sort};
 use memtrace_format::replay::{ApiName, State};
 use memtrace_format::stacks::{StackId, Words};
 use serde_json::{Value, json};
 
 use crate::names::Namer;
-use device::{Device, change};
+use device::{Device, add, change};
 
 /// The owner of what a framework's allocator holds.
 const FRAMEWORK: &str = "PyTorch";
+/// The owner whose memory is told apart by communicator.
+const NCCL: &str = "NCCL";
 /// The owner of what has no stack.
 const NOBODY: &str = "(no stack was recorded)";
 
@@ -58,6 +62,10 @@ pub(crate) struct Accounts {
     numbers: HashMap<Rc<str>, usize>,
     devices: BTreeMap<i8, Device>,
     host: ByOwner,
+    /// Of NCCL's memory: by device (or the host's) and communicator.
+    parts: BTreeMap<(Option<i8>, u16), Amount>,
+    /// The communicators that have been seen, by number.
+    communicators: BTreeMap<u16, Event>,
     oom: Option<Event>,
     /// The history has lost its beginning.
     cut: bool,
@@ -72,6 +80,9 @@ impl Accounts {
         }
         for (device, past) in &state.past {
             accounts.devices.entry(*device).or_default().remember(past);
+        }
+        for it in state.ledger.communicators() {
+            accounts.communicators.insert(it.part(), *it);
         }
         for way in state.ledger.ways_in() {
             accounts.devices.entry(way.device).or_default().enter(way);
@@ -106,6 +117,9 @@ impl Accounts {
         };
         let cut = self.cut;
         match event.kind {
+            Kind::Create if event.what == What::Communicator => {
+                self.communicators.insert(event.part(), *event);
+            }
             Kind::Create | Kind::Destroy if sort != 0 => {
                 let device = self.devices.entry(event.device).or_default();
                 device.touched |= sort;
@@ -135,6 +149,9 @@ impl Accounts {
                 None => self.number(NOBODY),
             },
         };
+        if self.owners.get(owner).is_some_and(|name| &**name == NCCL) && one.sort.is_held() {
+            add(self.parts.entry((one.device, one.part)).or_default(), one);
+        }
         match one.device {
             None => change(&mut self.host, owner, one),
             Some(device) => self.devices.entry(device).or_default().take(one, owner, time_us),
@@ -181,10 +198,11 @@ impl Accounts {
                     "by": self.by(&d.by),
                     "peak": {"held": d.peak, "time_us": d.peak_us, "by": peak_by},
                     "taken": {"bytes": d.taken.bytes, "count": d.taken.count},
+                    "communicators": self.by_communicator(Some(*ordinal)),
                 })
             })
             .collect();
-        about["owners"] = json!({"devices": devices, "host": {"by": self.by(&self.host)}});
+        about["owners"] = json!({"devices": devices, "host": {"by": self.by(&self.host), "communicators": self.by_communicator(None)}});
         about["reconcile"] = self
             .devices
             .iter()
@@ -204,6 +222,22 @@ impl Accounts {
         if let Some(oom) = &self.oom {
             about["out_of_memory"] = told(oom, api, namer);
         }
+    }
+
+    /// What NCCL holds there for each communicator; number 0 is what can't be told.
+    fn by_communicator(&self, device: Option<i8>) -> Value {
+        let mut all: BTreeMap<u16, Amount> = BTreeMap::new();
+        for ((_, part), a) in self.parts.iter().filter(|((d, _), a)| *d == device && a.count > 0) {
+            let sum = all.entry(if *part == ONE_OF_SEVERAL { 0 } else { *part }).or_default();
+            *sum = Amount { bytes: sum.bytes.saturating_add(a.bytes), count: sum.count + a.count };
+        }
+        let line = |(number, a): (u16, Amount)| {
+            let of = self.communicators.get(&number);
+            let ranks = of.map(|c| c.size).filter(|n| *n > 0);
+            let rank = of.filter(|c| c.size > 0).map(|c| c.stream);
+            json!({"communicator": number, "ranks": ranks, "rank": rank, "bytes": a.bytes, "count": a.count})
+        };
+        all.into_iter().map(line).collect()
     }
 
     fn by(&self, sums: &ByOwner) -> Value {
