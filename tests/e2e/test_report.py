@@ -23,15 +23,12 @@ def lines(device):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """The demo's two ranks."""
+    """The demo's two ranks, as the script itself shows them."""
     out = tmp_path_factory.mktemp("who")
-    scripts = support.ROOT / "scripts"
-    extension = out / "libextension.so"
-    source = scripts / "who_has_the_rest_extension.c"
-    support.must(support.execute(["cc", "-shared", "-fPIC", "-o", extension, source]))
-    torchrun = [support.PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    job = [*torchrun, scripts / "who_has_the_rest.py", extension, out]
-    support.must(support.record(job, out, spec="h100*2", stacks="all"))
+    env = {"MEMTRACE_BUILD": str(support.build_dir()), "MEMTRACE_TORCH": support.PYTHON, "MEMTRACE_OUT": str(out)}
+    shown = support.must(support.execute([support.ROOT / "scripts" / "who_has_the_rest"], env=env)).stdout
+    for line in ("104,857,600", "50,331,648  NCCL", "25,165,824  libextension.so", "8,388,608  cuBLAS workspace"):
+        assert shown.count(line) >= 2, f"{line} is not shown for both ranks:\n{shown}"
     return [report(out / f"rank{rank}.pickle") for rank in (0, 1)]
 
 
@@ -43,6 +40,8 @@ def test_each_owner_is_named_to_the_byte(ranks, rank):
     found = lines(device)
     assert found == {**owners, "contexts": CONTEXT, "unexplained": 0}
     assert device["held"] == sum(owners.values()) <= device["peak_held"]
+    [workspace] = device["workspaces"]
+    assert (workspace["library"], workspace["peak"]) == ("cuBLAS workspace", 8 * MIB)
 
 
 def test_a_stray_context_is_told_with_the_line_that_made_it(ranks):

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memtrace_format::snapshot::{BlockState, Frame, Snapshot, Value};
+use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx, Value};
 use serde::Serialize;
 
 use crate::sites::site_of;
@@ -43,6 +43,21 @@ pub struct Owner {
     pub bytes: u64,
     /// Allocations (segments, for PyTorch).
     pub count: u64,
+}
+
+/// Memory of PyTorch's in which one of its libraries works.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Workspace {
+    /// Which.
+    pub library: String,
+    /// On which stream.
+    pub stream: u64,
+    /// Bytes at the end.
+    pub bytes: u64,
+    /// Blocks at the end.
+    pub count: u64,
+    /// Bytes at most, as far as the history goes.
+    pub peak: u64,
 }
 
 /// A line of the table that adds up.
@@ -90,8 +105,8 @@ pub struct Device {
     pub owners: Vec<Owner>,
     /// Of NCCL's: by communicator.
     pub communicators: Vec<Owner>,
-    /// Of PyTorch's: what its libraries keep to work in, by the function that took it.
-    pub workspaces: Vec<Owner>,
+    /// Of PyTorch's: what its libraries have to work in, by the function that took it.
+    pub workspaces: Vec<Workspace>,
     /// Unused memory of PyTorch's at the end.
     pub fragmentation: Option<Fragmentation>,
     /// The largest live sites.
@@ -213,23 +228,56 @@ fn reconcile(table: &Value) -> Reconcile {
     }
 }
 
-/// Live blocks that PyTorch took for a library to work in: they stay when the tensors are gone, and are no leak.
-fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Owner> {
-    let mut found: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    let segments = snapshot.segments.iter().filter(|s| s.device == device);
-    for block in segments.flat_map(|s| &s.blocks).filter(|b| b.state != BlockState::Inactive) {
-        let stack = block.frames.and_then(|s| snapshot.stacks.get(s as usize));
+/// What PyTorch took for a library to work in: it stays when the tensors are gone, or comes with each call and goes with
+/// it, and is no leak.
+fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Workspace> {
+    let library = |frames: Option<StackIx>| {
+        let stack = frames.and_then(|s| snapshot.stacks.get(s as usize));
         let mut frames =
             stack.into_iter().flatten().filter_map(|f| snapshot.frames.get(*f as usize));
-        if let Some(library) = frames.find_map(workspace_of) {
-            let (bytes, count) = found.entry(library).or_default();
-            (*bytes, *count) = (bytes.saturating_add(block.size), *count + 1);
+        frames.find_map(workspace_of)
+    };
+    let mut found: BTreeMap<(&str, u64), Workspace> = BTreeMap::new();
+    let of = |library: &'static str, stream| Workspace {
+        library: library.to_owned(),
+        stream,
+        ..Workspace::default()
+    };
+    for segment in snapshot.segments.iter().filter(|s| s.device == device) {
+        for block in segment.blocks.iter().filter(|b| b.state != BlockState::Inactive) {
+            let Some(library) = library(block.frames) else { continue };
+            let key = (library, segment.stream);
+            let sum = found.entry(key).or_insert_with(|| of(library, segment.stream));
+            (sum.bytes, sum.count) = (sum.bytes.saturating_add(block.size), sum.count + 1);
         }
     }
-    found
-        .into_iter()
-        .map(|(owner, (bytes, count))| Owner { owner: owner.to_owned(), bytes, count })
-        .collect()
+    // What the history shows: how much of it came and went at a time, on top of what was there before.
+    let mut there: BTreeMap<u64, ((&str, u64), u64)> = BTreeMap::new();
+    let mut sums: BTreeMap<(&str, u64), (u64, u64)> = BTreeMap::new();
+    let trace = usize::try_from(device).ok().and_then(|d| snapshot.device_traces.get(d));
+    for entry in trace.into_iter().flatten() {
+        if entry.action == Action::FreeCompleted
+            && let Some((key, bytes)) = there.remove(&entry.addr)
+        {
+            let (now, _) = sums.entry(key).or_default();
+            *now = now.saturating_sub(bytes);
+        } else if entry.action == Action::Alloc
+            && let Some(library) = library(entry.frames)
+        {
+            let key = (library, entry.stream);
+            found.entry(key).or_insert_with(|| of(library, entry.stream));
+            there.insert(entry.addr, (key, entry.size));
+            let (now, most) = sums.entry(key).or_default();
+            *now = now.saturating_add(entry.size);
+            *most = (*most).max(*now);
+        }
+    }
+    for (key, workspace) in &mut found {
+        let (now, most) = sums.get(key).copied().unwrap_or_default();
+        let before = workspace.bytes.saturating_sub(now);
+        workspace.peak = before.saturating_add(most).max(workspace.bytes);
+    }
+    found.into_values().collect()
 }
 
 /// PyTorch's functions that get a library's workspace.

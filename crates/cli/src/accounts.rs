@@ -71,8 +71,17 @@ fn device(out: &mut String, d: &Device, top: usize) {
     owners(out, &d.owners);
     by_communicator(out, &d.communicators);
     if !d.workspaces.is_empty() {
-        out.push_str("  of PyTorch's, for its libraries to work in\n");
-        owners(out, &d.workspaces);
+        out.push_str("  of PyTorch's, for its libraries to work in (at most, and at the end)\n");
+        for w in &d.workspaces {
+            let on = format!("{}, stream {:#x}", w.library, w.stream);
+            let _ = writeln!(
+                out,
+                "    {:>18}  {on}: {} in {} now",
+                count(w.peak),
+                count(w.bytes),
+                w.count
+            );
+        }
     }
     if let Some(f) = d.fragmentation {
         let _ = writeln!(
