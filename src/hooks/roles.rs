@@ -343,6 +343,9 @@ pub unsafe fn creates_physical(
     if own {
         // SAFETY: the caller's own parameters, of the call that has just returned.
         let (handle, device) = unsafe { (got(code, out), PoolProperties::device(properties)) };
+        if let (0, Some(device)) = (code, device) {
+            enters(door, device as i8);
+        }
         note(door, Kind::HandleCreate, What::Device, |e| {
             (e.addr, e.size, e.stream) = (handle, size as u64, 1);
             (e.layer, e.device) = match device {

@@ -1,0 +1,81 @@
+"""Programs that users of plain CUDA asked about, in small: what memtrace must answer."""
+
+import json
+
+import support
+
+MIB = 1 << 20
+
+PRELUDE = """
+import ctypes
+cuda = ctypes.CDLL(None)
+size, ref, null = ctypes.c_size_t, ctypes.byref, None
+def must(code): assert code == 0, code
+must(cuda.cuInit(0))
+"""
+
+
+def run(tmp_path, body, *args, **options):
+    """Runs a program; returns it, its snapshot, and what `memtrace report` says."""
+    command = [support.PYTHON, "-c", PRELUDE + body, *map(str, args)]
+    done = support.must(support.record(command, tmp_path, **options))
+    path = support.only_file(tmp_path)
+    support.must(support.memtrace("check", path))
+    report = json.loads(support.must(support.memtrace("report", "--json", path)).stdout)
+    return done, support.load(path), report
+
+
+def test_pinned_memory_of_a_library_with_its_own_runtime(programs, tmp_path):
+    """T20: host memory that torch's statistics don't know has an owner."""
+    body = """
+import sys, torch
+kept = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+torch.zeros(1, device="cuda")
+must(ctypes.CDLL(sys.argv[1]).pin(5, size(3 << 20)))
+"""
+    _, snapshot, report = run(tmp_path, body, programs / "libproxy.so", stacks="all")
+    owners = {o["owner"]: (o["bytes"], o["count"]) for o in report["host"]}
+    assert owners["libproxy.so"] == (15 * MIB, 5)
+    assert owners["PyTorch"][0] >= MIB
+    assert snapshot["memtrace"]["ledger"]["host"]["pinned"] == sum(o["bytes"] for o in report["host"])
+
+
+def test_a_named_pool_is_counted_and_an_unknown_free_is_passed_through(tmp_path):
+    """T27: memory from an explicit pool; the driver's own answer to a pointer that nobody has seen."""
+    body = """
+class Properties(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("id", ctypes.c_int), ("rest", ctypes.c_uint64 * 9)]
+must(cuda.cudaSetDevice(0))
+pool, at = ctypes.c_void_p(), ctypes.c_void_p()
+must(cuda.cudaMemPoolCreate(ref(pool), ref(Properties(1, 0, 1, 0))))
+for _ in range(3): must(cuda.cudaMallocFromPoolAsync(ref(at), size(5 << 20), pool, null))
+must(cuda.cudaFreeAsync(at, null))
+cuda.cudaFree.argtypes = [ctypes.c_void_p]
+print(cuda.cudaFree(0x7f0000001000), cuda.cudaFree(at.value + 512))
+"""
+    command = [support.PYTHON, "-c", PRELUDE + body]
+    without = support.must(support.record(command, tmp_path, run=("--record", "off")))
+    done, snapshot, report = run(tmp_path, body)
+    assert done.stdout == without.stdout and "0" not in done.stdout.split()
+    [device] = snapshot["memtrace"]["ledger"]["devices"]
+    assert (device["pool_used"], device["held"]) == (10 * MIB, 10 * MIB)
+    assert snapshot["memtrace"]["counters"]["anomalies"] == 2  # the two frees of what nobody had
+    assert report["devices"][0]["held"] == 10 * MIB
+
+
+def test_two_handles_to_physical_memory_are_both_counted(tmp_path):
+    """T29: two `cuMemCreate` in a row, never mapped."""
+    body = """
+class Properties(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("id", ctypes.c_int), ("rest", ctypes.c_uint64 * 2)]
+must(cuda.cudaSetDevice(0)); must(cuda.cudaFree(null))
+handles = [ctypes.c_uint64() for _ in range(2)]
+for handle, n in zip(handles, (2, 6)):
+    must(cuda.cuMemCreate(ref(handle), size(n << 20), ref(Properties(1, 0, 1, 0)), ctypes.c_ulonglong(0)))
+free, total = size(), size()
+must(cuda.cuMemGetInfo_v2(ref(free), ref(total)))
+"""
+    _, snapshot, report = run(tmp_path, body)
+    [device] = snapshot["memtrace"]["ledger"]["devices"]
+    assert (device["physical"], device["mapped"], device["held"]) == (8 * MIB, 0, 8 * MIB)
+    assert report["devices"][0]["reconcile"]["unexplained"] == 0

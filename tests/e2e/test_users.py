@@ -1,0 +1,123 @@
+"""Programs that users of PyTorch asked about, in small: what memtrace must answer."""
+
+import json
+
+import pytest
+import support
+
+MIB = 1 << 20
+
+
+def run(tmp_path, program, code=0, **options):
+    """Runs a program; returns it, its last snapshot, and what `memtrace report` says of that."""
+    done = support.must(support.record([support.PYTHON, "-c", program], tmp_path, **options), code)
+    path = support.files(tmp_path)[-1]
+    report = json.loads(support.must(support.memtrace("report", "--json", path)).stdout)
+    return done, support.load(path), report
+
+
+def test_a_failure_is_the_programs_own(tmp_path):
+    """T08: out of memory leaves a snapshot, and the error and the exit code as they are."""
+    program = 'import torch\nkept = torch.empty(60 << 30, dtype=torch.uint8, device="cuda")\ntorch.empty(30 << 30, dtype=torch.uint8, device="cuda")'
+    command = [support.PYTHON, "-c", program]
+    without = support.must(support.record(command, tmp_path, run=("--record", "off")), code=1)
+    done, _, _ = run(tmp_path, program, code=1)
+    own = [line for line in done.stderr.splitlines() if not line.startswith("memtrace: ")]
+    assert "torch.OutOfMemoryError" in own[-1], done.stderr
+    assert own == [line for line in without.stderr.splitlines() if not line.startswith("memtrace: ")]
+    assert "oom" in {support.load(path)["memtrace"]["reason"] for path in support.files(tmp_path)}
+
+
+def test_history_is_there_though_nobody_asked_for_it(tmp_path):
+    """T09: a snapshot in the middle of a program that never switched PyTorch's recording on."""
+    path = tmp_path / "asked.pickle"
+    program = f"""
+import ctypes, torch
+def work(): return [torch.empty(n << 20, device="cuda") for n in range(1, 20)]
+kept = work()
+assert not torch.cuda.memory._snapshot()["device_traces"][0], "PyTorch records by itself"
+assert ctypes.CDLL(None).memtrace_dump({str(path)!r}.encode()) == 0
+"""
+    run(tmp_path, program)
+    entries = support.history(support.load(path))
+    allocs = [e for e in entries if e["action"] == "alloc"]
+    assert len(allocs) == 19 and all("work" in [f["name"] for f in e["frames"]] for e in allocs)
+
+
+def test_a_workspace_for_each_stream_that_a_graph_was_captured_on(tmp_path):
+    """T43: memory that rises with each capture is BLAS's to work in, stream by stream."""
+    program = """
+import torch
+x = torch.randn(512, 512, device="cuda")
+kept = []
+for _ in range(3):
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream): y = x @ x
+    kept.append((stream, graph))
+"""
+    _, _, report = run(tmp_path, program, stacks="all")
+    spaces = report["devices"][0]["workspaces"]
+    assert {w["library"] for w in spaces} == {"cuBLAS workspace"}
+    assert len({w["stream"] for w in spaces}) == 3 and {w["peak"] for w in spaces} == {spaces[0]["peak"]}
+    assert spaces[0]["peak"] > MIB
+
+
+def test_what_a_linear_layer_leaves_is_a_workspace_and_no_leak(tmp_path):
+    """T44: all that is left of a layer, if anything, is told as its library's."""
+    path = tmp_path / "after.pickle"
+    program = f"""
+import ctypes, torch
+torch.zeros(1, device="cuda")
+x, layer = torch.randn(1, 1, device="cuda"), torch.nn.Linear(1, 1).cuda()
+y = layer(x)
+del x, y, layer
+print(torch.cuda.memory_allocated())
+assert ctypes.CDLL(None).memtrace_dump({str(path)!r}.encode()) == 0
+"""
+    done, _, _ = run(tmp_path, program, stacks="all")
+    [device] = json.loads(support.must(support.memtrace("report", "--json", path)).stdout)["devices"]
+    assert device["workspaces"] and device["workspaces"][0]["peak"] >= MIB
+    assert sum(w["bytes"] for w in device["workspaces"]) == int(done.stdout)
+
+
+def test_the_blocks_that_pin_a_segment_are_named(tmp_path):
+    """T45: half the card is idle, and small live blocks lie in it."""
+    program = """
+import torch
+big = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+del big
+kept = []
+def pin(size): kept.append(torch.empty(size << 20, dtype=torch.uint8, device="cuda"))
+pin(1024), pin(64), pin(1024)
+del kept[0], kept[1]
+torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+"""
+    run(tmp_path, program, code=1, spec="sm_80,6GiB,40SM")
+    [path] = tmp_path.glob("memtrace-*-oom.txt")
+    text = path.read_text()
+    assert "64.0 MiB in 1 blocks that pin a run of 3.00 GiB: <string>:6 pin" in text, text
+
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize("collect", [True, False])
+def test_expandable_segments_are_seen_and_balanced(collect, tmp_path):
+    """T58: what is mapped less what is unmapped is what is reserved, and the device agrees."""
+    program = f"""
+import torch
+kept = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in range(1, 40)]
+del kept[::2]
+if {collect}: torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved())
+"""
+    done, snapshot, report = run(tmp_path, program, env=EXPANDABLE)
+    sizes = {"segment_map": 0, "segment_unmap": 0}
+    for entry in support.history(snapshot):
+        if entry["action"] in sizes:
+            sizes[entry["action"]] += entry["size"]
+    reserved = int(done.stdout)
+    assert sizes["segment_map"] - sizes["segment_unmap"] == reserved > 0 and (sizes["segment_unmap"] > 0) == collect
+    [device] = report["devices"]
+    assert (device["held"], device["reconcile"]["unexplained"]) == (reserved, 0)
+    assert snapshot["memtrace"]["ledger"]["devices"][0]["framework"] == reserved
