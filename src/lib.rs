@@ -7,6 +7,7 @@
 //! It must never change what the program does: no hook takes a lock of ours or the GIL, no panic crosses the
 //! boundary, no return code, exit code or message of the program's changes.
 
+pub mod allocator;
 pub mod api;
 pub mod config;
 pub mod dump;

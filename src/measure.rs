@@ -98,6 +98,15 @@ pub fn sample(recorder: &Recorder) {
     });
 }
 
+/// Which processes have how much on the device with this PCI address; none if NVML doesn't say. Not for hooks.
+pub fn processes_at(address: &[c_char; 32]) -> Vec<(u32, u64)> {
+    let Some(nvml) = Nvml::open() else { return Vec::new() };
+    let mut handle: Handle = std::ptr::null_mut();
+    // SAFETY: CUDA wrote the address, a C string; the handle is ours.
+    let known = unsafe { (nvml.by_address)(address.as_ptr(), &raw mut handle) } == 0;
+    if known { nvml.list(handle) } else { Vec::new() }
+}
+
 impl Devices {
     fn find() -> Devices {
         type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
@@ -164,6 +173,17 @@ impl Nvml {
         let mut memory = Memory::default();
         // SAFETY: a handle of NVML's, and a record of ours.
         (unsafe { (self.memory)(device, &raw mut memory) } == 0).then_some(memory)
+    }
+
+    /// What each process has on a device, as far as NVML knows.
+    fn list(&self, device: Handle) -> Vec<(u32, u64)> {
+        let mut list = [Process::default(); PROCESSES];
+        let mut n = PROCESSES as c_uint;
+        // SAFETY: as in `processes`.
+        if unsafe { (self.processes)(device, &raw mut n, list.as_mut_ptr()) } != 0 {
+            return Vec::new();
+        }
+        list[..(n as usize).min(PROCESSES)].iter().map(|p| (p.pid, p.used)).collect()
     }
 
     /// Bytes of this process and of others; `None` if NVML can't tell (in another process namespace, for example).

@@ -22,6 +22,25 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_version": (ctypes.c_char_p, []),
     "memtrace_active": (ctypes.c_int, []),
     "memtrace_dump": (ctypes.c_int, [ctypes.c_char_p]),
+    # The allocator. Answers that are strings are read by `text`.
+    "memtrace_string_free": (None, [ctypes.c_void_p]),
+    "memtrace_now_us": (ctypes.c_uint64, []),
+    "memtrace_allocator_stats": (ctypes.c_void_p, [ctypes.c_int]),
+    "memtrace_allocator_segments": (ctypes.c_void_p, [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]),
+    "memtrace_allocator_reset_peak": (None, [ctypes.c_int]),
+    "memtrace_allocator_reset_accumulated": (None, [ctypes.c_int]),
+    "memtrace_allocator_fraction": (ctypes.c_double, [ctypes.c_int]),
+    "memtrace_allocator_configure": (ctypes.c_void_p, [ctypes.c_char_p]),
+    "memtrace_allocator_pool": (
+        ctypes.c_void_p,
+        [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p],
+    ),
+    "memtrace_allocator_pool_source": (
+        ctypes.c_void_p,
+        [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_size_t],
+    ),
+    "memtrace_allocator_pool_uses": (ctypes.c_int64, [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]),
+    "memtrace_allocator_observe_oom": (None, [ctypes.c_void_p]),
 }
 
 
@@ -42,6 +61,20 @@ def load() -> ctypes.CDLL:
     if _library is None:
         _library = _declare(_already_loaded() or _open(find()))
     return _library
+
+
+def text(answer: int | None) -> str | None:
+    """The text of an answer that is a string, which is given back to the library."""
+    if not answer:
+        return None
+    found = ctypes.string_at(answer).decode("utf-8", "replace")
+    load().memtrace_string_free(answer)
+    return found
+
+
+def address(function: str) -> int:
+    """Where one of the library's functions is."""
+    return ctypes.cast(getattr(load(), function), ctypes.c_void_p).value or 0
 
 
 def is_preloaded() -> bool:

@@ -1,15 +1,167 @@
-"""memtrace as PyTorch's CUDA allocator: `memtrace.install()`."""
+"""memtrace as PyTorch's CUDA allocator: `memtrace.install()`.
+
+PyTorch lets two C functions take its allocator's place, and then refuses statistics, snapshots, history, limits and pools.
+memtrace's allocator is PyTorch's own algorithm and can answer all of that. PyTorch's Python code asks for it through
+functions of `torch._C`; here those which refuse are replaced by ones that ask memtrace, and everything above them
+(`torch.cuda.memory_summary()`, `torch.cuda.memory._dump_snapshot()`, …) works as it always did.
+
+What PyTorch makes impossible, because C++ asks the allocator itself: sharing CUDA tensors with other processes, the state of
+a pool saved and restored (CUDA graph trees of `torch.compile(mode="reduce-overhead")`), trace trackers in C++, storage at an exact address, cuDNN's
+benchmark mode. PyTorch raises there, and says what it does not support.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+from typing import Any, Callable
+
+from . import _library
 from ._library import MemtraceError
 
+# PyTorch's setter -> our C function. Older releases lack some; they call nothing there then.
+_HOOKS = {
+    "set_init_fn": "memtrace_init",
+    "set_reset_fn": "memtrace_reset",
+    "set_memory_fraction_fn": "memtrace_memory_fraction",
+    "set_base_alloc_fn": "memtrace_base_alloc",
+    "set_record_stream_fn": "memtrace_record_stream",
+    "set_begin_allocate_to_pool": "memtrace_begin_allocate_to_pool",
+    "set_end_allocate_to_pool_fn": "memtrace_end_allocate_to_pool",
+    "set_release_pool": "memtrace_release_pool",
+}
 
-def install() -> None:
-    """Makes memtrace PyTorch's CUDA allocator, before the first CUDA call of the process."""
-    raise MemtraceError("memtrace.install() is not built yet in this version")
+_installed: Any = None  # PyTorch's object; it must live as long as the process
+_observers: list[Any] = []
 
 
 def is_installed() -> bool:
     """Is memtrace the allocator of this process?"""
-    return False
+    return _installed is not None
+
+
+def install(*, stacks: str | None = None, out: str | os.PathLike[str] | None = None) -> None:
+    """Makes memtrace PyTorch's CUDA allocator; to be called before the first CUDA call of the process.
+
+    `stacks` ("none", "python" or "all") and `out`, the folder for snapshots, are what `MEMTRACE_STACKS` and `MEMTRACE_OUT`
+    say otherwise; they count unless memtrace is recording already. Calling it again does nothing.
+
+    Raises `MemtraceError` where that can't be, and says why.
+    """
+    global _installed
+    if _installed is not None:
+        return
+    torch = _torch()
+    _check(torch)
+    library = _library.load()
+    conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+    refused = _library.text(library.memtrace_allocator_configure(conf.encode()))
+    if refused:
+        raise ValueError(refused)
+    _tell(library, "MEMTRACE_STACKS", stacks, ("none", "python", "all"))
+    _tell(library, "MEMTRACE_OUT", None if out is None else os.fspath(out), None)
+    allocator = torch._C._cuda_customAllocator(
+        _library.address("memtrace_malloc"), _library.address("memtrace_free")
+    )
+    for setter, function in _HOOKS.items():
+        if hasattr(allocator, setter):
+            getattr(allocator, setter)(_library.address(function))
+    try:
+        torch._C._cuda_changeCurrentAllocator(allocator)
+    except RuntimeError as error:
+        raise MemtraceError(
+            f"PyTorch's own allocator is in use already: call memtrace.install() before anything touches CUDA ({error})"
+        ) from error
+    _installed = allocator
+    _answer(torch, library)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MemtraceError("memtrace.install() needs PyTorch, which can't be imported here") from error
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise MemtraceError(f"this PyTorch ({torch.__version__}) was built without CUDA: there is no allocator to replace")
+    return torch
+
+
+def _check(torch: Any) -> None:
+    if torch.cuda.is_initialized():
+        raise MemtraceError("CUDA is in use already: call memtrace.install() before anything touches CUDA")
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        raise MemtraceError(
+            "PYTORCH_NO_CUDA_MEMORY_CACHING turns caching off, which is what memtrace.install() is for: unset it, or "
+            "record with `memtrace run` instead"
+        )
+    conf = (os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "").replace(" ", "")
+    if "backend:cudaMallocAsync" in conf:
+        raise MemtraceError(
+            "PYTORCH_CUDA_ALLOC_CONF asks for the backend cudaMallocAsync, which memtrace does not replace: unset it, or "
+            "record with `memtrace run` instead"
+        )
+
+
+def _tell(library: ctypes.CDLL, name: str, value: str | None, allowed: tuple[str, ...] | None) -> None:
+    if value is None:
+        return
+    if allowed and value not in allowed:
+        raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
+    if not library.memtrace_active():
+        os.environ[name] = value
+
+
+def _answer(torch: Any, library: ctypes.CDLL) -> None:
+    """Replaces the functions of `torch._C` that refuse."""
+    from . import _pools, _pytorch
+
+    view = _pytorch.View(torch, library)
+    answers: dict[str, Callable[..., Any]] = {
+        "_cuda_memoryStats": view.stats,
+        "_cuda_resetPeakMemoryStats": library.memtrace_allocator_reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": library.memtrace_allocator_reset_accumulated,
+        "_cuda_getMemoryFraction": library.memtrace_allocator_fraction,
+        "_cuda_memorySnapshot": view.snapshot,
+        "_cuda_record_memory_history": view.record_history,
+        "_cuda_record_memory_history_legacy": view.record_history_legacy,
+        "_cuda_isHistoryEnabled": view.is_history_enabled,
+        "_cuda_allocationTraceback": view.traceback,
+        "_cuda_attach_out_of_memory_observer": _observe,
+        "_cuda_cudaCachingAllocator_enable": _enable,
+        "_accelerator_getDeviceStats": view.stats,
+        "_accelerator_resetPeakStats": library.memtrace_allocator_reset_peak,
+        "_accelerator_resetAccumulatedStats": library.memtrace_allocator_reset_accumulated,
+    }
+    for name, answer in answers.items():
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, answer)
+    for name in ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings"):
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, _configuring(library, getattr(torch._C, name)))
+    _pools.provide(torch, library)
+
+
+def _configuring(library: ctypes.CDLL, original: Callable[[str], None]) -> Callable[[str], None]:
+    def configure(conf: str) -> None:
+        original(conf)  # host memory is still PyTorch's, and so are its errors
+        refused = _library.text(library.memtrace_allocator_configure(conf.encode()))
+        if refused:
+            raise ValueError(refused)
+
+    return configure
+
+
+def _enable(value: bool) -> None:
+    if not value:
+        raise MemtraceError(
+            "caching can't be turned off while memtrace is the allocator; record with `memtrace run` instead"
+        )
+
+
+_Observer = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
+
+
+def _observe(observer: Callable[[int, int, int, int], None]) -> None:
+    function = _Observer(observer)
+    _observers.append(function)  # as long as the library may call it
+    _library.load().memtrace_allocator_observe_oom(ctypes.cast(function, ctypes.c_void_p))

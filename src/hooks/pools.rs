@@ -36,7 +36,7 @@ const DESTROY: c_int = 3;
 
 /// `std::function<bool(cudaStream_t)>`, owned.
 #[repr(C)]
-struct Function {
+pub struct Function {
     storage: Storage,
     manage: Option<Manage>,
     invoke: Option<Invoke>,
@@ -47,7 +47,7 @@ impl Function {
     ///
     /// # Safety
     /// `from` is a live `std::function` of this type.
-    unsafe fn copy(from: *const Function) -> Option<Function> {
+    pub unsafe fn copy(from: *const Function) -> Option<Function> {
         // SAFETY: as promised; a manager copies from one storage into another.
         unsafe {
             let Function { manage: Some(manage), invoke, .. } = *from else { return None };
@@ -55,6 +55,18 @@ impl Function {
             manage(&raw mut storage, &raw const (*from).storage, COPY);
             Some(Function { storage, manage: Some(manage), invoke })
         }
+    }
+
+    /// Asks it about a stream.
+    ///
+    /// # Safety
+    /// What it was made from is still there.
+    pub unsafe fn call(&self, stream: *mut c_void) -> bool {
+        let mut stream = stream;
+        // SAFETY: an invoker takes its function's storage and its argument by reference.
+        self.invoke.is_some_and(|invoke| unsafe {
+            invoke(&raw const self.storage, (&raw mut stream).cast())
+        })
     }
 }
 

@@ -83,16 +83,28 @@ type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
 /// The calling thread's current stream on a device (−1: the current one): raw handle and device ordinal.
 #[inline]
 fn current_stream(local: &Local, device: i8) -> (u64, i8) {
+    let Some(stream) = ask_current_stream(device) else { return (0, local.device.get()) };
+    (handle(local, stream), (stream.device >> 8) as i8)
+}
+
+/// The same, as handle and as the number that PyTorch knows the stream by.
+pub fn stream_and_id(local: &Local, device: i8) -> (u64, u64) {
+    ask_current_stream(device).map_or((0, 0), |stream| (handle(local, stream), stream.id))
+}
+
+#[inline]
+fn ask_current_stream(device: i8) -> Option<CudaStream> {
     static CURRENT: resolve::Real = resolve::Real::new();
-    let Some(current) = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY) else {
-        return (0, local.device.get());
-    };
+    let current = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY)?;
     // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x. A 16-byte trivial class is
     // returned in two registers, as `CudaStream` is.
-    let stream = unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) };
-    let device = (stream.device >> 8) as i8;
+    Some(unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) })
+}
+
+#[inline]
+fn handle(local: &Local, stream: CudaStream) -> u64 {
     // In every 2.x the default stream has the id 0, and no other one has (`c10/core/Stream.h`).
-    (if stream.id == 0 { 0 } else { raw_stream(local, stream) }, device)
+    if stream.id == 0 { 0 } else { raw_stream(local, stream) }
 }
 
 /// The handle of a stream that isn't the default one. It never changes, and to ask for it costs PyTorch two calls of
@@ -183,6 +195,19 @@ unsafe fn is_native(table: usize) -> bool {
     (TEXT_START.load(Ordering::Relaxed)..TEXT_END.load(Ordering::Relaxed)).contains(&allocate)
 }
 
+/// Is PyTorch's own allocator in use, so that whatever else allocates does it on its behalf?
+pub fn native_in_charge() -> bool {
+    attach();
+    let object = ALLOCATOR.load(Ordering::Relaxed);
+    // SAFETY: see `replace_allocate`.
+    object != 0
+        && unsafe {
+            let object = *(object as *const *const usize);
+            !object.is_null()
+                && (*object == OUR_TABLE.load(Ordering::Relaxed) || is_native(*object))
+        }
+}
+
 unsafe fn swap_table(object: *mut usize) {
     // SAFETY: see `replace_allocate`. The copy covers the leading words and more slots than there are, but
     // not beyond what the library has mapped: what follows a vtable is other data of the same library.
@@ -252,7 +277,6 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
     reserved: usize,
     device: Device,
 ) {
-    static REAL: resolve::Real = resolve::Real::new();
     if device & 0xff == CUDA {
         guard::observe(|recorder, local| {
             let device = (device >> 8) as i8;
@@ -269,6 +293,24 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
             }
         });
     }
+    forward_usage(addr, change, allocated, reserved, device);
+}
+
+/// Tells PyTorch's profiler of a block that was handed out (`change` is its size) or taken back (minus that).
+pub fn tell_profiler(addr: u64, change: i64, allocated: usize, reserved: usize, device: i8) {
+    let device = u16::from(device as u8) << 8 | CUDA;
+    forward_usage(addr as *mut c_void, change, allocated, reserved, device);
+}
+
+#[inline]
+fn forward_usage(
+    addr: *mut c_void,
+    change: i64,
+    allocated: usize,
+    reserved: usize,
+    device: Device,
+) {
+    static REAL: resolve::Real = resolve::Real::new();
     let name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
     if let Some(real) = REAL.find(name, C10) {
         // SAFETY: libc10 exports this name with this signature in every 2.x.

@@ -183,6 +183,7 @@ pub struct Allocator<D, S> {
     /// Bytes from the device.
     pub(crate) reserved: u64,
     pub(crate) limit: Option<u64>,
+    fraction: f64,
     /// The event is part of an allocation at a wanted address.
     pub(crate) with_address: bool,
 }
@@ -222,6 +223,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             ignore_age: false,
             reserved: 0,
             limit: None,
+            fraction: 1.0,
             with_address: false,
         };
         new.set_limit(new.settings.memory_fraction);
@@ -290,7 +292,13 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         Ok(())
     }
 
+    /// The fraction in force.
+    pub fn memory_fraction(&self) -> f64 {
+        self.fraction
+    }
+
     fn set_limit(&mut self, fraction: f64) {
+        self.fraction = fraction;
         self.limit = (fraction < 1.0).then(|| (fraction * self.device.total() as f64) as u64);
     }
 
@@ -378,7 +386,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let Pool { small, id, .. } = self.pools[pool];
         self.stats.allocation.down(small, 1);
         self.stats.allocated_bytes.down(small, size);
-        self.tell(Action::FreeRequested, addr, requested, stream, id);
+        let event = self.saying(Action::FreeRequested, addr, requested, stream, id);
+        self.sink.given_back(&event, size, used);
         if size >= self.settings.max_split_size {
             self.stats.oversize_allocations.down(1);
         }
@@ -441,8 +450,18 @@ impl<D: Device, S: Sink> Allocator<D, S> {
     }
 
     pub(crate) fn tell(&mut self, action: Action, addr: u64, size: u64, stream: u64, pool: PoolId) {
-        let with_address = self.with_address;
-        self.sink.event(&Event { action, addr, size, stream, pool, with_address });
+        self.sink.event(&self.saying(action, addr, size, stream, pool));
+    }
+
+    pub(crate) fn saying(
+        &self,
+        action: Action,
+        addr: u64,
+        size: u64,
+        stream: u64,
+        pool: PoolId,
+    ) -> Event {
+        Event { action, addr, size, stream, pool, with_address: self.with_address }
     }
 }
 

@@ -75,6 +75,18 @@ pub struct Event {
 pub trait Sink {
     /// Something happened.
     fn event(&mut self, event: &Event);
+
+    /// A block of `block` bytes was handed out.
+    fn handed_out(&mut self, event: &Event, block: u64) {
+        let _ = block;
+        self.event(event);
+    }
+
+    /// A block of `block` bytes was given back. Unless its free `waits`, the next event completes it.
+    fn given_back(&mut self, event: &Event, block: u64, waits: bool) {
+        let _ = (block, waits);
+        self.event(event);
+    }
 }
 
 /// Nobody listens.

@@ -137,7 +137,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         block.active = true;
         block.requested = requested;
         let (addr, size, stream) = (block.addr, block.size, block.stream);
-        self.tell(Action::Alloc, addr, requested, stream, id);
+        let event = self.saying(Action::Alloc, addr, requested, stream, id);
+        self.sink.handed_out(&event, size);
         self.stats.allocation.up(small, 1);
         self.stats.allocated_bytes.up(small, size);
         self.stats.active.up(small, 1);

@@ -186,6 +186,30 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
     }
 
+    /// The segment that a block lies in: of an expandable one, the mapped range.
+    pub fn segment_of(&self, id: BlockId) -> Option<(u64, u64)> {
+        let mut head = self.blocks.find(id)?;
+        while let Some(before) = self.mapped(self.blocks[head].prev) {
+            head = before;
+        }
+        let (mut size, mut at) = (0, Some(head));
+        while let Some(ix) = at {
+            size += self.blocks[ix].size;
+            at = self.mapped(self.blocks[ix].next);
+        }
+        Some((self.blocks[head].addr, size))
+    }
+
+    fn mapped(&self, ix: Ix) -> Option<Ix> {
+        (ix != NONE && self.blocks[ix].mapped).then_some(ix)
+    }
+
+    /// Bytes in free blocks of private pools: what PyTorch's message about a failure calls allocated in them.
+    pub fn cached_in_private_pools(&self) -> u64 {
+        let pools = self.pools.iter().filter(|p| p.is_private());
+        pools.flat_map(|p| &p.free).map(|key| key.size).sum()
+    }
+
     /// Bytes from the device.
     pub fn reserved(&self) -> u64 {
         self.reserved

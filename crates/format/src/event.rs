@@ -70,10 +70,12 @@ pub enum Kind {
     Measured = 22,
     /// The process set foot on a device: from here on its primary context may be there.
     Entered = 23,
+    /// Somebody looked at the allocator's state through PyTorch's interface: `size` bytes are in active blocks.
+    Snapshot = 24,
 }
 
 impl Kind {
-    const ALL: [Kind; 23] = [
+    const ALL: [Kind; 24] = [
         Kind::Alloc,
         Kind::FreeRequested,
         Kind::FreeCompleted,
@@ -97,6 +99,7 @@ impl Kind {
         Kind::Reset,
         Kind::Measured,
         Kind::Entered,
+        Kind::Snapshot,
     ];
 
     /// The kind with this number, if there is one.

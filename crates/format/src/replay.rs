@@ -352,6 +352,9 @@ impl State {
                 sink(Place::Device(device), entry(event, Action::SegmentMap, event.size));
             }
             Kind::SegmentUnmap => self.unmap(event, device, sink),
+            Kind::Snapshot => {
+                sink(Place::Device(device), entry(event, Action::Snapshot, event.size));
+            }
             _ => {}
         }
     }

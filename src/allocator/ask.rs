@@ -1,0 +1,242 @@
+//! What the Python package asks the allocator: statistics, state, settings, pools.
+//!
+//! Answers that are more than a number are JSON in a C string, to be given back by [`memtrace_string_free`]. Errors are
+//! C strings too, null where all is well. Not for hooks: this may take as long as it takes.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::{Mutex, PoisonError};
+
+use memtrace_caching::Misuse;
+use memtrace_format::snapshot::Segment;
+use serde_json::{Value, json};
+
+use super::device::{Free, Malloc, Source};
+use super::{Owner, configure, owner, owners};
+use crate::record::clock;
+
+fn string(text: String) -> *mut c_char {
+    CString::new(text).map_or(std::ptr::null_mut(), CString::into_raw)
+}
+
+/// Gives a string back that one of these functions returned.
+///
+/// # Safety
+/// `text` is null or such a string, which is used no more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_string_free(text: *mut c_char) {
+    if !text.is_null() {
+        // SAFETY: the caller's promise.
+        drop(unsafe { CString::from_raw(text) });
+    }
+}
+
+/// `torch.cuda.memory_stats(device)`, flat, as JSON.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_stats(device: c_int) -> *mut c_char {
+    owner(device).map_or(std::ptr::null_mut(), |owner| string(json!(owner.stats()).to_string()))
+}
+
+/// All segments with their blocks, as `torch.cuda.memory._snapshot()` lists them, as JSON; of one pool, unless its id is
+/// (0, 0). Unless `quiet`, the trace says that somebody looked.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_segments(
+    first: u64,
+    second: u64,
+    quiet: c_int,
+) -> *mut c_char {
+    let id = (first, second);
+    let mut list = Vec::new();
+    for mut owner in owners() {
+        let segments = owner.allocator.segments(i64::from(owner.ordinal));
+        let wanted = segments.iter().filter(|s| id == (0, 0) || s.pool_id == id);
+        list.extend(wanted.map(segment));
+        if quiet == 0 {
+            let active = owner.allocator.stats().active_bytes.all.current as u64;
+            owner.allocator.sink_mut().snapshot(active, id);
+        }
+    }
+    string(Value::Array(list).to_string())
+}
+
+fn segment(s: &Segment) -> Value {
+    let blocks = s.blocks.iter().map(|b| {
+        json!({
+            "address": b.address,
+            "size": b.size,
+            "requested_size": b.requested_size,
+            "state": b.state.name(),
+            "frames": [],
+        })
+    });
+    json!({
+        "device": s.device,
+        "address": s.address,
+        "total_size": s.total_size,
+        "allocated_size": s.allocated_size,
+        "active_size": s.active_size,
+        "requested_size": s.requested_size,
+        "stream": s.stream,
+        "segment_type": if s.small { "small" } else { "large" },
+        "segment_pool_id": [s.pool_id.0, s.pool_id.1],
+        "is_expandable": s.is_expandable,
+        "frames": [],
+        "blocks": blocks.collect::<Vec<_>>(),
+    })
+}
+
+/// A moment between events, in microseconds since 1970: everything recorded before has at most this time, everything
+/// recorded afterwards a later one.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_now_us() -> u64 {
+    let now = clock::now_ns() / 1000;
+    while clock::now_ns() / 1000 <= now {
+        std::thread::sleep(std::time::Duration::from_micros(2));
+    }
+    now
+}
+
+/// `torch.cuda.reset_peak_memory_stats(device)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_reset_peak(device: c_int) {
+    if let Some(mut owner) = owner(device) {
+        owner.allocator.stats_mut().reset_peak();
+    }
+}
+
+/// `torch.cuda.reset_accumulated_memory_stats(device)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_reset_accumulated(device: c_int) {
+    if let Some(mut owner) = owner(device) {
+        owner.allocator.stats_mut().reset_accumulated();
+    }
+}
+
+/// The fraction of a device's memory that may be used.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_fraction(device: c_int) -> f64 {
+    owner(device).map_or(1.0, |owner| owner.allocator.memory_fraction())
+}
+
+/// Changes settings, as `PYTORCH_CUDA_ALLOC_CONF` has them. Returns null, or PyTorch's words of refusal.
+///
+/// # Safety
+/// `conf` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_allocator_configure(conf: *const c_char) -> *mut c_char {
+    // SAFETY: the caller's promise.
+    let conf = unsafe { CStr::from_ptr(conf) }.to_string_lossy();
+    configure(&conf).map_or_else(string, |()| std::ptr::null_mut())
+}
+
+/// What can be done to a pool.
+#[derive(Clone, Copy)]
+enum Wish {
+    Hold,
+    Release,
+    Empty,
+    UseOnOom,
+    NoSplit,
+}
+
+impl Wish {
+    fn named(name: &CStr) -> Option<Wish> {
+        Some(match name.to_bytes() {
+            b"hold" => Wish::Hold,
+            b"release" => Wish::Release,
+            b"empty" => Wish::Empty,
+            b"use_on_oom" => Wish::UseOnOom,
+            b"no_split" => Wish::NoSplit,
+            _ => return None,
+        })
+    }
+
+    fn grant(self, owner: &mut Owner, id: (u64, u64)) -> Result<(), Misuse> {
+        let allocator = &mut owner.allocator;
+        match self {
+            Wish::Hold => allocator.hold_pool(id),
+            Wish::Release => allocator.release_pool(id),
+            Wish::Empty => {
+                allocator.empty_pool(id);
+                Ok(())
+            }
+            Wish::UseOnOom => allocator.set_use_on_oom(id, true),
+            Wish::NoSplit => allocator.set_no_split(id),
+        }
+    }
+}
+
+/// Does something to a pool: `hold` (make it), `release`, `empty`, `use_on_oom`, `no_split`. Returns null, or what is wrong.
+///
+/// # Safety
+/// `wish` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_allocator_pool(
+    device: c_int,
+    first: u64,
+    second: u64,
+    wish: *const c_char,
+) -> *mut c_char {
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(wish) };
+    let Some(wish) = Wish::named(name) else {
+        return string(format!("a pool can't be told to {}", name.to_string_lossy()));
+    };
+    let Some(mut owner) = owner(device) else {
+        return string(format!("there is no device {device}"));
+    };
+    wish.grant(&mut owner, (first, second))
+        .map_or_else(|e| string(e.to_string()), |()| std::ptr::null_mut())
+}
+
+/// Segments of a pool come from these functions, with PyTorch's signatures. Returns null, or what is wrong.
+///
+/// # Safety
+/// They are such functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_allocator_pool_source(
+    device: c_int,
+    first: u64,
+    second: u64,
+    malloc: Option<Malloc>,
+    free: Option<Free>,
+) -> *mut c_char {
+    let Some(mut owner) = owner(device) else {
+        return string(format!("there is no device {device}"));
+    };
+    let (Some(malloc), Some(free)) = (malloc, free) else {
+        return string("a pool's allocator needs both its functions".to_owned());
+    };
+    let id = (first, second);
+    if let Err(e) = owner.allocator.set_own_allocator(id) {
+        return string(e.to_string());
+    }
+    owner.allocator.device_mut().sources.insert(id, Source { malloc, free });
+    std::ptr::null_mut()
+}
+
+/// How many hold a pool; −1 if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_pool_uses(device: c_int, first: u64, second: u64) -> i64 {
+    let uses = owner(device).and_then(|owner| owner.allocator.pool_uses((first, second)));
+    uses.map_or(-1, |n| n as i64)
+}
+
+type Observer = unsafe extern "C-unwind" fn(i64, u64, u64, u64);
+
+static OBSERVERS: Mutex<Vec<Observer>> = Mutex::new(Vec::new());
+
+/// From now on `observer(device, bytes asked of the device, bytes allowed, bytes free there)` is called when memory has run
+/// out, in the thread that wanted it, before it is told.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_observe_oom(observer: Observer) {
+    OBSERVERS.lock().unwrap_or_else(PoisonError::into_inner).push(observer);
+}
+
+/// Calls the observers, without any lock.
+pub fn observe(device: c_int, segment: u64, allowed: u64, free: u64) {
+    let observers = OBSERVERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for observer in observers {
+        // SAFETY: a function of the program's with this signature.
+        unsafe { observer(i64::from(device), segment, allowed, free) };
+    }
+}

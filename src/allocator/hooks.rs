@@ -1,0 +1,246 @@
+//! The functions that `torch._C._CUDAPluggableAllocator` takes.
+//!
+//! Their signatures are PyTorch's (`torch/csrc/cuda/CUDAPluggableAllocator.h`): a pool's id is a pair of numbers in two
+//! registers, a filter a `std::function` by hidden reference, which the caller keeps.
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_caching::{Misuse, Route};
+
+use super::device::route;
+use super::throw::{self, Kind};
+use super::{Refusal, bounded, owner, owner_of, owners, say, stack};
+use crate::hooks::pools::Function;
+use crate::hooks::torch;
+use crate::message;
+use crate::stack::Site;
+
+/// Devices that PyTorch knows, from when its allocator comes up.
+///
+/// # Safety
+/// Called by PyTorch.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_init(_device_count: c_int) {
+    crate::wake();
+}
+
+/// Memory of a device for a stream; null for no bytes. Where there is none, PyTorch gets its own exception if this is its
+/// allocator; everybody else gets null.
+///
+/// # Safety
+/// `stream` is 0 or a stream of that device's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_malloc(
+    size: usize,
+    device: c_int,
+    stream: u64,
+) -> *mut c_void {
+    if size == 0 {
+        return std::ptr::null_mut();
+    }
+    crate::wake();
+    let stack = stack(|recorder| recorder.stacks.capture(Site::Alloc));
+    let result = match owner(device) {
+        Some(mut owner) => {
+            // May throw: nothing is begun yet.
+            owner.allocator.device_mut().choose(stream);
+            bounded(|| owner.malloc(size as u64, stream, stack))
+        }
+        None => Err(Refusal::error(format!("there is no device {device}"))),
+    };
+    match result {
+        Ok(addr) => addr as *mut c_void,
+        Err(refusal) => {
+            // SAFETY: nothing is held any more.
+            unsafe { refuse(device, &refusal) };
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// Throws, if somebody can catch it.
+unsafe fn refuse(device: c_int, refusal: &Refusal) {
+    if torch::native_in_charge() {
+        // PyTorch asks on behalf of a pool of its own, and knows what to do without memory.
+        if refusal.kind != Kind::OutOfMemory {
+            say(refusal);
+        }
+        return;
+    }
+    if let Some([segment, allowed, free]) = refusal.observed {
+        super::ask::observe(device, segment, allowed, free);
+    }
+    // SAFETY: the caller's.
+    unsafe { throw::throw(refusal.kind, &refusal.text) };
+    if refusal.kind != Kind::OutOfMemory {
+        say(refusal);
+    }
+}
+
+/// Gives memory back. What was not handed out here, or was given back already, is left alone, and said.
+///
+/// # Safety
+/// Nobody uses the memory but work on `stream` and on streams that were named for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_free(
+    addr: *mut c_void,
+    _size: usize,
+    device: c_int,
+    _stream: u64,
+) {
+    if addr.is_null() {
+        return;
+    }
+    let stack = stack(crate::record::Recorder::stack_of_free);
+    let known = owner_of(addr as u64, device).map(|mut owner| {
+        bounded(|| Ok(owner.free(addr as u64, stack))).unwrap_or_else(|refusal| {
+            say(&refusal);
+            true
+        })
+    });
+    if known != Some(true) {
+        static SAID: AtomicU32 = AtomicU32::new(0);
+        if SAID.fetch_add(1, Ordering::Relaxed) < 10 {
+            message!(
+                "memtrace_free: invalid device pointer: {addr:p} was not handed out, or was given back already; nothing is done"
+            );
+        }
+    }
+}
+
+/// `torch.cuda.empty_cache()`.
+///
+/// # Safety
+/// Called by PyTorch.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_reset() {
+    let stack = stack(|recorder| recorder.stacks.capture(Site::Free));
+    for mut owner in owners() {
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            owner.allocator.sink_mut().stack = stack;
+            owner.allocator.empty_cache();
+        }));
+        if done.is_err() {
+            crate::switch_off("an internal error");
+        }
+    }
+}
+
+/// `torch.cuda.set_per_process_memory_fraction()`.
+///
+/// # Safety
+/// Called by PyTorch.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_memory_fraction(fraction: f64, device: c_int) {
+    let result = owner(device)
+        .ok_or(Misuse::Fraction)
+        .and_then(|mut owner| owner.allocator.set_memory_fraction(fraction));
+    if result.is_err() {
+        let text = format!("invalid fraction:{fraction}. Please set within [0, 1].");
+        // SAFETY: nothing is held any more.
+        unsafe { refuse(device, &Refusal::error(text)) };
+    }
+}
+
+/// Where the segment begins that a block lies in, and how long it is.
+///
+/// # Safety
+/// `size` is null or a place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_base_alloc(
+    addr: *mut c_void,
+    size: *mut usize,
+) -> *mut c_void {
+    let found = owner_of(addr as u64, 0).and_then(|owner| {
+        owner.pointers.get(addr as u64).and_then(|id| owner.allocator.segment_of(id))
+    });
+    let (base, bytes) = found.unwrap_or((addr as u64, 0));
+    if !size.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { *size = bytes as usize };
+    }
+    base as *mut c_void
+}
+
+/// Another stream uses what lies at an address; memory of others is none of our business.
+///
+/// # Safety
+/// `stream` is a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream: u64) {
+    if let Some(mut owner) = owner_of(addr as u64, 0) {
+        let owner = &mut *owner;
+        owner.allocator.device_mut().sees(stream);
+        owner.pointers.record_stream(&mut owner.allocator, addr as u64, stream);
+    }
+}
+
+/// Sends what `filter` (`std::function<bool(cudaStream_t)>`) wants to a pool: for a graph's capture, or for as long as a
+/// `MemPool` is in use.
+///
+/// # Safety
+/// `filter` is null or a live function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_begin_allocate_to_pool(
+    device: c_int,
+    first: u64,
+    second: u64,
+    filter: *const c_void,
+) {
+    let id = (first, second);
+    // SAFETY: the caller's promise.
+    let filter = (!filter.is_null()).then(|| unsafe { Function::copy(filter.cast()) }).flatten();
+    change(device, |owner| {
+        let way = if filter.is_some() { Route::Ask(route(id)) } else { Route::All };
+        owner.allocator.begin_allocate_to_pool(id, way)?;
+        if let Some(filter) = filter {
+            owner.allocator.device_mut().route(id, filter);
+        }
+        // Whether the stream is being captured is asked for as long as this lasts.
+        owner.allocator.capture_begins();
+        Ok(())
+    });
+}
+
+/// Sends nothing there any more.
+///
+/// # Safety
+/// Called by PyTorch.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_end_allocate_to_pool(
+    device: c_int,
+    first: u64,
+    second: u64,
+) {
+    let id = (first, second);
+    change(device, |owner| {
+        owner.allocator.end_allocate_to_pool(id)?;
+        owner.allocator.device_mut().unroute(id);
+        owner.allocator.capture_ends();
+        Ok(())
+    });
+}
+
+/// A pool is held once less.
+///
+/// # Safety
+/// Called by PyTorch.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memtrace_release_pool(device: c_int, first: u64, second: u64) {
+    change(device, |owner| owner.allocator.release_pool((first, second)));
+}
+
+fn change(device: c_int, f: impl FnOnce(&mut super::Owner) -> Result<(), Misuse>) {
+    let result = match owner(device) {
+        Some(mut owner) => {
+            bounded(|| f(&mut owner).map_err(|misuse| Refusal::error(misuse.to_string())))
+        }
+        None => Err(Refusal::error(format!("there is no device {device}"))),
+    };
+    if let Err(refusal) = result {
+        // SAFETY: nothing is held any more.
+        unsafe { refuse(device, &refusal) };
+    }
+}

@@ -1,0 +1,204 @@
+//! memtrace as PyTorch's CUDA allocator.
+//!
+//! `torch.cuda.memory.CUDAPluggableAllocator` replaces PyTorch's allocator by two C functions, and PyTorch gives up on
+//! statistics, snapshots, streams and the rest. Here stands the same algorithm as its own ([`memtrace_caching`], exact to
+//! the address), over the real device ([`device`]), telling the recorder what it does as it does it ([`recording`]). So
+//! nothing changes for a program but that everything is recorded. [`hooks`] has the functions that PyTorch calls,
+//! [`ask`] those by which the Python package gives back what PyTorch refuses (`python/memtrace/allocator.py`).
+//!
+//! One lock for each device, as in PyTorch, and nothing wider. The stack is taken before it. What PyTorch would throw is
+//! thrown ([`throw`]); a panic of ours ends at the boundary. PyTorch's filters may throw, too, through frames of ours: they are asked
+//! before anything is begun.
+
+pub mod ask;
+pub mod cuda;
+pub mod device;
+pub mod failure;
+pub mod hooks;
+pub mod recording;
+pub mod throw;
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use memtrace_caching::{Allocator, OutOfMemory, Pointers, Settings, Why};
+use memtrace_format::event::{NO_STACK, StackId};
+
+use self::device::Gpu;
+use self::recording::Recording;
+use crate::hooks::torch;
+use crate::message;
+use crate::record::{Recorder, guard};
+
+/// PyTorch has room for so many devices, too.
+pub const MOST_DEVICES: usize = 64;
+
+/// The allocator of one device.
+pub struct Owner {
+    ordinal: c_int,
+    /// The algorithm.
+    pub allocator: Allocator<Gpu, Recording>,
+    /// What it has handed out.
+    pub pointers: Pointers,
+}
+
+static OWNERS: [OnceLock<Mutex<Owner>>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
+/// What devices begin with; none before somebody has asked.
+static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
+
+/// Why a request was refused, in the words for the program.
+pub struct Refusal {
+    /// Which exception it is in PyTorch.
+    pub kind: throw::Kind,
+    /// The words.
+    pub text: String,
+    /// What observers of failures are told: bytes asked of the device, those allowed, those free there.
+    pub observed: Option<[u64; 3]>,
+}
+
+impl Refusal {
+    /// Of something else than memory.
+    pub fn error(text: impl Into<String>) -> Refusal {
+        Refusal { kind: throw::Kind::Error, text: text.into(), observed: None }
+    }
+}
+
+/// The settings that a device begins with: those of the environment, until others were set.
+fn settings() -> Settings {
+    let mut settings = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    settings.get_or_insert_with(from_environment).clone()
+}
+
+fn from_environment() -> Settings {
+    let set = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
+    let conf = set("PYTORCH_CUDA_ALLOC_CONF").or_else(|| set("PYTORCH_ALLOC_CONF"));
+    let parsed = Settings::parse(conf.as_deref().unwrap_or_default());
+    // PyTorch reads the same words and refuses them itself.
+    parsed.map(|p| p.settings).unwrap_or_default()
+}
+
+/// Changes settings, of devices that are there and of those to come.
+///
+/// # Errors
+/// What PyTorch refuses, in its words.
+pub fn configure(conf: &str) -> Result<(), String> {
+    let wanted = settings().and(conf).map_err(|e| e.pytorch)?.settings;
+    for owner in OWNERS.iter().filter_map(OnceLock::get) {
+        lock(owner).allocator.set_settings(wanted.clone());
+    }
+    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = Some(wanted);
+    Ok(())
+}
+
+fn lock(owner: &'static Mutex<Owner>) -> MutexGuard<'static, Owner> {
+    owner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The allocator of a device, with its lock; made if it is not there yet.
+pub fn owner(device: c_int) -> Option<MutexGuard<'static, Owner>> {
+    let slot = OWNERS.get(usize::try_from(device).ok()?)?;
+    Some(lock(slot.get_or_init(|| {
+        let allocator = Allocator::new(Gpu::new(device), settings(), Recording::new(device as i8));
+        Mutex::new(Owner { ordinal: device, allocator, pointers: Pointers::default() })
+    })))
+}
+
+/// The allocators that are there, one after the other.
+pub fn owners() -> impl Iterator<Item = MutexGuard<'static, Owner>> {
+    OWNERS.iter().filter_map(OnceLock::get).map(lock)
+}
+
+/// The device and the lock of whoever handed out `addr`; `likely` is looked at first.
+pub fn owner_of(addr: u64, likely: c_int) -> Option<MutexGuard<'static, Owner>> {
+    let has = |owner: &MutexGuard<'static, Owner>| owner.pointers.get(addr).is_some();
+    let slot = usize::try_from(likely).ok().and_then(|d| OWNERS.get(d)?.get());
+    slot.map(lock).filter(has).or_else(|| owners().find(has))
+}
+
+/// The stack of the calling thread, before any lock.
+pub fn stack(take: impl FnOnce(&Recorder) -> StackId) -> StackId {
+    guard::observe(|recorder, _| take(recorder)).unwrap_or(NO_STACK)
+}
+
+/// Runs `f`; a panic in it, which is a fault of ours, is an error that the program gets.
+///
+/// # Errors
+/// Those of `f`.
+pub fn bounded<R>(f: impl FnOnce() -> Result<R, Refusal>) -> Result<R, Refusal> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
+        Err(Refusal::error(
+            "memtrace's allocator has failed by a fault of its own; please report it",
+        ))
+    })
+}
+
+impl Owner {
+    /// Memory.
+    ///
+    /// # Errors
+    /// There is none, or the device has failed.
+    pub fn malloc(&mut self, size: u64, stream: u64, stack: StackId) -> Result<u64, Refusal> {
+        self.allocator.device_mut().sees(stream);
+        self.allocator.sink_mut().stack = stack;
+        match self.pointers.malloc(&mut self.allocator, size, stream) {
+            Ok(addr) => {
+                self.tell_profiler(addr, 1);
+                Ok(addr)
+            }
+            Err(failure) => Err(self.refusal(&failure)),
+        }
+    }
+
+    /// And back; says whether it was handed out here.
+    pub fn free(&mut self, addr: u64, stack: StackId) -> bool {
+        self.allocator.sink_mut().stack = stack;
+        let Some(id) = self.pointers.get(addr) else { return false };
+        let size = self.allocator.allocation(id).map_or(0, |a| a.size);
+        let known = self.pointers.free(&mut self.allocator, addr).is_ok();
+        self.report(addr, -(size as i64));
+        known
+    }
+
+    /// What PyTorch's profiler is told, with PyTorch's own allocator as with this one.
+    fn tell_profiler(&self, addr: u64, sign: i64) {
+        let id = self.pointers.get(addr);
+        let size = id.and_then(|id| self.allocator.allocation(id)).map_or(0, |a| a.size);
+        self.report(addr, sign * size as i64);
+    }
+
+    fn report(&self, addr: u64, change: i64) {
+        let allocated = self.allocator.stats().allocated_bytes.all.current as usize;
+        let reserved = self.allocator.reserved() as usize;
+        torch::tell_profiler(addr, change, allocated, reserved, self.ordinal as i8);
+    }
+
+    fn refusal(&mut self, failure: &OutOfMemory) -> Refusal {
+        if let Some(code) = self.allocator.device_mut().take_failure() {
+            return Refusal::error(format!("CUDA error: {}", cuda::words(code)));
+        }
+        let cached = self.allocator.cached_in_private_pools();
+        let expandable = self.allocator.settings().expandable_segments;
+        let allowed = failure.limit.unwrap_or(failure.device_total);
+        Refusal {
+            kind: throw::Kind::OutOfMemory,
+            text: failure::text(self.ordinal, failure, cached, expandable),
+            observed: (failure.why == Why::Exhausted).then_some([
+                failure.segment,
+                allowed,
+                failure.device_free,
+            ]),
+        }
+    }
+
+    /// `torch.cuda.memory_stats()`, flat.
+    pub fn stats(&self) -> BTreeMap<String, i64> {
+        self.allocator.flat_stats()
+    }
+}
+
+/// Says a refusal to whoever can't catch it.
+pub fn say(refusal: &Refusal) {
+    message!("{}", refusal.text);
+}

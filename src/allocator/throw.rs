@@ -1,0 +1,137 @@
+//! PyTorch's exceptions, thrown from here.
+//!
+//! A function that PyTorch calls for memory has no other way to say that there is none: what it returns is used as it is.
+//! So `c10::OutOfMemoryError` is made by its own constructor, which libc10 exports, and thrown by the C++ runtime. It
+//! unwinds through frames of ours that have nothing left to do; no panic of Rust's ever does.
+//!
+//! Only a caller in one of PyTorch's libraries gets an exception. Any other (C, `ctypes`) could not catch one.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use crate::hooks::resolve;
+
+/// What is thrown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `c10::OutOfMemoryError`: `torch.cuda.OutOfMemoryError` in Python.
+    OutOfMemory,
+    /// `c10::Error`: `RuntimeError` in Python.
+    Error,
+}
+
+/// `c10::SourceLocation`.
+#[repr(C)]
+struct Location {
+    function: *const c_char,
+    file: *const c_char,
+    line: u32,
+}
+
+/// `std::string` of libstdc++: where the text is, how long, and room for a short one.
+#[repr(C)]
+struct Text {
+    at: *mut c_char,
+    len: usize,
+    room: [u8; 16],
+}
+
+type Construct = unsafe extern "C-unwind" fn(*mut c_void, Location, *mut Text);
+type Throw = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_void) -> !;
+type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;
+type Free = unsafe extern "C" fn(*mut c_void);
+
+/// Larger than any `c10::Error` has been (some 120 bytes).
+const ROOM: usize = 512;
+/// Offset-to-top and type information stand before a table's first function, which is the destructor.
+const LEADING: usize = 2;
+
+/// Everything that throwing takes.
+struct Means {
+    construct: Construct,
+    table: *const *const c_void,
+    info: *const c_void,
+    throw: Throw,
+    exception: Allocate,
+    new: Allocate,
+    delete: Free,
+}
+
+fn find(library: &str, name: &CStr) -> Option<*mut c_void> {
+    resolve::loaded_symbol(library, name).map(std::ptr::NonNull::as_ptr)
+}
+
+impl Means {
+    fn find(kind: Kind) -> Option<Means> {
+        let (info, table) = match kind {
+            Kind::OutOfMemory => (c"_ZTIN3c1016OutOfMemoryErrorE", c"_ZTVN3c1016OutOfMemoryErrorE"),
+            Kind::Error => (c"_ZTIN3c105ErrorE", c"_ZTVN3c105ErrorE"),
+        };
+        // A class that is defined in a header alone has its tables where it is used.
+        let c10 = |name| find("libc10.so", name).or_else(|| find("libc10_cuda.so", name));
+        let construct = c10(
+            c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        )?;
+        let cxx = |name| find("libstdc++.so", name);
+        // SAFETY: the C++ ABI and libc10's mangled names say what these are.
+        unsafe {
+            Some(Means {
+                construct: std::mem::transmute::<*mut c_void, Construct>(construct),
+                table: c10(table)?.cast::<*const c_void>().add(LEADING).cast_const(),
+                info: c10(info)?,
+                throw: std::mem::transmute::<*mut c_void, Throw>(cxx(c"__cxa_throw")?),
+                exception: std::mem::transmute::<*mut c_void, Allocate>(cxx(
+                    c"__cxa_allocate_exception",
+                )?),
+                new: std::mem::transmute::<*mut c_void, Allocate>(cxx(c"_Znwm")?),
+                delete: std::mem::transmute::<*mut c_void, Free>(cxx(c"_ZdlPv")?),
+            })
+        }
+    }
+}
+
+/// Throws, if the caller is PyTorch and this PyTorch's exceptions can be made; else returns.
+///
+/// # Safety
+/// To be called at the end of a function that PyTorch calls, where nothing is held that must be given back.
+pub unsafe fn throw(kind: Kind, message: &str) {
+    if !caller_is_pytorch() {
+        return;
+    }
+    let Some(means) = Means::find(kind) else { return };
+    let Ok(text) = CString::new(message.replace('\0', " ")) else { return };
+    // SAFETY: the text is copied into memory of C++'s allocator, as a string of libstdc++ has it; the constructor may take
+    // it away, and leaves an empty string in its own room then. The table makes a plain error one of its kind: no class
+    // derived from it adds anything. The runtime frees the exception.
+    unsafe {
+        let len = text.as_bytes().len();
+        let at = (means.new)(len + 1).cast::<c_char>();
+        std::ptr::copy_nonoverlapping(text.as_ptr(), at, len + 1);
+        drop(text);
+        let mut room = [0; 16];
+        room[..8].copy_from_slice(&len.to_ne_bytes());
+        let mut string = Text { at, len, room };
+        let location =
+            Location { function: c"memtrace_malloc".as_ptr(), file: c"memtrace".as_ptr(), line: 0 };
+        let exception = (means.exception)(ROOM);
+        (means.construct)(exception, location, &raw mut string);
+        if string.at.cast::<u8>() != string.room.as_mut_ptr() {
+            (means.delete)(string.at.cast());
+        }
+        exception.cast::<*const *const c_void>().write(means.table);
+        (means.throw)(exception, means.info, *means.table);
+    }
+}
+
+/// Is the code that called into this library PyTorch's? Slow: for failures.
+fn caller_is_pytorch() -> bool {
+    let mut frames = [std::ptr::null_mut(); 32];
+    // SAFETY: a list of ours with room for so many.
+    let n = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as i32) };
+    let ours = resolve::library_of(caller_is_pytorch as *const () as usize);
+    let outside = frames[..n.max(0) as usize]
+        .iter()
+        .filter_map(|frame| resolve::library_of(*frame as usize))
+        .find(|library| Some(library) != ours.as_ref());
+    let file = outside.as_deref().and_then(|path| path.rsplit('/').next().map(str::to_owned));
+    file.is_some_and(|f| f.starts_with("libtorch") || f.starts_with("libc10"))
+}
