@@ -72,6 +72,20 @@ class View:
             at[last] = value
         return nested
 
+    # PyTorch's compiler keeps these functions in tables: they must be hashable, which those of ctypes aren't.
+
+    def reset_peak(self, device: int) -> None:
+        """`torch._C._cuda_resetPeakMemoryStats`."""
+        self._library.memtrace_allocator_reset_peak(device)
+
+    def reset_accumulated(self, device: int) -> None:
+        """`torch._C._cuda_resetAccumulatedMemoryStats`."""
+        self._library.memtrace_allocator_reset_accumulated(device)
+
+    def fraction(self, device: int) -> float:
+        """`torch._C._cuda_getMemoryFraction`."""
+        return float(self._library.memtrace_allocator_fraction(device))
+
     def record_history(
         self,
         enabled: str | None,

@@ -118,9 +118,9 @@ def _answer(torch: Any, library: ctypes.CDLL) -> None:
     view = _pytorch.View(torch, library)
     answers: dict[str, Callable[..., Any]] = {
         "_cuda_memoryStats": view.stats,
-        "_cuda_resetPeakMemoryStats": library.memtrace_allocator_reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": library.memtrace_allocator_reset_accumulated,
-        "_cuda_getMemoryFraction": library.memtrace_allocator_fraction,
+        "_cuda_resetPeakMemoryStats": view.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": view.reset_accumulated,
+        "_cuda_getMemoryFraction": view.fraction,
         "_cuda_memorySnapshot": view.snapshot,
         "_cuda_record_memory_history": view.record_history,
         "_cuda_record_memory_history_legacy": view.record_history_legacy,
@@ -129,8 +129,8 @@ def _answer(torch: Any, library: ctypes.CDLL) -> None:
         "_cuda_attach_out_of_memory_observer": _observe,
         "_cuda_cudaCachingAllocator_enable": _enable,
         "_accelerator_getDeviceStats": view.stats,
-        "_accelerator_resetPeakStats": library.memtrace_allocator_reset_peak,
-        "_accelerator_resetAccumulatedStats": library.memtrace_allocator_reset_accumulated,
+        "_accelerator_resetPeakStats": view.reset_peak,
+        "_accelerator_resetAccumulatedStats": view.reset_accumulated,
     }
     for name, answer in answers.items():
         if hasattr(torch._C, name):
