@@ -109,6 +109,7 @@ fn batch(recorder: &Recorder, thread: u64, batch: u64) -> Duration {
             stream: 0,
             stack: recorder.stacks.capture(site),
             thread: thread as u32,
+            label: 0,
         };
         black_box(recorder.write(&event));
     }

@@ -8,6 +8,9 @@
 #ifndef MEMTRACE_H
 #define MEMTRACE_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -20,6 +23,53 @@ int memtrace_dump(const char *path);
 
 /* 1 if memtrace is recording in this process, else 0. */
 int memtrace_active(void);
+
+/* --- Labels: what the calling thread is doing. What it allocates carries the label; ranges are of a thread. --- */
+
+/* Opens a named range inside those that are open; returns how many were open. */
+int memtrace_push(const char *name);
+
+/* The same for a module that is called, by its full name: beside the module around it, inside all else. */
+int memtrace_push_module(const char *name);
+
+/* The same for a phase of training ("forward"), whose beginning and end are written down, too. */
+int memtrace_push_phase(const char *name);
+
+/* Closes the innermost range; returns how many are still open, -1 if there was none. */
+int memtrace_pop(void);
+
+/* Closes ranges until depth are open: those that an exception left behind. */
+void memtrace_unwind(int depth);
+
+/* The number of a label: a name inside the label parent (0: inside nothing), of a sort (0 range, 1 phase, 2 module,
+ * 3 operator). The same each time; parent itself if there is no room for more. */
+uint32_t memtrace_label(uint32_t parent, int sort, const char *name);
+
+/* Gives the calling thread this label (0: none); returns the one it had, to be given back at the end of the range. */
+uint32_t memtrace_enter(uint32_t label);
+
+/* The calling thread's label. */
+uint32_t memtrace_current(void);
+
+/* Writes the names of a label, outermost first with / between them, as a C string of at most size bytes; returns the
+ * length of the whole. */
+size_t memtrace_label_path(uint32_t label, char *into, size_t size);
+
+/* Writes down that the program passed a point. sort: 1 a moment, 2 a step of the training loop (number is which), 3 and
+ * 4 begin and end of a phase. Nothing if nothing is recorded yet. */
+void memtrace_mark(const char *name, int sort, uint64_t number);
+
+/* --- Numbers --- */
+
+/* What PyTorch's allocator has on a device, bytes: allocated, reserved, and the most of each since
+ * memtrace_restart_peak or the beginning. Returns 1 if that is known, else 0. */
+int memtrace_memory(int device, uint64_t into[4]);
+
+/* From here on the most is counted anew, as memtrace_memory says it; PyTorch's own statistics stay as they are. */
+void memtrace_restart_peak(int device);
+
+/* How recording goes, as JSON: a C string of at most size bytes; returns the length of the whole. */
+size_t memtrace_stats(char *into, size_t size);
 
 /* The version, for example "0.1.0". */
 const char *memtrace_version(void);

@@ -4,9 +4,12 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use memtrace_format::event::Point;
+use memtrace_format::labels::Sort;
+
 use crate::dump::{self, Reason};
-use crate::message;
 use crate::record::guard;
+use crate::{gauges, labels, message};
 
 /// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in `.json`
 /// gets JSON, in `.pickle` or `.pkl` a pickle. Returns 0; 1 if nothing was recorded because no CUDA call has
@@ -48,4 +51,153 @@ pub extern "C" fn memtrace_active() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+// --- labels: what the calling thread is doing ---------------------------------------------------------------------
+
+/// The bytes of a C string; none of null.
+unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
+    // SAFETY: the callers below are promised null or a C string.
+    if text.is_null() { b"" } else { unsafe { CStr::from_ptr(text) }.to_bytes() }
+}
+
+/// Opens a named range of the calling thread, inside those that are open: what it allocates from here on is labelled so.
+/// Returns how many were open.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_push(name: *const c_char) -> c_int {
+    // SAFETY: promised by the caller.
+    labels::push(unsafe { bytes(name) }) as c_int
+}
+
+/// Closes the innermost range of the calling thread. Returns how many are still open, −1 if there was none.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_pop() -> c_int {
+    labels::pop().map_or(-1, |open| open as c_int)
+}
+
+/// The same for a module that is called, by its full name: beside the module around it, inside all else.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_push_module(name: *const c_char) -> c_int {
+    // SAFETY: promised by the caller.
+    labels::push_module(unsafe { bytes(name) }) as c_int
+}
+
+/// The same for a phase of training, whose beginning and end are written down, too.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_push_phase(name: *const c_char) -> c_int {
+    // SAFETY: promised by the caller.
+    labels::push_phase(unsafe { bytes(name) }) as c_int
+}
+
+/// Closes ranges of the calling thread until `depth` are open: those that an exception left behind.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_unwind(depth: c_int) {
+    labels::unwind(u32::try_from(depth).unwrap_or(0));
+}
+
+/// The number of a label: a name inside the label `parent` (0: inside nothing), of a sort (0 range, 1 phase, 2 module,
+/// 3 operator). The same each time; `parent` itself if there is no room for more.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_label(parent: u32, sort: c_int, name: *const c_char) -> u32 {
+    let sort = Sort::from_u8(u8::try_from(sort).unwrap_or(0));
+    // SAFETY: promised by the caller.
+    labels::named(parent, sort, unsafe { bytes(name) })
+}
+
+/// Gives the calling thread this label (0: none) and returns the one it had, to be given back at the end of the range.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_enter(label: u32) -> u32 {
+    labels::enter(label)
+}
+
+/// The calling thread's label.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_current() -> u32 {
+    labels::current()
+}
+
+/// Writes the names of a label, outermost first and with `/` between them, as a C string of at most `size` bytes.
+/// Returns the length of the whole.
+///
+/// # Safety
+/// `into` has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_label_path(label: u32, into: *mut c_char, size: usize) -> usize {
+    let store = labels::store::existing();
+    let path = store.and_then(|s| memtrace_format::labels::path(s.words(), label));
+    // SAFETY: promised by the caller.
+    unsafe { answer(&path.unwrap_or_default(), into, size) }
+}
+
+/// Writes a text as a C string of at most `size` bytes. Returns the length of the whole.
+unsafe fn answer(text: &str, into: *mut c_char, size: usize) -> usize {
+    if let Some(room) = size.checked_sub(1) {
+        let length = text.len().min(room);
+        // SAFETY: the caller vouches for `size` bytes, which is at least one more than these.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), length);
+            into.add(length).write(0);
+        }
+    }
+    text.len()
+}
+
+/// Writes down that the program passed a point. `sort`: 1 a moment, 2 a step of the training loop (`number` is
+/// which), 3 and 4 begin and end of a phase. Nothing if nothing is recorded yet.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_mark(name: *const c_char, sort: c_int, number: u64) {
+    if let Some(sort) = u64::try_from(sort).ok().and_then(Point::from_u64) {
+        // SAFETY: promised by the caller.
+        labels::mark(unsafe { bytes(name) }, sort, number);
+    }
+}
+
+// --- numbers --------------------------------------------------------------------------------------------------------
+
+/// What PyTorch's allocator has on a device, bytes: allocated, reserved, and the most of each since
+/// [`memtrace_restart_peak`] or the beginning. 1 if that is known, else 0 and `into` is as it was.
+///
+/// # Safety
+/// `into` has room for four numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_memory(device: c_int, into: *mut u64) -> c_int {
+    let Some(gauge) = usize::try_from(device).ok().and_then(gauges::of) else { return 0 };
+    // SAFETY: promised by the caller.
+    unsafe { std::ptr::copy_nonoverlapping(gauge.read().as_ptr(), into, 4) };
+    1
+}
+
+/// From here on the most that was allocated is counted anew, as [`memtrace_memory`] says it. PyTorch's own statistics
+/// stay as they are.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_restart_peak(device: c_int) {
+    if let Some(gauge) = usize::try_from(device).ok().and_then(gauges::of) {
+        gauge.restart();
+    }
+}
+
+/// How recording goes, as JSON: a C string of at most `size` bytes. Returns the length of the whole.
+///
+/// # Safety
+/// `into` has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_stats(into: *mut c_char, size: usize) -> usize {
+    let text = dump::statistics(crate::recorder()).to_string();
+    // SAFETY: promised by the caller.
+    unsafe { answer(&text, into, size) }
 }

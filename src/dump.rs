@@ -362,6 +362,25 @@ fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
     about
 }
 
+/// How recording goes, for whoever asks meanwhile.
+pub fn statistics(recorder: Option<&Recorder>) -> Value {
+    let Some(recorder) = recorder else { return serde_json::json!({ "recording": false }) };
+    let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
+    serde_json::json!({
+        "recording": true,
+        "events": recorder.ring.written(),
+        "history": recorder.ring.written() - recorder.ring.retired(),
+        "stalls": counter(at::STALLS),
+        "live_refused": counter(at::LIVE_REFUSED),
+        "cost": memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS)),
+        "stacks": recorder.stacks.about(),
+        "labels_refused": crate::labels::store::existing().map_or(0, |store| store.refused()),
+        "blackbox": recorder.blackbox.path.as_ref().map(|path| path.display().to_string()),
+        "out": recorder.config.out.display().to_string(),
+        "virtual": virtual_gpu::stats().is_some(),
+    })
+}
+
 /// What PyTorch's own snapshot would also know.
 const NOT_RECORDED: &[&str] = &["the names of compiled regions"];
 

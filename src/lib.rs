@@ -12,7 +12,9 @@ pub mod api;
 pub mod config;
 pub mod dump;
 pub mod emitter;
+pub mod gauges;
 pub mod hooks;
+pub mod labels;
 pub mod life;
 pub mod measure;
 pub mod message;
@@ -95,9 +97,13 @@ fn turn_on() {
     let word = record::word_of_this_process();
     word.store(std::ptr::from_ref(recorder) as usize, Ordering::Release);
     RECORDER.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);
+    if let Some(labels) = labels::store::existing() {
+        labels.mirror_all(recorder);
+    }
     tree::began(recorder);
     emitter::start(recorder);
     hooks::torch::attach();
+    labels::torch::attach();
     life::register();
 }
 

@@ -13,7 +13,7 @@ use memtrace_format::blackbox::Life;
 
 use crate::hooks::{communicators, contexts, resolve};
 use crate::record::{Recorder, guard};
-use crate::{ASLEEP, WOKEN, dump, forget_recorder, message, recorder, tree};
+use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -140,6 +140,7 @@ extern "C" fn forked() {
     WOKEN.store(ASLEEP, Ordering::Release);
     contexts::forget_entered();
     communicators::forget_work();
+    gauges::forget();
     guard::local(guard::Local::forget_thread);
 }
 

@@ -18,20 +18,34 @@ __version__ = "0.1.0"
 _HOME = {
     "LibraryNotFoundError": "_library",
     "MemtraceError": "_library",
+    "Watch": "watching",
+    "annotate": "labels",
+    "current_label": "labels",
     "install": "allocator",
     "is_installed": "allocator",
+    "mark": "labels",
+    "step": "labels",
+    "watch": "watching",
 }
 
 if TYPE_CHECKING:
     from ._library import LibraryNotFoundError, MemtraceError
     from .allocator import install, is_installed
+    from .labels import annotate, current_label, mark, step
+    from .watching import Watch, watch
 
 __all__ = [
     "LibraryNotFoundError",
     "MemtraceError",
+    "Watch",
     "__version__",
+    "annotate",
+    "current_label",
     "install",
     "is_installed",
+    "mark",
+    "step",
+    "watch",
 ]
 
 

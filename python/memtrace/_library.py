@@ -82,6 +82,11 @@ def is_preloaded() -> bool:
     return hasattr(ctypes.CDLL(None), "memtrace_version")
 
 
+def is_loaded() -> bool:
+    """Is the library in this process, however it came there? Asked anew until it is."""
+    return _library is not None or _already_loaded() is not None
+
+
 def find() -> Path:
     """The file that `load` would load if none is loaded yet."""
     named = os.environ.get("MEMTRACE_LIBRARY")

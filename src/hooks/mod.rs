@@ -43,5 +43,6 @@ pub fn event(local: &Local, kind: Kind, layer: Layer) -> Event {
         stream: 0,
         stack: 0,
         thread: local.tid(),
+        label: local.label.get(),
     }
 }

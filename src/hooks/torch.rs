@@ -21,6 +21,7 @@ use memtrace_format::event::{
 };
 
 use super::{event, pools, resolve};
+use crate::gauges;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
@@ -64,6 +65,7 @@ pub fn attach() -> bool {
     LIBRARY_END.store(library.end, Ordering::Relaxed);
     TEXT_END.store(library.text_end, Ordering::Release);
     replace_allocate();
+    crate::labels::torch::attach();
     true
 }
 
@@ -280,6 +282,9 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
     if device & 0xff == CUDA {
         guard::observe(|recorder, local| {
             let device = (device >> 8) as i8;
+            if let Some(gauge) = gauges::of(device as usize) {
+                gauge.set(allocated as u64, reserved as u64);
+            }
             if change > 0 {
                 // A request by another door, or the allocator's first.
                 if local.request.get().is_none() {

@@ -22,6 +22,7 @@ use memtrace_format::blackbox::{
     DOOR_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_WORDS, Life, MAGIC, REGIONS, Region, VERSION, at,
 };
 use memtrace_format::event::WORDS;
+use memtrace_format::labels::LABEL_WORDS;
 
 use crate::config::Config;
 use crate::hooks::table::ROWS;
@@ -114,6 +115,7 @@ fn layout(slots: usize) -> ([(usize, usize); REGIONS], usize) {
         MODULE_WORDS,
         ABOUT_WORDS,
         ROWS * DOOR_WORDS,
+        LABEL_WORDS,
     ];
     let mut next = HEADER_WORDS;
     let regions = lengths.map(|len| {

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use memtrace_format::blackbox::at;
-use memtrace_format::event::Pool;
+use memtrace_format::event::{LabelId, NO_LABEL, Pool};
 
 use crate::record::{Recorder, clock};
 
@@ -38,6 +38,8 @@ pub struct Local {
     tid: Cell<u32>,
     /// Device chosen by the thread's last `cudaSetDevice`.
     pub device: Cell<i8>,
+    /// What the thread says it is doing ([`crate::labels`]).
+    pub label: Cell<LabelId>,
     /// How many of `recorded` hold one.
     pub recorded_len: Cell<usize>,
     /// PyTorch's request that is under way.
@@ -61,6 +63,7 @@ thread_local! {
             visits: Cell::new(0),
             tid: Cell::new(0),
             device: Cell::new(0),
+            label: Cell::new(NO_LABEL),
             request: Cell::new(None),
             pool: Cell::new(Pool::DEFAULT),
             stream: Cell::new((0, 0, 0)),

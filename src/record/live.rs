@@ -72,6 +72,7 @@ impl Live {
 
     fn change(&mut self, event: &Event, ticket: u64) {
         match (event.layer, event.kind) {
+            (_, Kind::Mark) => {} // it changes no memory
             (Layer::Framework, Kind::SegmentMap) => {
                 for addr in pages(event.addr, event.size) {
                     self.put(Class::Page, addr, &Event { addr, size: PAGE, ..*event });

@@ -104,7 +104,7 @@ impl Recorder {
     #[inline]
     pub fn write(&self, event: &Event) -> u64 {
         let (ticket, stalled) = self.ring.push(event.pack(), Live::apply);
-        if matches!(event.kind, Kind::Measured | Kind::Entered) {
+        if matches!(event.kind, Kind::Measured | Kind::Entered | Kind::Mark) {
             self.blackbox.header()[at::OWN_EVENTS].fetch_add(1, Ordering::Relaxed);
         }
         if stalled {

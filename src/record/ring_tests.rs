@@ -28,6 +28,7 @@ fn event(n: u64) -> Event {
         stream: n * 7,
         stack: n as u32,
         thread: 1,
+        label: 0,
     }
 }
 

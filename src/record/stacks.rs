@@ -53,7 +53,11 @@ impl Stacks {
     /// For turning ids into frames.
     pub fn namer(&self) -> Namer<&'static [AtomicU64]> {
         let nothing = || Namer::new(&[][..], &[][..], &[][..], Splice::PyTorch);
-        self.taker.as_ref().map_or_else(nothing, |taker| taker.namer(Splice::PyTorch))
+        let namer = self.taker.as_ref().map_or_else(nothing, |t| t.namer(Splice::PyTorch));
+        match crate::labels::store::existing() {
+            Some(labels) => namer.with_labels(labels.words()),
+            None => namer,
+        }
     }
 
     /// How full the regions are, for a snapshot's `memtrace` key.

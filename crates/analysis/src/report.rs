@@ -60,6 +60,17 @@ pub struct Workspace {
     pub peak: u64,
 }
 
+/// Memory of PyTorch's that was taken under one label.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Labelled {
+    /// What the thread said it was doing, outermost first; empty for what has no label.
+    pub label: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Blocks.
+    pub count: u64,
+}
+
 /// A line of the table that adds up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
@@ -111,6 +122,8 @@ pub struct Device {
     pub fragmentation: Option<Fragmentation>,
     /// The largest live sites.
     pub sites: Vec<SiteUse>,
+    /// By label, at PyTorch's peak; adds up to it.
+    pub labels_at_peak: Vec<Labelled>,
     /// The table, if the device was asked.
     pub reconcile: Option<Reconcile>,
 }
@@ -158,6 +171,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
                 workspaces: workspaces(snapshot, ordinal),
                 fragmentation: seen.map(|d| d.fragmentation),
                 sites: seen.map_or_else(Vec::new, |d| d.at_end.clone()),
+                labels_at_peak: labelled(&of(&told["labels"]["devices"], ordinal)["at_peak"]),
                 reconcile: table.is_object().then(|| reconcile(&table)),
             }
         })
@@ -180,6 +194,17 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
+}
+
+fn labelled(rows: &Value) -> Vec<Labelled> {
+    let row = |row: &Value| {
+        Some(Labelled {
+            label: row["label"].as_str()?.to_owned(),
+            bytes: row["bytes"].as_u64()?,
+            count: row["count"].as_u64()?,
+        })
+    };
+    list(rows).filter_map(row).collect()
 }
 
 fn owners(by: &Value) -> Vec<Owner> {

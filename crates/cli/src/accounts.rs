@@ -67,6 +67,13 @@ fn device(out: &mut String, d: &Device, top: usize) {
     } else if d.owners_at_peak != d.owners {
         owners(out, &d.owners_at_peak);
     }
+    if !d.labels_at_peak.is_empty() && top > 0 {
+        out.push_str("  PyTorch's at its peak, by label\n");
+    }
+    for l in d.labels_at_peak.iter().take(top) {
+        let label = if l.label.is_empty() { "(no label)" } else { &l.label };
+        let _ = writeln!(out, "    {:>18}  {:>6} x  {label}", count(l.bytes), count(l.count));
+    }
     let _ = writeln!(out, "  at the end: {} held", size(d.held));
     owners(out, &d.owners);
     by_communicator(out, &d.communicators);

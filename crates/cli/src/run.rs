@@ -48,7 +48,12 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
     command.arg0(name).args(rest);
     let mut preload = Vec::new();
     if record {
-        preload.push(find_library(RECORDER, "--record off runs without it")?);
+        let library = find_library(RECORDER, "--record off runs without it")?;
+        // A profiler that wants NVTX for itself has said so.
+        if env::var_os(NVTX).is_none_or(|v| v.is_empty()) {
+            command.env(NVTX, &library);
+        }
+        preload.push(library);
         let out = out_folder(args.out.as_deref())?;
         // The recorder tells this process, which the user started, from those that it starts; these say in the list
         // what they have written.
@@ -86,6 +91,9 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
     let error = command.exec();
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
 }
+
+/// Where NVTX looks for the library that wants to know of ranges.
+const NVTX: &str = "NVTX_INJECTION64_PATH";
 
 /// New paths before those that were there, each once.
 fn list(

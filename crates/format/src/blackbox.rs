@@ -1,6 +1,6 @@
 //! The black box: one file that holds everything a process records, while it runs and after it died.
 //!
-//! The file is a header page and seven regions, all in 64-bit little-endian words and all positions, no
+//! The file is a header page and eight regions, all in 64-bit little-endian words and all positions, no
 //! pointers. The process maps it and writes it in place; the kernel keeps what was written whatever happens to
 //! the process. Nothing here is ever moved or compacted, so a reader needs no cooperation from the writer:
 //!
@@ -11,6 +11,7 @@
 //! | depot, code, modules | stacks, Python code, libraries ([`crate::stacks`]) | at first sight |
 //! | about | JSON: host, command, rank, settings | once, at the start |
 //! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
+//! | labels | what the program says it is doing ([`crate::labels`]) | at first sight |
 //!
 //! **State = live table + replay of the ring from `retired` on.** A slot counts if its first word is its
 //! ticket + 1; a slot that was being written when the process died has 0 there and is counted as torn, never
@@ -58,7 +59,7 @@ pub mod at {
     pub const STARTED_NS: usize = 3;
     /// How the process is doing: a [`super::Life`].
     pub const LIFE: usize = 4;
-    /// Seven pairs: first byte and length in bytes of each [`super::Region`].
+    /// Eight pairs: first byte and length in bytes of each [`super::Region`].
     pub const REGIONS: usize = 8;
     /// Length of the text in the about region, bytes.
     pub const ABOUT_BYTES: usize = 24;
@@ -84,7 +85,7 @@ pub mod at {
     pub const SAMPLED: usize = 88;
     /// How long they took together, nanoseconds.
     pub const SAMPLED_NS: usize = 89;
-    /// Events that stand for no call of the program's: measurements, and first entries of a device.
+    /// Events that stand for no call of the program's: measurements, first entries of a device, and marks.
     pub const OWN_EVENTS: usize = 90;
     /// What each device has seen: [`crate::past::WORDS`] words for each of [`crate::past::DEVICES`].
     pub const PAST: usize = 128;
@@ -102,10 +103,11 @@ pub enum Region {
     Modules,
     About,
     Doors,
+    Labels,
 }
 
 /// How many regions there are.
-pub const REGIONS: usize = 7;
+pub const REGIONS: usize = 8;
 
 /// How the process was doing when the header was last written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

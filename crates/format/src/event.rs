@@ -6,7 +6,7 @@
 //! outlives the process, so it changes only together with [`LAYOUT_VERSION`].
 
 /// Version of the word layout below; a reader refuses any other.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Words in a slot of the ring, word 0 (the ring's own sequence number) included.
 pub const WORDS: usize = 8;
@@ -16,6 +16,12 @@ pub type StackId = u32;
 
 /// The stack id of an event that carries no stack.
 pub const NO_STACK: StackId = 0;
+
+/// What the program said it was doing: a named range in the tree of labels ([`crate::labels`]); [`NO_LABEL`] if nothing.
+pub type LabelId = u32;
+
+/// The label of an event outside any named range.
+pub const NO_LABEL: LabelId = 0;
 
 /// What happened. The names are those of PyTorch's trace entries where PyTorch has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,10 +78,13 @@ pub enum Kind {
     Entered = 23,
     /// Somebody looked at the allocator's state through PyTorch's interface: `size` bytes are in active blocks.
     Snapshot = 24,
+    /// The program passed a point that it named: `addr` is the label whose name that is, `size` a number, `extra` which
+    /// sort of point ([`Point`]).
+    Mark = 25,
 }
 
 impl Kind {
-    const ALL: [Kind; 24] = [
+    const ALL: [Kind; 25] = [
         Kind::Alloc,
         Kind::FreeRequested,
         Kind::FreeCompleted,
@@ -100,11 +109,35 @@ impl Kind {
         Kind::Measured,
         Kind::Entered,
         Kind::Snapshot,
+        Kind::Mark,
     ];
 
     /// The kind with this number, if there is one.
     pub fn from_u8(n: u8) -> Option<Kind> {
         Kind::ALL.get(usize::from(n).checked_sub(1)?).copied()
+    }
+}
+
+/// The sort of a [`Kind::Mark`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Point {
+    /// A moment with a name.
+    Moment = 1,
+    /// A step of the training loop begins; the event's `size` is its number.
+    Step = 2,
+    /// A phase begins.
+    Begin = 3,
+    /// A phase ends.
+    End = 4,
+}
+
+impl Point {
+    /// The sort with this number, if there is one.
+    pub fn from_u64(n: u64) -> Option<Point> {
+        [Point::Moment, Point::Step, Point::Begin, Point::End]
+            .into_iter()
+            .find(|sort| *sort as u64 == n)
     }
 }
 
@@ -276,6 +309,21 @@ pub struct Event {
     pub stack: StackId,
     /// Kernel id of the thread.
     pub thread: u32,
+    /// What the thread said it was doing.
+    pub label: LabelId,
+}
+
+/// Bits of a stack id: a depot has fewer nodes.
+const STACK_BITS: u32 = 22;
+/// Bits of a thread's kernel id: Linux gives out none above 4,194,304.
+const THREAD_BITS: u32 = 22;
+/// Bits of a label; the rest of the word.
+pub const LABEL_BITS: u32 = 64 - STACK_BITS - THREAD_BITS;
+
+/// The low `bits` bits of `word`, from `at` on.
+#[inline]
+fn field(word: u64, at: u32, bits: u32) -> u32 {
+    (word >> at) as u32 & ((1 << bits) - 1)
 }
 
 /// The [`Event::part`] of what was made while several communicators were at work, so that nobody can tell for which.
@@ -297,7 +345,9 @@ impl Event {
             | u64::from(self.flags) << 24
             | u64::from(self.api) << 32
             | u64::from(self.pool.0) << 48;
-        let place = u64::from(self.stack) | u64::from(self.thread) << 32;
+        let place = u64::from(self.stack)
+            | u64::from(self.thread) << STACK_BITS
+            | u64::from(self.label) << (STACK_BITS + THREAD_BITS);
         [head, self.time_ns, self.addr, self.size, self.extra, self.stream, place]
     }
 
@@ -318,13 +368,14 @@ impl Event {
             api: (head >> 32) as u16,
             what: What::from_u8((head >> 10) as u8 & 63)?,
             pool: Pool((head >> 48) as u16),
-            thread: (w[6] >> 32) as u32,
+            thread: field(w[6], STACK_BITS, THREAD_BITS),
             time_ns: w[1],
             addr: w[2],
             size: w[3],
             extra: w[4],
             stream: w[5],
-            stack: w[6] as u32,
+            stack: field(w[6], 0, STACK_BITS),
+            label: field(w[6], STACK_BITS + THREAD_BITS, LABEL_BITS),
         })
     }
 }
@@ -348,8 +399,9 @@ mod tests {
             size: u64::MAX - 3,
             extra: u64::MAX - 4,
             stream: u64::MAX - 5,
-            stack: u32::MAX - 6,
-            thread: u32::MAX - 7,
+            stack: (1 << STACK_BITS) - 6,
+            thread: (1 << THREAD_BITS) - 7,
+            label: (1 << LABEL_BITS) - 8,
         };
         assert_eq!(Event::unpack(e.pack()), Some(e));
     }

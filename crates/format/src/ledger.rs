@@ -503,6 +503,7 @@ mod tests {
             stream: u64::from(kind == Kind::HandleCreate),
             stack: 0,
             thread: 1,
+            label: 0,
         }
     }
 

@@ -17,8 +17,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{
-    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool,
-    StackId,
+    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, LabelId, Layer, NO_STACK, OUT_OF_MEMORY,
+    Pool, StackId,
 };
 use crate::ledger::{Ledger, Move, Moves, Sort};
 use crate::past::Past;
@@ -38,6 +38,8 @@ pub struct LiveBlock {
     pub stream: u64,
     /// Where it was allocated.
     pub stack: StackId,
+    /// What its thread said it was doing.
+    pub label: LabelId,
     /// Its free has been requested.
     pub pending: bool,
     /// CUDA events its free still waits for.
@@ -124,6 +126,9 @@ pub type ApiName<'a> = &'a dyn Fn(u16) -> &'a str;
 impl State {
     /// Takes one event into account and says what PyTorch's trace would say about it.
     pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
+        if event.kind == Kind::Mark {
+            return; // it changes no memory
+        }
         if event.flags & FLAG_FAILED != 0 && event.kind != Kind::Oom {
             self.failed(event, api, sink);
             return;
@@ -267,6 +272,7 @@ impl State {
                     requested: event.size,
                     stream: event.stream,
                     stack: event.stack,
+                    label: event.label,
                     pending: false,
                     waits: 0,
                 };

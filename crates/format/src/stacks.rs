@@ -370,7 +370,12 @@ pub fn modules<W: Words + ?Sized>(region: &W) -> Vec<ModuleRecord> {
 }
 
 /// The first word of the record at `at`, if there is a complete one.
-fn record<W: Words + ?Sized>(region: &W, magic: u64, at: usize, fixed: usize) -> Option<u64> {
+pub(crate) fn record<W: Words + ?Sized>(
+    region: &W,
+    magic: u64,
+    at: usize,
+    fixed: usize,
+) -> Option<u64> {
     if region.word(0) != magic || at < region.word(HEAD_CAPACITY) as usize || at < HEADER {
         return None;
     }
@@ -381,7 +386,7 @@ fn record<W: Words + ?Sized>(region: &W, magic: u64, at: usize, fixed: usize) ->
 }
 
 /// The byte strings of a record, which lie one after the other behind its fixed part.
-fn bytes<W: Words + ?Sized, const N: usize>(
+pub(crate) fn bytes<W: Words + ?Sized, const N: usize>(
     region: &W,
     at: usize,
     fixed: usize,

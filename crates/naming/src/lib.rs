@@ -12,7 +12,7 @@
 mod accounts;
 mod doors;
 mod file;
-
+mod labels;
 mod lines;
 mod names;
 mod owner;

@@ -14,10 +14,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::rc::Rc;
 
+use memtrace_format::event::{LabelId, NO_LABEL};
+use memtrace_format::labels;
 use memtrace_format::snapshot::{Frame, FrameIx, StackIx, Tables};
 use memtrace_format::stacks::{
-    CodeRecord, ModuleRecord, NO_CODE, NO_STACK, RawFrame, Reason, StackId, Words, all_frames,
-    code, frames, modules,
+    CodeRecord, HEAD_REFUSED, ModuleRecord, NO_CODE, NO_STACK, RawFrame, Reason, StackId, Words,
+    all_frames, code, frames, modules,
 };
 
 use crate::file;
@@ -46,6 +48,9 @@ pub struct Namer<W> {
     pub(crate) depot: W,
     pub(crate) codes: W,
     pub(crate) libraries: Vec<ModuleRecord>,
+    /// The region of labels, if there is one, and the paths that have been asked for.
+    labels: Option<W>,
+    paths: HashMap<LabelId, Option<Rc<str>>>,
     splice: Splice,
     /// Return addresses in the depot, less one, ascending.
     calls: Vec<u64>,
@@ -63,12 +68,34 @@ pub struct Namer<W> {
 }
 
 impl<W: Words> Namer<W> {
+    /// One that names labels, too.
+    #[must_use]
+    pub fn with_labels(self, labels: W) -> Namer<W> {
+        Namer { labels: Some(labels), ..self }
+    }
+
+    /// The names of a label, outermost first, as one text.
+    pub fn label(&mut self, id: LabelId) -> Option<Rc<str>> {
+        if id == NO_LABEL {
+            return None;
+        }
+        let labels = self.labels.as_ref()?;
+        self.paths.entry(id).or_insert_with(|| labels::path(labels, id).map(Rc::from)).clone()
+    }
+
+    /// How many names found no room.
+    pub fn labels_refused(&self) -> u64 {
+        self.labels.as_ref().map_or(0, |words| words.word(HEAD_REFUSED))
+    }
+
     /// A namer for the stacks of three regions.
     pub fn new(depot: W, codes: W, libraries: W, splice: Splice) -> Namer<W> {
         Namer {
             depot,
             codes,
             libraries: modules(&libraries),
+            labels: None,
+            paths: HashMap::new(),
             splice,
             calls: Vec::new(),
             symbols: HashMap::new(),

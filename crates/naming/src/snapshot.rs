@@ -45,7 +45,8 @@ pub fn snapshot<B: Bytes>(
     let capacity = DepotShape::of(depot.count()).map_or(0, |shape| shape.capacity as u64);
     let nodes = (depot.word(HEAD_NEXT).min(capacity), capacity);
     let words = [codes.word(HEAD_NEXT), libraries.word(HEAD_NEXT)];
-    let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch);
+    let labels = file.part(Region::Labels)?;
+    let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch).with_labels(labels);
     write(&mut recording, to, &mut namer, &api, target, &mut |snapshot, counts, namer| {
         let conf = about["allocator_conf"].as_str().unwrap_or_default();
         snapshot.allocator_settings = settings::from_conf(conf);
@@ -160,6 +161,7 @@ mod tests {
             stream: 0,
             stack: 2,
             thread: 7,
+            label: 0,
         }
     }
 

@@ -13,7 +13,7 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use memtrace_format::event::{Event, WORDS};
+use memtrace_format::event::{Event, NO_LABEL, WORDS};
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::{self, ApiName, State};
 use memtrace_format::snapshot::{Snapshot, TraceEntry};
@@ -22,6 +22,7 @@ use memtrace_format::stream::Stream;
 use serde_json::Value;
 
 use crate::accounts::Accounts;
+use crate::labels::Labels;
 use crate::names::Namer;
 
 /// Events that are read at a time.
@@ -112,11 +113,14 @@ pub fn write<W: Words>(
         };
         let mut stream = open(path, encoding)?;
         let mut accounts = Accounts::new(&state, first > 0, namer);
+        let mut labels = Labels::new(&state);
         state.watch();
-        let to = (&mut stream, &mut counts, &mut accounts);
+        let to = (&mut stream, &mut counts, &mut accounts, &mut labels);
         if history(source, &mut state, api, namer, to)? {
             let mut snapshot = replay::assemble(&state, &mut |id| namer.stack(id));
             accounts.tell(&mut snapshot.memtrace, api, namer);
+            labels.tell(&mut snapshot.memtrace, namer);
+            snapshot.external_annotations = labels.annotations(namer);
             rest(&mut snapshot, &counts, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);
@@ -127,7 +131,9 @@ pub fn write<W: Words>(
 
 /// Copies what [`write`] has worked out into another `memtrace` key.
 pub fn carry_over(known: &Value, about: &mut Value) {
-    for key in ["ledger", "owners", "reconcile", "entered", "out_of_memory", "warnings"] {
+    for key in
+        ["ledger", "owners", "reconcile", "entered", "out_of_memory", "warnings", "labels", "marks"]
+    {
         if let Some(value) = known.get(key) {
             about[key] = value.clone();
         }
@@ -224,19 +230,31 @@ fn history<W: Words>(
     state: &mut State,
     api: ApiName<'_>,
     namer: &mut Namer<W>,
-    (stream, counts, accounts): (&mut Stream<File>, &mut Counts, &mut Accounts),
+    (stream, counts, accounts, labels): (
+        &mut Stream<File>,
+        &mut Counts,
+        &mut Accounts,
+        &mut Labels,
+    ),
 ) -> io::Result<bool> {
     let mut written = Ok(());
     let mut entries = 0;
-    let mut sink = |namer: &mut Namer<W>, place, mut entry: TraceEntry| {
+    let mut sink = |namer: &mut Namer<W>, label, place, mut entry: TraceEntry| {
         if written.is_ok() {
             entries += 1;
             let stack = entry.frames.take();
-            if let Some(text) = entry.user_metadata.as_mut().filter(|t| !t.is_empty())
-                && let Some(owner) = stack.and_then(|id| namer.owner(id))
-            {
-                // The replay has said which call it was.
-                *text = format!("{text} by {owner}").into();
+            let label = namer.label(label);
+            if let Some(text) = entry.user_metadata.as_mut() {
+                // The replay has said which call it was, if it was none of PyTorch's allocator.
+                let of_driver = !text.is_empty();
+                if of_driver && let Some(owner) = stack.and_then(|id| namer.owner(id)) {
+                    *text = format!("{text} by {owner}").into();
+                }
+                match label {
+                    Some(label) if of_driver => *text = format!("{text} in {label}").into(),
+                    Some(label) => *text = label.to_string().into(),
+                    None => {}
+                }
             }
             entry.frames = stack.and_then(|id| namer.stack(id));
             written = stream.entry(place, entry, namer.tables());
@@ -251,11 +269,13 @@ fn history<W: Words>(
         }
         counts.kept += events.len() as u64;
         for event in events.drain(..) {
-            state.apply(&event, api, &mut |place, entry| sink(namer, place, entry));
+            let label = event.label;
+            state.apply(&event, api, &mut |place, entry| sink(namer, label, place, entry));
             accounts.note(&event, &state.take_moves(), namer);
+            labels.note(&event);
         }
     }
-    state.finish(&mut |place, entry| sink(namer, place, entry));
+    state.finish(&mut |place, entry| sink(namer, NO_LABEL, place, entry));
     counts.entries = entries;
     written.map(|()| true)
 }
@@ -356,6 +376,7 @@ mod tests {
             stream: 0,
             stack: 0,
             thread: 1,
+            label: 0,
         };
         (0..n).map(event).collect()
     }

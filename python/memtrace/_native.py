@@ -1,0 +1,92 @@
+"""The library's functions for labels and numbers, as quick as Python can call them.
+
+`ctypes.PyDLL` keeps the interpreter's lock during a call. These functions take a few nanoseconds and wait for nothing, so
+giving the lock up and taking it again would be most of the cost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any, Callable
+
+from . import _library
+
+# Sorts of labels, and of points, as in `include/memtrace.h`.
+RANGE, PHASE, MODULE, OPERATOR = range(4)
+MOMENT, STEP, BEGIN, END = range(1, 5)
+
+_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
+    "memtrace_push": (ctypes.c_int, [ctypes.c_char_p]),
+    "memtrace_push_module": (ctypes.c_int, [ctypes.c_char_p]),
+    "memtrace_push_phase": (ctypes.c_int, [ctypes.c_char_p]),
+    "memtrace_pop": (ctypes.c_int, []),
+    "memtrace_unwind": (None, [ctypes.c_int]),
+    "memtrace_label": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.c_int, ctypes.c_char_p]),
+    "memtrace_enter": (ctypes.c_uint32, [ctypes.c_uint32]),
+    "memtrace_current": (ctypes.c_uint32, []),
+    "memtrace_label_path": (ctypes.c_size_t, [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]),
+    "memtrace_mark": (None, [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64]),
+    "memtrace_memory": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
+    "memtrace_restart_peak": (None, [ctypes.c_int]),
+    "memtrace_stats": (ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
+}
+
+
+class Native:
+    """The functions, typed."""
+
+    def __init__(self, path: str | None) -> None:
+        library = ctypes.PyDLL(path)
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        self.push: Callable[[bytes], int] = library.memtrace_push
+        self.push_module: Callable[[bytes], int] = library.memtrace_push_module
+        self.push_phase: Callable[[bytes], int] = library.memtrace_push_phase
+        self.pop: Callable[[], int] = library.memtrace_pop
+        self.unwind: Callable[[int], None] = library.memtrace_unwind
+        self.label: Callable[[int, int, bytes], int] = library.memtrace_label
+        self.enter: Callable[[int], int] = library.memtrace_enter
+        self.current: Callable[[], int] = library.memtrace_current
+        self.mark: Callable[[bytes, int, int], None] = library.memtrace_mark
+        self.restart_peak: Callable[[int], None] = library.memtrace_restart_peak
+        self._path = library.memtrace_label_path
+        self._memory = library.memtrace_memory
+        self._stats = library.memtrace_stats
+
+    def label_path(self, label: int) -> str:
+        """The names of a label, outermost first."""
+        return _text(lambda buffer, size: self._path(label, buffer, size))
+
+    def memory(self, device: int) -> tuple[int, int, int, int]:
+        """Allocated, reserved, and the most of each, bytes."""
+        numbers = (ctypes.c_uint64 * 4)()
+        self._memory(device, numbers)
+        return (numbers[0], numbers[1], numbers[2], numbers[3])
+
+    def stats(self) -> dict[str, Any]:
+        """How recording goes."""
+        known: dict[str, Any] = json.loads(_text(self._stats))
+        return known
+
+
+def _text(write: Callable[[Any, int], int]) -> str:
+    size = 4096
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        needed = write(buffer, size)
+        if needed < size:
+            return buffer.value.decode("utf-8", "replace")
+        size = needed + 256
+
+
+_native: Native | None = None
+
+
+def native() -> Native | None:
+    """The functions, if the library is in this process; else `None`, and labels are nobody's business."""
+    global _native
+    if _native is None and _library.is_loaded():
+        _native = Native(_library.load()._name)
+    return _native

@@ -1,0 +1,135 @@
+//! What the program says it is doing: named ranges of each thread, carried by every event.
+//!
+//! A thread has one current label, a number; an event copies it, so a range costs nothing per event. Ranges come from
+//! the C functions (and through them from the Python package), from NVTX ([`nvtx`]), and from PyTorch's own
+//! `record_function` ([`torch`]), all of which open and close on the same stack; [`torch`] also carries the label of an
+//! operation over to the thread that later computes its gradient. Names are kept in [`store`].
+//!
+//! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a name's first sight. A range
+//! that is closed on another thread than it was opened on is left alone there; on its own it ends with the one around it.
+
+pub mod nvtx;
+pub mod store;
+pub mod torch;
+
+use std::cell::Cell;
+
+use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Point};
+use memtrace_format::labels::Sort;
+
+use crate::hooks::event;
+use crate::record::guard;
+
+/// Ranges of one thread that can be open at a time; those further inside are counted and change nothing.
+const DEPTH: usize = 48;
+
+struct Open {
+    /// What the label was before each range.
+    before: [Cell<LabelId>; DEPTH],
+    depth: Cell<u32>,
+}
+
+thread_local! {
+    static OPEN: Open = const { Open { before: [const { Cell::new(NO_LABEL) }; DEPTH], depth: Cell::new(0) } };
+}
+
+/// The calling thread's label.
+pub fn current() -> LabelId {
+    guard::local(|local| local.label.get())
+}
+
+/// Makes this the calling thread's label and returns what it was before. What is no label changes nothing.
+#[inline]
+pub fn enter(label: LabelId) -> LabelId {
+    guard::local(|local| {
+        if label != NO_LABEL && !store::existing().is_some_and(|s| s.has(label)) {
+            return local.label.get();
+        }
+        set(local, label)
+    })
+}
+
+#[inline]
+fn set(local: &guard::Local, label: LabelId) -> LabelId {
+    let before = local.label.replace(label);
+    if before != label {
+        torch::label_changed(label);
+    }
+    before
+}
+
+/// The label of this name inside `parent`; `parent` itself if there is no room for more.
+pub fn named(parent: LabelId, sort: Sort, name: &[u8]) -> LabelId {
+    store::store().and_then(|s| s.intern(parent, sort, name)).unwrap_or(parent)
+}
+
+/// Opens a range inside the current one. Returns how many were open.
+pub fn push(name: &[u8]) -> u32 {
+    open(|current| named(current, Sort::Range, name))
+}
+
+/// Opens the range of a module that is called ([`store::Store::module`]).
+pub fn push_module(name: &[u8]) -> u32 {
+    open(|current| store::store().map_or(current, |s| s.module(current, name)))
+}
+
+/// Opens a phase, and writes its beginning down. What a backward pass computes again belongs to that pass.
+pub fn push_phase(name: &[u8]) -> u32 {
+    let again = store::existing().is_some_and(|s| s.is_inside(current(), store::BACKWARD));
+    if !again {
+        mark(name, Point::Begin, 0);
+    }
+    open(|current| if again { current } else { named(current, Sort::Phase, name) })
+}
+
+fn open(label: impl FnOnce(LabelId) -> LabelId) -> u32 {
+    OPEN.with(|open| {
+        let depth = open.depth.get();
+        open.depth.set(depth.saturating_add(1));
+        if let Some(place) = open.before.get(depth as usize) {
+            guard::local(|local| place.set(set(local, label(local.label.get()))));
+        }
+        depth
+    })
+}
+
+/// Closes the innermost range of this thread. Returns how many are still open; `None` if there was none.
+pub fn pop() -> Option<u32> {
+    OPEN.with(|open| {
+        let depth = open.depth.get().checked_sub(1)?;
+        open.depth.set(depth);
+        let Some(place) = open.before.get(depth as usize) else { return Some(depth) };
+        let was = guard::local(|local| set(local, place.get()));
+        if was != place.get()
+            && let Some(store) = store::existing()
+            && store.sort(was) == Sort::Phase
+        {
+            mark(&store.name(was), Point::End, 0);
+        }
+        Some(depth)
+    })
+}
+
+/// Closes ranges until `depth` are open: those that an exception left behind.
+pub fn unwind(depth: u32) {
+    let excess = OPEN.with(|open| open.depth.get().saturating_sub(depth));
+    for _ in 0..excess {
+        pop();
+    }
+}
+
+/// Writes down that the program passed a point. Nothing if nothing is recorded yet.
+pub fn mark(name: &[u8], sort: Point, number: u64) {
+    if crate::recorder().is_none() {
+        return;
+    }
+    let label = named(NO_LABEL, Sort::Range, name);
+    guard::observe(|recorder, local| {
+        recorder.write(&Event {
+            addr: u64::from(label),
+            size: number,
+            extra: sort as u64,
+            ..event(local, Kind::Mark, Layer::Framework)
+        });
+    });
+}

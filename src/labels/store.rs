@@ -1,0 +1,391 @@
+//! The tree of labels: each (parent, sort, name) once, made by every thread at the same time without a lock.
+//!
+//! It lives in memory of the process's own, because a program names what it does before its first CUDA call, when
+//! there is no black box yet, and because a forked child goes on inside the ranges that its parent was in. A black box
+//! has a copy, at the same positions: a new label is written into both, and a box that begins takes over all that is
+//! there. Whichever of the two comes second sees what the other did, so no label is missed.
+//!
+//! A label is never forgotten. When there is no room, a range has no label of its own and stays in the one around it,
+//! which is true as far as it goes, and counted.
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+
+use memtrace_format::blackbox::Region;
+use memtrace_format::event::{LabelId, NO_LABEL};
+use memtrace_format::labels::{DEEPEST, LABEL_FIXED, LABEL_MAGIC, LABEL_WORDS, Sort, pack_parent};
+use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
+
+use crate::record::Recorder;
+use crate::stack::arena::Arena;
+use crate::sync::zeroed_memory;
+
+/// Names are cut to this many bytes.
+const LONGEST: usize = 240;
+/// Slots of the hash table.
+const SLOTS: usize = 1 << 15;
+/// The longest run of taken slots that is searched.
+const MAX_PROBES: usize = 256;
+/// Where a record's second word has its depth, above parent and sort.
+const DEPTH_AT: u32 = 40;
+
+/// See the module's essay.
+pub struct Store {
+    words: &'static [AtomicU64],
+    arena: Arena,
+    /// Ids by hash.
+    slots: &'static [AtomicU64],
+}
+
+/// The phase in which gradients are computed.
+pub const BACKWARD: &[u8] = b"backward";
+
+static STORE: AtomicPtr<Store> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The one of this process, if anything has been named yet.
+pub fn existing() -> Option<&'static Store> {
+    // SAFETY: null or leaked.
+    unsafe { STORE.load(Ordering::Acquire).as_ref() }
+}
+
+/// The one of this process; `None` if there is no memory for it.
+pub fn store() -> Option<&'static Store> {
+    existing().or_else(make)
+}
+
+#[cold]
+fn make() -> Option<&'static Store> {
+    let made = Box::into_raw(Box::new(Store::new()?));
+    let none = std::ptr::null_mut();
+    match STORE.compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {}
+        // SAFETY: nobody has seen ours; its mapping stays, untouched, which costs addresses alone.
+        Err(_) => drop(unsafe { Box::from_raw(made) }),
+    }
+    existing()
+}
+
+impl Store {
+    fn new() -> Option<Store> {
+        let (words, slots) = (zeroed_memory(LABEL_WORDS), zeroed_memory(SLOTS));
+        if slots.len() < SLOTS {
+            return None;
+        }
+        Some(Store { words, arena: Arena::new(words, LABEL_MAGIC, HEADER)?, slots })
+    }
+
+    /// The label of this name inside `parent`; `None` if there is no room for it.
+    pub fn intern(&self, parent: LabelId, sort: Sort, name: &[u8]) -> Option<LabelId> {
+        let name = cut(name);
+        let link = pack_parent(parent, sort);
+        let mut slot = hash(link, name) as usize;
+        let mut made = None;
+        for _ in 0..MAX_PROBES {
+            let cell = &self.slots[slot & (SLOTS - 1)];
+            let mut seen = cell.load(Ordering::Acquire);
+            if seen == 0 {
+                let new = match made {
+                    Some(new) => new,
+                    None => *made.insert(self.write(link, name)?),
+                };
+                match cell.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => {
+                        self.mirror(new as usize);
+                        return Some(new as LabelId);
+                    }
+                    Err(other) => seen = other, // who lost a race leaves a few words behind
+                }
+            }
+            if self.is(seen as usize, link, name) {
+                return Some(seen as LabelId);
+            }
+            slot += 1;
+        }
+        self.refuse();
+        None
+    }
+
+    fn write(&self, link: u64, name: &[u8]) -> Option<u64> {
+        let depth = self.depth(link as LabelId) + 1;
+        if depth as usize > DEEPEST {
+            self.refuse();
+            return None;
+        }
+        let mut record = self.arena.reserve(LABEL_FIXED, name.len())?;
+        record.set(1, link | u64::from(depth) << DEPTH_AT);
+        record.set(2, name.len() as u64);
+        record.bytes(name);
+        Some(record.finish(0) as u64)
+    }
+
+    /// How many names found no room.
+    pub fn refused(&self) -> u64 {
+        self.words[HEAD_REFUSED].load(Ordering::Relaxed)
+    }
+
+    fn refuse(&self) {
+        self.words[HEAD_REFUSED].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn word(&self, label: LabelId, i: usize) -> u64 {
+        self.words.get(label as usize + i).map_or(0, |w| w.load(Ordering::Acquire))
+    }
+
+    fn depth(&self, label: LabelId) -> u32 {
+        if label == NO_LABEL { 0 } else { (self.word(label, 1) >> DEPTH_AT) as u32 }
+    }
+
+    fn is(&self, at: usize, link: u64, name: &[u8]) -> bool {
+        let label = at as LabelId;
+        let same_place = self.word(label, 1) & ((1 << DEPTH_AT) - 1) == link;
+        same_place && self.word(label, 2) as u32 as usize == name.len() && {
+            let chunks = name.chunks(8).zip(LABEL_FIXED..);
+            chunks.into_iter().all(|(bytes, i)| self.word(label, i) == word_of(bytes))
+        }
+    }
+
+    /// Is this the id of a label?
+    pub fn has(&self, label: LabelId) -> bool {
+        let at = label as usize;
+        let next = self.words[HEAD_NEXT].load(Ordering::Acquire) as usize;
+        (HEADER..next).contains(&at) && self.word(label, 0) & RECORD_READY != 0
+    }
+
+    /// What it is inside of.
+    pub fn parent(&self, label: LabelId) -> LabelId {
+        self.word(label, 1) as LabelId
+    }
+
+    /// What it is the name of.
+    pub fn sort(&self, label: LabelId) -> Sort {
+        Sort::from_u8((self.word(label, 1) >> 32) as u8)
+    }
+
+    /// Is this label, or one around it, the phase of this name?
+    pub fn is_inside(&self, label: LabelId, phase: &[u8]) -> bool {
+        let outwards = std::iter::successors(Some(label), |l| Some(self.parent(*l)));
+        outwards
+            .take_while(|l| *l != NO_LABEL)
+            .take(DEEPEST)
+            .any(|l| self.sort(l) == Sort::Phase && self.name(l) == phase)
+    }
+
+    /// Its name.
+    pub fn name(&self, label: LabelId) -> Vec<u8> {
+        let length = (self.word(label, 2) as u32 as usize).min(LONGEST);
+        let words = (0..length.div_ceil(8)).map(|i| self.word(label, LABEL_FIXED + i));
+        let mut name: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        name.truncate(length);
+        name
+    }
+
+    /// The label that stands for the work that undoes what was done under `label`: the same, with the phase `backward` in
+    /// place of the one it was in. Remembered beside the label, so that it is worked out once.
+    pub fn backward_of(&self, label: LabelId) -> LabelId {
+        let inside = |parent| self.intern(parent, Sort::Phase, BACKWARD).unwrap_or(parent);
+        if label == NO_LABEL {
+            return inside(NO_LABEL);
+        }
+        let known = (self.word(label, 2) >> 32) as LabelId;
+        if known != NO_LABEL {
+            return known;
+        }
+        let found = match self.sort(label) {
+            Sort::Phase if self.name(label) == b"forward" => inside(self.parent(label)),
+            Sort::Phase => label,
+            sort => {
+                let parent = self.backward_of(self.parent(label));
+                self.intern(parent, sort, &self.name(label)).unwrap_or(parent)
+            }
+        };
+        if let Some(word) = self.words.get(label as usize + 2) {
+            word.fetch_or(u64::from(found) << 32, Ordering::AcqRel);
+        }
+        found
+    }
+
+    /// The label of a module that is called while `current` is: inside what the program named itself, beside the module
+    /// around it, whose full name says that it is inside.
+    pub fn module(&self, current: LabelId, name: &[u8]) -> LabelId {
+        let mut parent = current;
+        while parent != NO_LABEL && matches!(self.sort(parent), Sort::Module | Sort::Operator) {
+            parent = self.parent(parent);
+        }
+        self.intern(parent, Sort::Module, name).unwrap_or(current)
+    }
+
+    /// Writes a new label into the black box, too, if there is one.
+    fn mirror(&self, at: usize) {
+        fence(Ordering::SeqCst);
+        if let Some(recorder) = crate::recorder() {
+            self.copy(recorder.blackbox.region(Region::Labels), at);
+        }
+    }
+
+    /// Writes everything into a black box that has just come into use.
+    pub fn mirror_all(&self, recorder: &Recorder) {
+        fence(Ordering::SeqCst);
+        let region = recorder.blackbox.region(Region::Labels);
+        let mut at = HEADER;
+        let next = self.words[HEAD_NEXT].load(Ordering::Acquire) as usize;
+        while at < next {
+            let head = self.words[at].load(Ordering::Acquire);
+            if head & RECORD_READY != 0 {
+                self.copy(region, at);
+            }
+            match self.length(at) {
+                0 => break, // its thread was lost in a fork, right here
+                words => at += words,
+            }
+        }
+    }
+
+    /// Words of the record there, which may have been reserved just now.
+    fn length(&self, at: usize) -> usize {
+        let length = || self.words[at].load(Ordering::Acquire) as u32 as usize;
+        (0..1000).map(|_| length()).find(|words| *words != 0).unwrap_or(0)
+    }
+
+    fn copy(&self, region: &[AtomicU64], at: usize) {
+        let head = self.words[at].load(Ordering::Acquire);
+        let end = at + head as u32 as usize;
+        let (Some(from), Some(to)) = (self.words.get(at + 1..end), region.get(at + 1..end)) else {
+            return;
+        };
+        for (from, to) in from.iter().zip(to) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        region[HEAD_CAPACITY].store(HEADER as u64, Ordering::Relaxed);
+        region[HEAD_NEXT].fetch_max(end as u64, Ordering::Relaxed);
+        let refused = self.words[HEAD_REFUSED].load(Ordering::Relaxed);
+        region[HEAD_REFUSED].store(refused, Ordering::Relaxed);
+        region[at].store(head, Ordering::Release);
+        region[0].store(LABEL_MAGIC, Ordering::Release);
+    }
+
+    /// The words, for a reader.
+    pub fn words(&self) -> &'static [AtomicU64] {
+        self.words
+    }
+}
+
+/// At most [`LONGEST`] bytes, whole characters, nothing after a zero or a line's end.
+fn cut(name: &[u8]) -> &[u8] {
+    let end = name.iter().position(|b| *b < b' ').unwrap_or(name.len()).min(LONGEST);
+    let mut end = end;
+    while end < name.len() && end > 0 && name[end] & 0xc0 == 0x80 {
+        end -= 1;
+    }
+    &name[..end]
+}
+
+fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(word)
+}
+
+fn hash(link: u64, name: &[u8]) -> u64 {
+    let folded = name.chunks(8).fold(link ^ name.len() as u64, |hash, bytes| {
+        (hash ^ word_of(bytes)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    });
+    let product = u128::from(folded) * 0xd1b5_4a32_d192_ed03;
+    product as u64 ^ (product >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memtrace_format::labels::{label, path};
+
+    #[test]
+    fn a_name_is_kept_once_inside_each_parent() {
+        let store = Store::new().expect("memory");
+        let step = store.intern(NO_LABEL, Sort::Range, b"step").expect("room");
+        let inner = store
+            .intern(step, Sort::Range, b"a rather long name, of more than one word")
+            .expect("room");
+        assert_eq!(store.intern(NO_LABEL, Sort::Range, b"step"), Some(step));
+        assert_ne!(store.intern(step, Sort::Range, b"step"), Some(step));
+        assert_ne!(store.intern(NO_LABEL, Sort::Phase, b"step"), Some(step), "another sort");
+        assert_eq!(
+            path(store.words(), inner).as_deref(),
+            Some("step/a rather long name, of more than one word")
+        );
+        assert_eq!(label(store.words(), inner + 1), None, "not the position of a record");
+        assert!(store.has(inner) && !store.has(0) && !store.has(inner + 1000));
+    }
+
+    #[test]
+    fn threads_that_name_the_same_get_the_same() {
+        let store: &'static Store = Box::leak(Box::new(Store::new().expect("memory")));
+        let names: Vec<String> = (0..500).map(|i| format!("range {i}")).collect();
+        let all: Vec<Vec<LabelId>> = std::thread::scope(|scope| {
+            let one =
+                || names.iter().map(|n| store.intern(0, Sort::Range, n.as_bytes()).expect("room"));
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| one().collect())).collect();
+            threads.into_iter().map(|t| t.join().expect("ends")).collect()
+        });
+        for ids in &all {
+            assert_eq!(ids, &all[0]);
+        }
+        for (name, id) in names.iter().zip(&all[0]) {
+            assert_eq!(path(store.words(), *id).as_ref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn without_room_there_is_no_label_and_it_is_counted() {
+        let store = Store::new().expect("memory");
+        let made = (0..40_000)
+            .filter_map(|i| store.intern(0, Sort::Range, format!("{i:0>40}").as_bytes()))
+            .count();
+        assert!((10_000..40_000).contains(&made), "{made}");
+        let refused = store.words[HEAD_REFUSED].load(Ordering::Relaxed);
+        assert_eq!(refused as usize + made, 40_000);
+        assert_eq!(
+            store.intern(0, Sort::Range, format!("{:0>40}", 1).as_bytes()).map(|id| store.has(id)),
+            Some(true)
+        );
+    }
+
+    #[test]
+    fn no_range_is_too_deep_for_a_reader() {
+        let store = Store::new().expect("memory");
+        let mut deepest = NO_LABEL;
+        while let Some(next) = store.intern(deepest, Sort::Range, b"in") {
+            deepest = next;
+        }
+        assert_eq!(path(store.words(), deepest).map(|p| p.split('/').count()), Some(DEEPEST));
+    }
+
+    #[test]
+    fn backward_stands_where_forward_stood() {
+        let store = Store::new().expect("memory");
+        let name =
+            |parent, sort, name: &str| store.intern(parent, sort, name.as_bytes()).expect("room");
+        let said = |id| path(store.words(), id).unwrap_or_default();
+        let batch = name(0, Sort::Range, "micro-batch 1");
+        let forward = name(batch, Sort::Phase, "forward");
+        let layer = store.module(forward, b"layers.0");
+        let inner = store.module(layer, b"layers.0.attention");
+        assert_eq!(said(inner), "micro-batch 1/forward/layers.0.attention");
+        let mine = name(inner, Sort::Range, "softmax");
+        assert_eq!(
+            said(store.backward_of(mine)),
+            "micro-batch 1/backward/layers.0.attention/softmax"
+        );
+        assert_eq!(store.backward_of(mine), store.backward_of(mine));
+        assert_eq!(said(store.backward_of(NO_LABEL)), "backward");
+        assert_eq!(said(store.backward_of(batch)), "backward/micro-batch 1");
+        let step = name(0, Sort::Phase, "optimizer step");
+        assert_eq!(store.backward_of(step), step);
+    }
+
+    #[test]
+    fn names_are_cut_between_characters() {
+        assert_eq!(cut(b"two\nlines"), b"two");
+        let long = "ä".repeat(200);
+        let short = cut(long.as_bytes());
+        assert!(short.len() <= LONGEST && std::str::from_utf8(short).is_ok());
+    }
+}

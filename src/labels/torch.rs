@@ -1,0 +1,375 @@
+//! PyTorch's own names for what it does: `record_function` ranges, and which forward work a gradient belongs to.
+//!
+//! PyTorch offers callbacks around everything it calls a *record function* (`ATen/record_function.h`), kept per scope, so
+//! that operators, which are most of them, cost nothing when only other scopes are asked for. We ask for two:
+//! - *user scopes*: `torch.profiler.record_function`, and PyTorch's own (optimizer steps, DDP, FSDP) become ranges;
+//! - *backward functions*: a node of autograd's graph runs. It carries the number that it got when the forward
+//!   operator made it, counted per thread. Each thread keeps a log of the numbers at which its label changed, so the label
+//!   of the forward operator is found, exactly, on the thread that computes the gradient: no hook in Python, and no
+//!   change to the graph.
+//!
+//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15: the callback is a 40-byte record passed by
+//! value; a start callback returns a `unique_ptr` through a hidden pointer; the number and the forward thread of a
+//! `RecordFunction` lie at the offsets below. An accumulation of a gradient has no number; it belongs to the node before it.
+//! Nodes run newest first, so what autograd itself allocates between two nodes (sums of gradients) is taken for the
+//! last one's.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_format::event::{LabelId, NO_LABEL};
+
+use super::store;
+use crate::hooks::resolve;
+use crate::record::guard;
+use crate::sync::zeroed_memory;
+
+const LIBRARY: &str = "libtorch_cpu.so";
+/// `RecordFunction::sequence_nr_` and `RecordFunction::fwd_thread_id_`.
+const SEQUENCE_AT: usize = 200;
+const FORWARD_THREAD_AT: usize = 304;
+/// `RecordScope::BACKWARD_FUNCTION`, `RecordScope::USER_SCOPE`, and how many scopes there are.
+const BACKWARD: usize = 1;
+const USER: usize = 7;
+const SCOPES: usize = 10;
+
+/// `at::RecordFunctionCallback`.
+#[repr(C)]
+struct Callback {
+    start: unsafe extern "C" fn(*mut *mut c_void, *const u8) -> *mut *mut c_void,
+    end: unsafe extern "C" fn(*const u8, *mut c_void),
+    probability: f64,
+    scopes: [bool; SCOPES],
+    needs_inputs: bool,
+    needs_outputs: bool,
+    needs_ids: bool,
+}
+
+const _: () = assert!(size_of::<Callback>() == 40);
+
+type Add = unsafe extern "C" fn(Callback) -> u64;
+type Name = unsafe extern "C" fn(*const u8) -> *const c_char;
+type Number = unsafe extern "C" fn() -> u64;
+
+/// The functions of PyTorch's that are asked; empty until it is there.
+static NAME: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static PEEK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static THREAD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static ATTACHED: AtomicUsize = AtomicUsize::new(0);
+
+/// Asks PyTorch to call us, once it is loaded. Cheap when that is done.
+pub fn attach() {
+    if ATTACHED.load(Ordering::Relaxed) != 0 {
+        return;
+    }
+    let find = |name: &CStr| resolve::loaded_symbol(LIBRARY, name).map(|f| f.as_ptr());
+    let Some(add) = find(c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE") else { return };
+    let (Some(name), Some(peek), Some(thread)) = (
+        find(c"_ZNK2at14RecordFunction4nameEv"),
+        find(c"_ZN2at15sequence_number4peekEv"),
+        find(c"_ZN2at14RecordFunction15currentThreadIdEv"),
+    ) else {
+        return;
+    };
+    if ATTACHED.swap(1, Ordering::AcqRel) != 0 {
+        return;
+    }
+    NAME.store(name, Ordering::Relaxed);
+    THREAD.store(thread, Ordering::Relaxed);
+    PEEK.store(peek, Ordering::Release);
+    let callback = |scope: usize, start, end| Callback {
+        start,
+        end,
+        probability: 1.0,
+        scopes: std::array::from_fn(|i| i == scope),
+        needs_inputs: false,
+        needs_outputs: false,
+        needs_ids: false,
+    };
+    // SAFETY: libtorch_cpu exports this name with this signature in 2.6 to 2.15; a trivially copyable class of 40 bytes
+    // is passed on the stack, as a C record is.
+    unsafe {
+        let add = std::mem::transmute::<*mut c_void, Add>(add);
+        add(callback(USER, user_begins, user_ends));
+        add(callback(BACKWARD, backward_begins, backward_ends));
+    }
+    label_changed(super::current()); // which it may have been for long
+}
+
+// --- record_function -------------------------------------------------------------------------------------
+
+/// Answers with an empty `unique_ptr`.
+unsafe fn nothing(result: *mut *mut c_void) -> *mut *mut c_void {
+    // SAFETY: the hidden pointer of a C++ call leads to room for the result.
+    unsafe { result.write(std::ptr::null_mut()) };
+    result
+}
+
+unsafe extern "C" fn user_begins(
+    result: *mut *mut c_void,
+    function: *const u8,
+) -> *mut *mut c_void {
+    // SAFETY: PyTorch hands in a live `RecordFunction`; its name is a C string or null.
+    unsafe {
+        let name = std::mem::transmute::<*mut c_void, Name>(NAME.load(Ordering::Relaxed))(function);
+        let name = if name.is_null() { b"" } else { CStr::from_ptr(name).to_bytes() };
+        match phase(name) {
+            Some(phase) => super::push_phase(phase),
+            None => super::push(name),
+        };
+        nothing(result)
+    }
+}
+
+/// PyTorch's optimizers name their work `Optimizer.step#AdamW.step`, in every 2.x.
+fn phase(name: &[u8]) -> Option<&'static [u8]> {
+    let work = name.strip_prefix(b"Optimizer.")?;
+    [(&b"step#"[..], &b"optimizer_step"[..]), (b"zero_grad#", b"zero_grad")]
+        .into_iter()
+        .find_map(|(begins, phase)| work.starts_with(begins).then_some(phase))
+}
+
+unsafe extern "C" fn user_ends(_: *const u8, _: *mut c_void) {
+    super::pop();
+}
+
+// --- backward --------------------------------------------------------------------------------------------
+
+/// Nodes of one thread that run inside each other (checkpoints run a whole backward pass inside one).
+const NESTED: usize = 16;
+
+struct Backward {
+    /// The label before each node that is running.
+    before: [Cell<LabelId>; NESTED],
+    depth: Cell<u32>,
+    /// That of the last node with a number.
+    last: Cell<LabelId>,
+    /// A thread of autograd's own: [`UNKNOWN`], [`NO`] or [`YES`].
+    worker: Cell<u8>,
+}
+
+const UNKNOWN: u8 = 0;
+const NO: u8 = 1;
+const YES: u8 = 2;
+
+thread_local! {
+    static BACKWARD_OF: Backward = const {
+        Backward {
+            before: [const { Cell::new(NO_LABEL) }; NESTED],
+            depth: Cell::new(0),
+            last: Cell::new(NO_LABEL),
+            worker: Cell::new(UNKNOWN),
+        }
+    };
+}
+
+impl Backward {
+    /// Does this thread do nothing but run nodes? Then what comes between two of them belongs to the first.
+    fn is_worker(&self) -> bool {
+        if self.worker.get() == UNKNOWN {
+            let mut name = [0_u8; 16];
+            // SAFETY: the kernel writes at most 16 bytes.
+            unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+            self.worker.set(if name.starts_with(b"pt_autograd") { YES } else { NO });
+        }
+        self.worker.get() == YES
+    }
+}
+
+unsafe extern "C" fn backward_begins(
+    result: *mut *mut c_void,
+    function: *const u8,
+) -> *mut *mut c_void {
+    // SAFETY: PyTorch hands in a live `RecordFunction`, which is longer than these offsets.
+    let (number, thread) = unsafe {
+        (
+            function.add(SEQUENCE_AT).cast::<i64>().read_unaligned(),
+            function.add(FORWARD_THREAD_AT).cast::<u64>().read_unaligned(),
+        )
+    };
+    BACKWARD_OF.with(|backward| {
+        let depth = backward.depth.get();
+        backward.depth.set(depth.saturating_add(1));
+        guard::local(|local| {
+            if let Some(place) = backward.before.get(depth as usize) {
+                place.set(local.label.get());
+            }
+            if let Ok(number) = u64::try_from(number)
+                && let Some(store) = store::store()
+            {
+                let forward = Log::of(thread).map_or(NO_LABEL, |log| log.at(number));
+                backward.last.set(store.backward_of(forward));
+            }
+            if backward.last.get() != NO_LABEL {
+                super::set(local, backward.last.get());
+            }
+        });
+    });
+    // SAFETY: as the caller promises.
+    unsafe { nothing(result) }
+}
+
+unsafe extern "C" fn backward_ends(_: *const u8, _: *mut c_void) {
+    BACKWARD_OF.with(|backward| {
+        let Some(depth) = backward.depth.get().checked_sub(1) else { return };
+        backward.depth.set(depth);
+        if depth == 0 && backward.is_worker() {
+            return;
+        }
+        if let Some(place) = backward.before.get(depth as usize) {
+            guard::local(|local| super::set(local, place.get()));
+        }
+        if depth == 0 {
+            backward.last.set(NO_LABEL);
+        }
+    });
+}
+
+// --- the log of a thread -----------------------------------------------------------------------------------
+
+/// Changes that are remembered; a graph that is older than that has the label of its pass alone.
+const CHANGES: usize = 1 << 16;
+/// Threads that have a log.
+const LOGS: usize = 64;
+/// A change: the number that the next node will get, above the label.
+const NUMBER_AT: u32 = 20;
+
+struct Log {
+    /// PyTorch's number of the thread, plus 1; 0 if nobody has this log.
+    thread: AtomicU64,
+    next: AtomicU64,
+    changes: AtomicPtr<AtomicU64>,
+}
+
+static LOG: [Log; LOGS] = [const {
+    Log {
+        thread: AtomicU64::new(0),
+        next: AtomicU64::new(0),
+        changes: AtomicPtr::new(std::ptr::null_mut()),
+    }
+}; LOGS];
+
+/// A thread that has found no log.
+const NONE: u32 = u32::MAX;
+
+thread_local! {
+    /// Which log is this thread's, plus 1.
+    static MINE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread has another label now: nodes that are made from here on are made under it.
+#[inline]
+pub fn label_changed(label: LabelId) {
+    let peek = PEEK.load(Ordering::Acquire);
+    if peek.is_null() {
+        return;
+    }
+    let mine = match MINE.get() {
+        0 => Log::take(),
+        mine => mine,
+    };
+    if let Some(log) = LOG.get(mine.wrapping_sub(1) as usize) {
+        // SAFETY: libtorch_cpu exports this name with this signature.
+        let number = unsafe { std::mem::transmute::<*mut c_void, Number>(peek)() };
+        log.note(number, label);
+    }
+}
+
+impl Log {
+    /// Finds a log for the calling thread.
+    #[cold]
+    fn take() -> u32 {
+        // SAFETY: libtorch_cpu exports this name with this signature.
+        let thread = unsafe {
+            std::mem::transmute::<*mut c_void, Number>(THREAD.load(Ordering::Relaxed))() + 1
+        };
+        let mut found = NONE;
+        for (log, i) in LOG.iter().zip(1..) {
+            let (empty, relaxed) = (0, Ordering::Relaxed);
+            if log.thread.compare_exchange(empty, thread, Ordering::AcqRel, relaxed).is_ok() {
+                let words = zeroed_memory(CHANGES);
+                if words.len() == CHANGES {
+                    log.changes.store(words.as_ptr().cast_mut(), Ordering::Release);
+                }
+                found = i;
+                break;
+            }
+        }
+        MINE.set(found);
+        found
+    }
+
+    fn of(thread: u64) -> Option<&'static Log> {
+        LOG.iter().find(|log| log.thread.load(Ordering::Acquire) == thread + 1)
+    }
+
+    fn change(&self, i: u64) -> Option<&AtomicU64> {
+        let changes = self.changes.load(Ordering::Acquire);
+        // SAFETY: null or `CHANGES` words that are never unmapped.
+        unsafe { changes.add(if changes.is_null() { 0 } else { i as usize % CHANGES }).as_ref() }
+    }
+
+    /// For the log's own thread.
+    fn note(&self, number: u64, label: LabelId) {
+        let next = self.next.load(Ordering::Relaxed);
+        // No node was made under the last one: it is as if it had never been.
+        let again = next > 0
+            && self
+                .change(next - 1)
+                .is_some_and(|c| c.load(Ordering::Relaxed) >> NUMBER_AT == number);
+        let i = if again { next - 1 } else { next };
+        if let Some(change) = self.change(i) {
+            change.store(number << NUMBER_AT | u64::from(label), Ordering::Release);
+            self.next.store(i + 1, Ordering::Release);
+        }
+    }
+
+    /// The label under which the node of this number was made.
+    fn at(&self, number: u64) -> LabelId {
+        let next = self.next.load(Ordering::Acquire);
+        let oldest = next.saturating_sub(CHANGES as u64);
+        let change = |i| self.change(i).map_or(0, |c| c.load(Ordering::Acquire));
+        let (mut low, mut high) = (oldest, next);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if change(middle) >> NUMBER_AT <= number { low = middle + 1 } else { high = middle }
+        }
+        if low == oldest {
+            return NO_LABEL;
+        }
+        let found = change(low - 1);
+        // Its thread may have gone round meanwhile.
+        let overtaken = self.next.load(Ordering::Acquire) >= low + CHANGES as u64;
+        if overtaken || found >> NUMBER_AT > number {
+            NO_LABEL
+        } else {
+            found as LabelId & ((1 << NUMBER_AT) - 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_the_label_of_the_moment_when_it_was_made() {
+        let log = Log {
+            thread: AtomicU64::new(1),
+            next: AtomicU64::new(0),
+            changes: AtomicPtr::new(zeroed_memory(CHANGES).as_ptr().cast_mut()),
+        };
+        assert_eq!(log.at(3), NO_LABEL);
+        for (number, label) in [(5, 10), (5, 11), (8, 12), (20, NO_LABEL)] {
+            log.note(number, label);
+        }
+        assert_eq!([4, 5, 7, 8, 19, 20, 99].map(|n| log.at(n)), [0, 11, 11, 12, 12, 0, 0]);
+        for i in 0..2 * CHANGES as u64 {
+            log.note(100 + i, 1 + (i % 1000) as u32);
+        }
+        assert_eq!(log.at(8), NO_LABEL, "forgotten");
+        let last = 2 * CHANGES as u64 - 1;
+        assert_eq!(log.at(100 + last), 1 + (last % 1000) as u32);
+    }
+}
