@@ -24,6 +24,7 @@ use memtrace_naming::{Counts, Encoding};
 
 use crate::config::{Config, Format};
 use crate::hooks::{deepbind, table};
+use crate::labels::{self, store::Store};
 use crate::measure;
 use crate::message;
 use crate::record::live::Live;
@@ -374,7 +375,7 @@ pub fn statistics(recorder: Option<&Recorder>) -> Value {
         "live_refused": counter(at::LIVE_REFUSED),
         "cost": memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS)),
         "stacks": recorder.stacks.about(),
-        "labels_refused": crate::labels::store::existing().map_or(0, |store| store.refused()),
+        "labels_refused": labels::store::existing().map_or(0, Store::refused),
         "blackbox": recorder.blackbox.path.as_ref().map(|path| path.display().to_string()),
         "out": recorder.config.out.display().to_string(),
         "virtual": virtual_gpu::stats().is_some(),

@@ -77,9 +77,9 @@ impl Store {
     pub fn intern(&self, parent: LabelId, sort: Sort, name: &[u8]) -> Option<LabelId> {
         let name = cut(name);
         let link = pack_parent(parent, sort);
-        let mut slot = hash(link, name) as usize;
+        let first = hash(link, name) as usize & (SLOTS - 1);
         let mut made = None;
-        for _ in 0..MAX_PROBES {
+        for slot in first..first + MAX_PROBES {
             let cell = &self.slots[slot & (SLOTS - 1)];
             let mut seen = cell.load(Ordering::Acquire);
             if seen == 0 {
@@ -98,7 +98,6 @@ impl Store {
             if self.is(seen as usize, link, name) {
                 return Some(seen as LabelId);
             }
-            slot += 1;
         }
         self.refuse();
         None
@@ -320,9 +319,10 @@ mod tests {
         let store: &'static Store = Box::leak(Box::new(Store::new().expect("memory")));
         let names: Vec<String> = (0..500).map(|i| format!("range {i}")).collect();
         let all: Vec<Vec<LabelId>> = std::thread::scope(|scope| {
-            let one =
-                || names.iter().map(|n| store.intern(0, Sort::Range, n.as_bytes()).expect("room"));
-            let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| one().collect())).collect();
+            let intern = |n: &String| store.intern(0, Sort::Range, n.as_bytes()).expect("room");
+            let names = &names;
+            let thread = |_| scope.spawn(move || names.iter().map(intern).collect());
+            let threads: Vec<_> = (0..4).map(thread).collect();
             threads.into_iter().map(|t| t.join().expect("ends")).collect()
         });
         for ids in &all {

@@ -16,6 +16,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
@@ -63,7 +64,7 @@ pub fn attach() {
     if ATTACHED.load(Ordering::Relaxed) != 0 {
         return;
     }
-    let find = |name: &CStr| resolve::loaded_symbol(LIBRARY, name).map(|f| f.as_ptr());
+    let find = |name: &CStr| resolve::loaded_symbol(LIBRARY, name).map(NonNull::as_ptr);
     let Some(add) = find(c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE") else { return };
     let (Some(name), Some(peek), Some(thread)) = (
         find(c"_ZNK2at14RecordFunction4nameEv"),

@@ -1,7 +1,7 @@
 """Labels: what a thread says it is doing, in every event of it; from the package, NVTX, and PyTorch itself."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -31,9 +31,10 @@ def test_pytorch_says_what_its_optimizers_do_without_a_change_to_the_program(tmp
     snapshot = run("nothing", tmp_path)
     labels = allocated(snapshot)
     assert set(labels) == {"", "backward", "optimizer_step"}
-    # Two moments for each parameter, at the first step.
+    # Two moments for each parameter, which live on; beside them what a step needs for a moment.
     weights = [2 * 256 * 256 * 4] * 4 + [2 * 256 * 4, 256 * 4] * 2 + [256 * 8 * 4, 8 * 4]
-    assert sorted(labels["optimizer_step"]) == sorted(2 * weights)
+    missing = Counter(2 * weights) - Counter(labels["optimizer_step"])
+    assert not missing, missing
 
 
 def test_ranges_of_record_function_are_seen_and_carried_over_to_backward(tmp_path):
@@ -75,9 +76,9 @@ def test_watch_knows_phase_and_module_of_everything(tmp_path, how):
             weight = 256 * 8 * 4 if module == "head" else 2 * 256 * 256 * 4
             assert labels[f"backward/{module}"].count(weight) == 2, (module, labels[f"backward/{module}"])
     assert "forward/backward" not in "".join(labels) and "backward/forward" not in "".join(labels)
-    # Every allocation between the first step and the last is accounted for, but for the input and the loss.
-    assert sum(labels["init"]) == sum(s for s in labels["init"]) > 2_000_000
-    assert len(labels[""]) <= 2 * 6, labels[""]
+    # Without a label are the input, the loss (`square`, `mean`) and what begins its backward pass; nothing large.
+    assert len(labels[""]) <= 2 * 6 and max(labels[""]) == 64 * 256 * 4, labels[""]
+    assert sum(labels["init"]) == 4 * (4 * 2 * 256 * 256 + 2 * (2 * 256 + 256) + 256 * 8 + 8)
 
 
 def test_the_steps_and_phases_are_marked_with_what_was_allocated_then(tmp_path):
@@ -154,7 +155,7 @@ def test_sub_totals_at_the_peak_add_up_to_it(tmp_path):
         by_label[label] += size
     assert {row["label"]: row["bytes"] for row in device["at_peak"]} == dict(by_label) and device["peak"] == most
     report = must(memtrace("report", tmp_path / "labels.pickle")).stdout
-    assert "backward/" in report and "optimizer_step" in report, report
+    assert f"{by_label['init']:,}" in report and "backward/layers.0.up" in report, report
     told = json.loads(must(memtrace("report", "--json", tmp_path / "labels.pickle")).stdout)
     assert told["devices"][0]["labels_at_peak"][0] == device["at_peak"][0]
 
