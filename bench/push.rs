@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memtrace::config::Config;
-use memtrace::record::{Recorder, clock};
+use memtrace::record::{Recorder, clock, guard};
 use memtrace::stack::Site;
 use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 
@@ -107,7 +107,7 @@ fn batch(recorder: &Recorder, thread: u64, batch: u64) -> Duration {
             size: 500,
             extra: 512,
             stream: 0,
-            stack: recorder.stacks.capture(site),
+            stack: guard::local(|local| recorder.stacks.capture(local, site)),
             thread: thread as u32,
             label: 0,
         };

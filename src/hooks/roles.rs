@@ -131,7 +131,7 @@ fn allocated(door: Door, it: Allocated) {
                 size: it.size as u64,
                 stream: it.stream as u64,
                 extra: if it.code == 0 { extra as u64 } else { it.code as u64 },
-                stack: recorder.stacks.capture_call(Site::Alloc, door.caller),
+                stack: recorder.stacks.capture_call(local, Site::Alloc, door.caller),
                 ..of_door(door, local, Kind::Alloc, it.what)
             }
         };
@@ -286,8 +286,8 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
         let framework = door.api == Api::cudaFree && torch::is_caller(door.caller);
         let stack = match local.request.get() {
             Some(request) if framework => request.stack,
-            _ if framework => recorder.stack_of_free(),
-            _ => recorder.stack_of_freeing_call(door.caller),
+            _ if framework => recorder.stack_of_free(local),
+            _ => recorder.stack_of_freeing_call(local, door.caller),
         };
         let event = if framework {
             event(local, Kind::SegmentFree, Layer::Framework)
@@ -309,10 +309,10 @@ pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Ev
         let mut event = of_door(door, local, kind, what);
         event.stack = match kind {
             Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
-                recorder.stacks.capture_call(Site::Alloc, door.caller)
+                recorder.stacks.capture_call(local, Site::Alloc, door.caller)
             }
             Kind::Destroy | Kind::HandleRelease | Kind::Unmap | Kind::Reset => {
-                recorder.stack_of_freeing_call(door.caller)
+                recorder.stack_of_freeing_call(local, door.caller)
             }
             _ => NO_STACK,
         };

@@ -144,7 +144,7 @@ pub struct Doing {
 pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
     let (stream, device) = current_stream(local, device);
     let request = local.request.get();
-    let stack = request.map_or_else(|| recorder.stacks.capture(Site::Alloc), |r| r.stack);
+    let stack = request.map_or_else(|| recorder.stacks.capture(local, Site::Alloc), |r| r.stack);
     Doing { size: request.map_or(0, |r| r.size), stream, device, stack, pool: local.pool.get() }
 }
 
@@ -232,11 +232,11 @@ unsafe fn swap_table(object: *mut usize) {
 }
 
 /// Clears the request however `allocate` ends, also by an exception.
-struct Ended;
+struct Ended<'a>(&'a Local);
 
-impl Drop for Ended {
+impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        guard::local(|l| l.request.set(None));
+        self.0.request.set(None);
     }
 }
 
@@ -245,17 +245,19 @@ unsafe extern "C-unwind" fn allocate(
     this: *mut c_void,
     size: usize,
 ) -> *mut c_void {
-    guard::observe(|recorder, local| {
-        let stack = recorder.stacks.capture(Site::Alloc);
-        local.request.set(Some(Request { size: size as u64, stack }));
-        local.pool.set(Pool::DEFAULT);
-    });
-    let _ended = Ended;
-    // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
-    unsafe {
-        let real: Allocate = std::mem::transmute(REAL_ALLOCATE.load(Ordering::Acquire));
-        real(result, this, size)
-    }
+    guard::local(|local| {
+        local.observe(|recorder, local| {
+            let stack = recorder.stacks.capture(local, Site::Alloc);
+            local.request.set(Some(Request { size: size as u64, stack }));
+            local.pool.set(Pool::DEFAULT);
+        });
+        let _ended = Ended(local);
+        // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
+        unsafe {
+            let real: Allocate = std::mem::transmute(REAL_ALLOCATE.load(Ordering::Acquire));
+            real(result, this, size)
+        }
+    })
 }
 
 // --- reports -------------------------------------------------------------------------------------------
@@ -352,7 +354,7 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         size: block,
         extra: block,
         flags: if pending { FLAG_PENDING } else { 0 },
-        stack: recorder.stack_of_free(),
+        stack: recorder.stack_of_free(local),
         device,
         ..event(local, Kind::FreeRequested, Layer::Framework)
     };

@@ -16,6 +16,7 @@ use memtrace_format::blackbox::at;
 use memtrace_format::event::{LabelId, NO_LABEL, Pool};
 
 use crate::record::{Recorder, clock};
+use crate::stack::Mine;
 
 /// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
 #[derive(Clone, Copy)]
@@ -52,6 +53,8 @@ pub struct Local {
     pub device_free: Cell<u64>,
     /// Pieces that PyTorch's allocator mapped since it last set access: bytes, and the largest piece.
     pub mapped: Cell<(u64, u64)>,
+    /// What its stacks need.
+    pub stacks: Mine,
     /// Handles of CUDA events that PyTorch's allocator recorded since its last report.
     pub recorded: [Cell<u64>; MAX_WAITS],
 }
@@ -68,6 +71,7 @@ thread_local! {
             pool: Cell::new(Pool::DEFAULT),
             stream: Cell::new((0, 0, 0)),
             device_free: Cell::new(0),
+            stacks: Mine::new(),
             recorded: [const { Cell::new(0) }; MAX_WAITS],
             recorded_len: Cell::new(0),
             mapped: Cell::new((0, 0)),
@@ -91,6 +95,27 @@ impl Local {
         self.recorded[..n.min(MAX_WAITS)].iter().map(Cell::get)
     }
 
+    /// See [`observe`].
+    #[inline]
+    pub fn observe<R>(&self, f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
+        let recorder = crate::recorder()?;
+        if self.inside.replace(true) {
+            return None;
+        }
+        let visit = self.visits.get().wrapping_add(1);
+        self.visits.set(visit);
+        let began = if visit == 0 { clock::now_ns() } else { 0 };
+        let result = catch_unwind(AssertUnwindSafe(|| f(recorder, self)));
+        if visit == 0 {
+            let header = recorder.blackbox.header();
+            header[at::SAMPLED].fetch_add(1, Ordering::Relaxed);
+            let took = clock::now_ns().saturating_sub(began);
+            header[at::SAMPLED_NS].fetch_add(took, Ordering::Relaxed);
+        }
+        self.inside.set(false);
+        result.inspect_err(|_| crate::switch_off("an internal error")).ok()
+    }
+
     /// A forked child is another thread with another id.
     pub fn forget_thread(&self) {
         self.tid.set(0);
@@ -101,30 +126,22 @@ impl Local {
 }
 
 /// The words of this thread.
+#[inline(always)]
+#[allow(
+    clippy::inline_always,
+    reason = "a frame between a hook and what it calls is one more to walk"
+)]
 pub fn local<R>(f: impl FnOnce(&Local) -> R) -> R {
-    LOCAL.with(f)
+    let local = LOCAL.with(std::ptr::from_ref);
+    // SAFETY: a thread-local variable without a destructor is there until the thread is gone.
+    f(unsafe { &*local })
 }
 
 /// Runs `f` with the recorder if it is on and this thread is not inside already.
+#[inline]
 pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
-    let recorder = crate::recorder()?;
-    LOCAL.with(|local| {
-        if local.inside.replace(true) {
-            return None;
-        }
-        let visit = local.visits.get().wrapping_add(1);
-        local.visits.set(visit);
-        let began = if visit == 0 { clock::now_ns() } else { 0 };
-        let result = catch_unwind(AssertUnwindSafe(|| f(recorder, local)));
-        if visit == 0 {
-            let header = recorder.blackbox.header();
-            header[at::SAMPLED].fetch_add(1, Ordering::Relaxed);
-            let took = clock::now_ns().saturating_sub(began);
-            header[at::SAMPLED_NS].fetch_add(took, Ordering::Relaxed);
-        }
-        local.inside.set(false);
-        result.inspect_err(|_| crate::switch_off("an internal error")).ok()
-    })
+    crate::recorder()?;
+    local(|local| local.observe(f))
 }
 
 /// Runs a real CUDA call so that what it calls in turn is not taken for the program's own calls.

@@ -22,6 +22,7 @@ use crate::hooks::usage::Usage;
 use crate::measure::Asked;
 use crate::message;
 use crate::record::blackbox::Mapped;
+use crate::record::guard::Local;
 use crate::record::live::Live;
 use crate::record::ring::Ring;
 use crate::record::stacks::Stacks;
@@ -87,14 +88,14 @@ impl Recorder {
     }
 
     /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
-    pub fn stack_of_free(&self) -> StackId {
-        if self.config.stacks_of_frees { self.stacks.capture(Site::Free) } else { NO_STACK }
+    pub fn stack_of_free(&self, local: &Local) -> StackId {
+        if self.config.stacks_of_frees { self.stacks.capture(local, Site::Free) } else { NO_STACK }
     }
 
     /// The same for a call that returns to `caller`.
-    pub fn stack_of_freeing_call(&self, caller: usize) -> StackId {
+    pub fn stack_of_freeing_call(&self, local: &Local, caller: usize) -> StackId {
         if self.config.stacks_of_frees {
-            self.stacks.capture_call(Site::Free, caller)
+            self.stacks.capture_call(local, Site::Free, caller)
         } else {
             NO_STACK
         }

@@ -8,6 +8,7 @@ use memtrace_naming::{Namer, Splice};
 use serde_json::{Value, json};
 
 use crate::record::blackbox::Mapped;
+use crate::record::guard::Local;
 use crate::stack::{Mode, Regions, Site, Stacks as Taker};
 
 /// See the module's essay.
@@ -29,13 +30,14 @@ impl Stacks {
     }
 
     /// The stack of the calling thread.
-    pub fn capture(&self, site: Site) -> StackId {
-        self.taker.as_ref().map_or(0, |t| t.capture(self.mode, site))
+    pub fn capture(&self, local: &Local, site: Site) -> StackId {
+        self.taker.as_ref().map_or(0, |t| t.capture(self.mode, site, &local.stacks))
     }
 
     /// The stack of a call that returns to `caller`, which is in it even if the user wants no native frames.
-    pub fn capture_call(&self, site: Site, caller: usize) -> StackId {
-        self.taker.as_ref().map_or(0, |t| t.capture_call(self.mode, site, caller as u64))
+    pub fn capture_call(&self, local: &Local, site: Site, caller: usize) -> StackId {
+        let taker = self.taker.as_ref();
+        taker.map_or(0, |t| t.capture_call(self.mode, site, &local.stacks, caller as u64))
     }
 
     /// Runs `close`, which may unload libraries, so that nothing learnt from them is believed afterwards.

@@ -8,12 +8,16 @@ use std::time::Instant;
 
 use memtrace_naming::Splice;
 
-use super::scratch::{self, Scratch, Site};
+use super::scratch::{Mine, Scratch, Site};
 use super::{Mode, Regions, Stacks};
 
 fn stacks() -> Option<&'static Stacks> {
     static STACKS: OnceLock<Option<Stacks>> = OnceLock::new();
     STACKS.get_or_init(|| Stacks::new(Regions::anonymous()?)).as_ref()
+}
+
+thread_local! {
+    static MINE: Mine = const { Mine::new() };
 }
 
 fn mode(n: c_int) -> Mode {
@@ -27,7 +31,7 @@ fn mode(n: c_int) -> Mode {
 /// Takes the calling thread's stack and returns its id. `mode` is 1 for Python frames, 2 for all.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_debug_capture(mode: c_int) -> c_uint {
-    stacks().map_or(0, |s| s.capture(self::mode(mode), Site::Alloc))
+    stacks().map_or(0, |s| MINE.with(|mine| s.capture(self::mode(mode), Site::Alloc, mine)))
 }
 
 /// Writes the stack with this id as text into `buf`, which has `len` bytes: a line for each frame, innermost
@@ -73,7 +77,7 @@ pub unsafe extern "C" fn memtrace_debug_stack(buf: *mut c_char, len: usize) -> u
 /// Makes the calling thread forget the last stack that it took, so that the next one is taken from nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_debug_forget() {
-    scratch::with(Site::Alloc, Scratch::forget);
+    MINE.with(|mine| mine.with(Site::Alloc, Scratch::forget));
 }
 
 /// Nanoseconds that a capture takes at this place, over `rounds` captures.
@@ -83,7 +87,7 @@ pub extern "C" fn memtrace_debug_cost(mode: c_int, rounds: c_uint) -> f64 {
     let mode = self::mode(mode);
     let start = Instant::now();
     for _ in 0..rounds {
-        std::hint::black_box(stacks.capture(mode, Site::Alloc));
+        MINE.with(|mine| std::hint::black_box(stacks.capture(mode, Site::Alloc, mine)));
     }
     start.elapsed().as_nanos() as f64 / f64::from(rounds)
 }

@@ -54,7 +54,7 @@ use self::modules::ModuleTable;
 use self::python::code::CodeTable;
 use self::python::offsets::runtime;
 use self::scratch::Scratch;
-pub use self::scratch::Site;
+pub use self::scratch::{Mine, Site};
 use self::splice::{Source, splice};
 use crate::sync::of_file;
 
@@ -135,20 +135,20 @@ impl Stacks {
         Some(stacks)
     }
 
-    /// Takes the calling thread's stack.
+    /// Takes the stack of the calling thread, whose variable `mine` is.
     #[inline(never)]
-    pub fn capture(&self, mode: Mode, site: Site) -> StackId {
+    pub fn capture(&self, mode: Mode, site: Site, mine: &Mine) -> StackId {
         if mode == Mode::None {
             return NO_STACK;
         }
-        scratch::with(site, |scratch| self.take(mode, scratch))
+        mine.with(site, |scratch| self.take(mode, scratch))
             .unwrap_or_else(|| self.missing(Reason::NoMemory))
     }
 
     /// Takes the stack of a call that returns to `caller`. Whatever is wanted of stacks and whatever became of the
     /// walk, that address is in it: whose memory something is follows from it.
-    pub fn capture_call(&self, mode: Mode, site: Site, caller: u64) -> StackId {
-        let stack = self.capture(mode, site);
+    pub fn capture_call(&self, mode: Mode, site: Site, mine: &Mine, caller: u64) -> StackId {
+        let stack = self.capture(mode, site, mine);
         let innermost = self.depot.frame(stack).and_then(RawFrame::unpack);
         if matches!(innermost, Some(RawFrame::Native { .. })) {
             return stack;

@@ -9,7 +9,7 @@
 //! **What didn't change is not walked again.** A step out of a frame is a function of three registers (instruction,
 //! stack and frame pointer), of the rule for the first, and of at most two words of the stack, whose places follow
 //! from the registers and the rule. The thread's [`Trail`] has these registers and places for every frame of its last
-//! walk. When a new walk comes to a frame whose three registers are those of a remembered one, the step out of it
+//! walk, and beside them what the words were. When a new walk comes to a frame whose three registers are those of a remembered one, the step out of it
 //! leads to the same caller if the two words are the same, and so on outwards: comparing words that are known
 //! beforehand proves, frame by frame, that the walk would go as before. Nothing is assumed about what happened
 //! in between: if the frames were left and entered again and all words are as before, the walk is as before,
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::stacks::Reason;
 
 use super::deep::Deep;
-use super::rules::{Outcome, Registers, Rule, generation, object_at, rule_for};
+use super::rules::{Outcome, Registers, Rule, Step, generation, object_at, rule_for};
 
 /// Frames that are kept of each end of a deep stack.
 pub const HALF: usize = 256;
@@ -38,16 +38,90 @@ pub struct Native {
     /// Its stack pointer; its callee's frame ends here.
     pub sp: u64,
     fp: u64,
-    pc_at: u64,
-    fp_at: u64,
     /// Where its word is in the stack that was last put together; see `splice.rs`.
     pub word_at: u32,
     /// How many Python frames stood further out.
     pub python_outside: u32,
 }
 
+/// What the step out of a frame rests on: two words of the stack, and what they were. Apart from the frames, and with
+/// nothing to ask about it: to look at these words is most of what a stack costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(32))]
+struct Proof {
+    pc_at: u64,
+    pc: u64,
+    fp_at: u64,
+    fp: u64,
+}
+
+/// Where a proof looks that needs no word of the stack.
+static ZERO: u64 = 0;
+
+impl Proof {
+    /// The step needs no words: the rule says that it leads nowhere.
+    fn always() -> Proof {
+        Proof::that_holds(&raw const ZERO as u64, 0)
+    }
+
+    /// The step rests on other words, too.
+    fn never() -> Proof {
+        Proof::that_holds(&raw const ZERO as u64, 1)
+    }
+
+    /// The step rests on this word alone.
+    fn that_holds(at: u64, value: u64) -> Proof {
+        Proof { pc_at: at, pc: value, fp_at: at, fp: value }
+    }
+
+    fn of(step: &Step) -> Proof {
+        if step.pc_at == 0 {
+            return Proof::never();
+        }
+        let pc = Proof::that_holds(step.pc_at, step.caller.pc);
+        if step.fp_at == 0 { pc } else { Proof { fp_at: step.fp_at, fp: step.caller.fp, ..pc } }
+    }
+
+    /// 0 if the step is certain to come to the remembered caller again.
+    ///
+    /// # Safety
+    /// The thread's stack pointer is no further out than when the words were read, inside this thread's stack: so they
+    /// lie in the part of it that is in use.
+    #[inline(always)]
+    unsafe fn differs(&self) -> u64 {
+        // SAFETY: as promised; `ZERO` can always be read.
+        unsafe { (word(self.pc_at) ^ self.pc) | (word(self.fp_at) ^ self.fp) }
+    }
+}
+
+/// The innermost of these frames whose step outwards is no longer the same.
+///
+/// # Safety
+/// As for [`Proof::differs`].
+#[inline(always)]
+unsafe fn changed(proofs: &[Proof]) -> Option<usize> {
+    // SAFETY: as promised.
+    let differs = |proof: &Proof| unsafe { proof.differs() };
+    let mut same = 0;
+    // One question for four frames.
+    for four in proofs.rchunks_exact(4) {
+        if four.iter().fold(0, |all, proof| all | differs(proof)) != 0 {
+            break;
+        }
+        same += 4;
+    }
+    proofs[..proofs.len() - same].iter().rposition(|proof| differs(proof) != 0)
+}
+
+/// A frame that was found, and what the step out of it rests on.
+#[derive(Clone, Copy)]
+struct Stop {
+    frame: Native,
+    proof: Proof,
+}
+
 /// Frames while they are found, innermost first.
-pub type Found = Deep<Native, HALF>;
+pub struct Found(Deep<Stop, HALF>);
 
 /// Most of memtrace's own frames that are remembered; a hook has half as many.
 const OWN: usize = 16;
@@ -66,7 +140,10 @@ pub struct Trail {
     same: bool,
     /// Memtrace's own frames further in, which are in no stack, innermost first. More than `OWN`: too many.
     own_len: usize,
-    own: [Native; OWN],
+    /// Where the walk begins in them.
+    own_at: Registers,
+    own: [Proof; OWN],
+    proofs: [Proof; MAX],
     frames: [Native; MAX],
 }
 
@@ -110,73 +187,51 @@ impl Trail {
     /// Puts frames that were found at the inner end of the first `kept` ones.
     #[inline]
     fn extend(&mut self, kept: usize, found: &Found) {
-        let n = found.len();
+        let n = found.0.len();
         self.same = (kept, n) == (self.len, 0);
-        for (i, place) in self.frames[kept..].iter_mut().take(n).enumerate() {
-            *place = found.get(n - 1 - i);
+        let places = self.frames[kept..].iter_mut().zip(&mut self.proofs[kept..]);
+        for (i, (frame, proof)) in places.take(n).enumerate() {
+            Stop { frame: *frame, proof: *proof } = found.0.get(n - 1 - i);
         }
         self.kept = kept;
         self.len = kept + n;
-        self.gap = found.gap().map_or(0, |_| HALF);
+        self.gap = found.0.gap().map_or(0, |_| HALF);
     }
 
-    /// The innermost of the first `n` remembered frames whose step outwards is no longer the same.
-    ///
-    /// # Safety
-    /// The walk has come to the last of them.
+    /// Does a walk from `here` come to no other frames than the last one, and to all of them?
     #[inline]
-    unsafe fn changed(&self, n: usize) -> Option<usize> {
-        let frames = &self.frames[..n];
-        for i in (1..n).rev() {
-            // SAFETY: as promised, or the step from the frame further in was the same.
-            if !unsafe { frames[i].leads_to(&frames[i - 1]) } {
-                return Some(i);
-            }
-        }
-        // The outermost frame is one by its rule, or by a return address of 0.
-        let end = frames.first()?;
-        // SAFETY: as above.
-        (end.pc_at != 0 && unsafe { word(end.pc_at) } != 0).then_some(0)
+    fn is_unchanged(&self, here: Registers, generation: Option<u64>) -> bool {
+        generation == Some(self.generation)
+            && self.beyond_own(here).is_some_and(|inner| {
+                // SAFETY: this is where the last walk was, too.
+                self.frames().last().is_some_and(|last| last.is_at(inner))
+                    && unsafe { changed(&self.proofs[..self.len]) }.is_none()
+            })
     }
 
-    /// Where a walk that begins `here` leaves memtrace's own code, if it is there that the last one left it.
+    /// Where a walk that begins `here` leaves memtrace's own code, if it is there that the last one, under the same
+    /// generation of rules, left it.
     #[inline]
-    fn beyond_own(&self, here: Registers, generation: Option<u64>) -> Option<Registers> {
+    fn beyond_own(&self, here: Registers) -> Option<Registers> {
         let own = self.own.get(..self.own_len)?;
-        let (first, border) = (own.first()?, self.frames().last()?);
-        if generation != Some(self.generation) || !first.is_at(here) {
-            return None;
+        if own.is_empty() {
+            return Some(here);
         }
-        let callers = own[1..].iter().chain(std::iter::once(border));
-        // SAFETY: the walk is at the first frame, and at each next one if the step before was the same.
-        let same = own.iter().zip(callers).all(|(frame, caller)| unsafe { frame.leads_to(caller) });
-        same.then_some(border.registers())
+        // SAFETY: this is where the last walk began, too.
+        let same = self.own_at == here && unsafe { changed(own) }.is_none();
+        self.frames().last().filter(|_| same).map(Native::registers)
     }
 }
 
 impl Native {
     #[inline]
     fn is_at(&self, here: Registers) -> bool {
-        (self.pc, self.sp, self.fp) == (here.pc, here.sp, here.fp)
+        self.registers() == here
     }
 
     #[inline]
     fn registers(&self) -> Registers {
         Registers { pc: self.pc, sp: self.sp, fp: self.fp }
-    }
-
-    /// Is the step out of this frame certain to come to the remembered caller again?
-    ///
-    /// # Safety
-    /// The walk has come to this frame: the places were read when it was first met, inside this thread's stack, and
-    /// so lie in the part of it that is in use.
-    #[inline]
-    unsafe fn leads_to(&self, caller: &Native) -> bool {
-        // SAFETY: as promised.
-        self.pc_at != 0
-            && unsafe {
-                word(self.pc_at) == caller.pc && (self.fp_at == 0 || word(self.fp_at) == caller.fp)
-            }
     }
 }
 
@@ -226,19 +281,25 @@ const MAX_FRAMES: usize = 1 << 14;
 /// walk's own use. Returns why it does not reach the outermost.
 #[inline(never)]
 pub fn walk(bounds: Bounds, trail: &mut Trail, found: &mut Found) -> Option<Reason> {
-    let generation = generation();
-    if let Some(kept) = by_rules(bounds, trail, generation, found) {
-        let too_many = found.gap().is_some() || kept + found.len() > MAX;
-        if kept == 0 || !too_many {
-            trail.extend(kept, found);
-            trail.generation = if too_many { 0 } else { generation.unwrap_or(0) };
+    if let Some(here) = registers() {
+        let generation = generation();
+        if trail.is_unchanged(here, generation) {
+            (trail.kept, trail.same) = (trail.len, true);
             return None;
         }
-        // Which frames are left out must not depend on what is remembered.
-        if by_rules(bounds, trail, None, found).is_some() {
-            trail.extend(0, found);
-            trail.generation = 0;
-            return None;
+        if let Some(kept) = by_rules(bounds, here, trail, generation, found) {
+            let too_many = found.0.gap().is_some() || kept + found.0.len() > MAX;
+            if kept == 0 || !too_many {
+                trail.extend(kept, found);
+                trail.generation = if too_many { 0 } else { generation.unwrap_or(0) };
+                return None;
+            }
+            // Which frames are left out must not depend on what is remembered.
+            if by_rules(bounds, here, trail, None, found).is_some() {
+                trail.extend(0, found);
+                trail.generation = 0;
+                return None;
+            }
         }
     }
     let why = by_system(found);
@@ -247,17 +308,17 @@ pub fn walk(bounds: Bounds, trail: &mut Trail, found: &mut Found) -> Option<Reas
     why
 }
 
-/// The walk by rules, until it comes to what is remembered under this generation and unchanged. Returns how many
-/// frames that are; `None` if the walk has to be done otherwise.
+/// The walk by rules from `here`, until it comes to what is remembered under this generation and unchanged. Returns how
+/// many frames that are; `None` if the walk has to be done otherwise.
 #[inline(never)]
 fn by_rules(
     bounds: Bounds,
+    mut here: Registers,
     trail: &mut Trail,
     generation: Option<u64>,
     found: &mut Found,
 ) -> Option<usize> {
-    found.clear();
-    let mut here = registers()?;
+    found.0.clear();
     // The main thread's stack grows, so its low end is where we are.
     if here.sp >= bounds.high || here.sp + (1 << 30) < bounds.low {
         return None;
@@ -269,49 +330,53 @@ fn by_rules(
         inside.then(|| unsafe { (at as *const u64).read_unaligned() })
     };
     let own = own_code();
-    match trail.beyond_own(here, generation) {
-        Some(border) => here = border,
-        None => trail.own_len = 0,
+    let known = generation == Some(trail.generation);
+    if let Some(border) = trail.beyond_own(here).filter(|_| known) {
+        here = border;
+    } else {
+        (trail.own_len, trail.own_at) = (0, here);
     }
     // Remembered frames below this index are further out than where the walk is.
-    let mut candidates = if generation == Some(trail.generation) { trail.len } else { 0 };
+    let mut candidates = if known { trail.len } else { 0 };
     for _ in 0..MAX_FRAMES {
         while let Some(last) = trail.frames[..candidates].last()
             && last.sp < here.sp
         {
             candidates -= 1;
         }
+        // What is ours at the inner end may have stood in the middle of the last stack.
+        let ours = found.0.is_empty() && (own.0..own.1).contains(&here.pc);
         if let Some(last) = trail.frames[..candidates].last()
             && last.is_at(here)
+            && !ours
         {
-            // SAFETY: here is where the walk is.
-            let Some(changed) = (unsafe { trail.changed(candidates) }) else {
+            // SAFETY: here is where the walk is, as another was before.
+            let Some(changed) = (unsafe { changed(&trail.proofs[..candidates]) }) else {
                 return Some(candidates);
             };
-            for frame in trail.frames[changed + 1..candidates].iter().rev() {
-                found.push(*frame);
+            for i in (changed + 1..candidates).rev() {
+                found.0.push(Stop { frame: trail.frames[i], proof: trail.proofs[i] });
             }
             here = trail.frames[changed].registers();
             candidates = changed;
         }
-        let mut frame = Native { pc: here.pc, sp: here.sp, fp: here.fp, ..Native::default() };
-        let ours = found.is_empty() && (own.0..own.1).contains(&here.pc);
+        let frame = Native { pc: here.pc, sp: here.sp, fp: here.fp, ..Native::default() };
         match rule_for(here.pc).step(here, read) {
             Outcome::Caller(step) => {
-                (frame.pc_at, frame.fp_at) = (step.pc_at, step.fp_at);
+                let proof = Proof::of(&step);
                 here = step.caller;
                 if !ours {
-                    found.push(frame);
+                    found.0.push(Stop { frame, proof });
                 } else if let Some(place) = trail.own.get_mut(trail.own_len) {
-                    *place = frame;
+                    *place = proof;
                     trail.own_len += 1;
                 } else {
                     trail.own_len = OWN + 1;
                 }
             }
             Outcome::End(zero_at) => {
-                frame.pc_at = zero_at.unwrap_or(0);
-                found.push(frame);
+                let proof = zero_at.map_or_else(Proof::always, |at| Proof::that_holds(at, 0));
+                found.0.push(Stop { frame, proof });
                 return Some(0);
             }
             Outcome::Unknown => return None,
@@ -406,14 +471,15 @@ fn by_system(found: &mut Found) -> Option<Reason> {
         // A frame that a signal interrupted is at an instruction, not behind a call.
         let pc = if exact == 0 || pc == 0 { pc } else { pc + 1 };
         walk.outermost = pc;
-        let ours = walk.found.is_empty() && (walk.own.0..walk.own.1).contains(&pc);
+        let ours = walk.found.0.is_empty() && (walk.own.0..walk.own.1).contains(&pc);
         if pc != 0 && !ours {
-            walk.found.push(Native { pc, sp, ..Native::default() });
+            let frame = Native { pc, sp, ..Native::default() };
+            walk.found.0.push(Stop { frame, proof: Proof::never() });
         }
         walk.seen += 1;
         if walk.seen < MAX_FRAMES { CONTINUE } else { STOP }
     }
-    found.clear();
+    found.0.clear();
     let mut walk = Walk { found, own: own_code(), seen: 0, outermost: 0 };
     // SAFETY: `visit` gets the pointer to `walk`, which outlives the call, and doesn't unwind.
     unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };

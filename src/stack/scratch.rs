@@ -1,7 +1,8 @@
 //! What a thread needs for its stack walks: buffers, the bounds of its stack, and the last stack it took.
 //!
 //! It is too large for thread-local storage and must not have a destructor there, so the thread keeps a
-//! pointer to a mapping of its own. Nobody is told when a thread ends; but the address of its thread-local
+//! pointer to a mapping of its own, in a variable ([`Mine`]) that the caller has: he has looked up his thread-local
+//! variables already, which is a call each time. Nobody is told when a thread ends; but the address of its
 //! variable is then free for another thread, and a new thread that finds a block under its own address knows
 //! that the owner is gone and takes it over. So there are never more blocks than there were threads at once,
 //! more or less, and after a fork the child's thread still has its own.
@@ -62,27 +63,32 @@ struct Block {
 
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(std::ptr::null_mut());
 
-thread_local! {
-    static MINE: Cell<Option<&'static Block>> = const { Cell::new(None) };
-}
+/// Where a thread keeps its block; a thread-local variable, of which a thread has only one.
+pub struct Mine(Cell<Option<&'static Block>>);
 
-/// Runs `f` with the calling thread's scratch space for this site; `None` if there is no memory for it. `f` must not call
-/// this.
-#[inline]
-pub fn with<T>(site: Site, f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
-    MINE.with(|mine| {
-        let block = if let Some(block) = mine.get() {
+impl Mine {
+    /// Nothing yet.
+    #[allow(clippy::new_without_default, reason = "made in one place, where it must be constant")]
+    pub const fn new() -> Mine {
+        Mine(Cell::new(None))
+    }
+
+    /// Runs `f` with the calling thread's scratch space for this site; `None` if there is no memory for it. `f` must not
+    /// call this.
+    #[inline]
+    pub fn with<T>(&self, site: Site, f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
+        let block = if let Some(block) = self.0.get() {
             block
         } else {
-            let block = take(std::ptr::from_ref(mine) as usize)?;
-            mine.set(Some(block));
+            let block = take(std::ptr::from_ref(self) as usize)?;
+            self.0.set(Some(block));
             block
         };
         // SAFETY: the block is this thread's alone: its owner word has the address of this thread's variable,
         // and the caller promises not to nest.
         let spaces = unsafe { &mut *block.scratch.get() };
         Some(f(&mut spaces[site as usize]))
-    })
+    }
 }
 
 fn blocks() -> impl Iterator<Item = &'static Block> {
@@ -144,14 +150,18 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_its_block_and_later_threads_inherit_it() {
-        let address = || with(Site::Alloc, |s| std::ptr::from_mut(s) as usize).expect("memory");
+        thread_local!(static MINE: Mine = const { Mine::new() });
+        fn with<T>(f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
+            MINE.with(|mine| mine.with(Site::Alloc, f))
+        }
+        let address = || with(|s| std::ptr::from_mut(s) as usize).expect("memory");
         assert_eq!(address(), address());
         let mine = address();
         assert_ne!(mine, std::thread::spawn(address).join().expect("no panic"));
         let before = blocks().count();
         for _ in 0..200 {
             let stale = std::thread::spawn(|| {
-                with(Site::Alloc, |s| {
+                with(|s| {
                     let remembered = s.native.frames().len();
                     native::walk(s.bounds, &mut s.native, &mut s.found);
                     assert!(!s.native.frames().is_empty());

@@ -15,6 +15,11 @@ fn stacks() -> Stacks {
     Stacks::new(Regions::anonymous().expect("address space")).expect("fresh regions")
 }
 
+fn capture(stacks: &Stacks, mode: Mode) -> StackId {
+    thread_local!(static MINE: Mine = const { Mine::new() });
+    MINE.with(|mine| stacks.capture(mode, Site::Alloc, mine))
+}
+
 fn names(stacks: &Stacks, id: StackId) -> Vec<Frame> {
     stacks.namer(Splice::Evaluation).frames(id)
 }
@@ -29,7 +34,7 @@ fn at(frames: &[Frame], name: &str) -> usize {
 
 #[inline(never)]
 fn inner(stacks: &Stacks, mode: Mode) -> StackId {
-    black_box(stacks.capture(mode, Site::Alloc))
+    black_box(capture(stacks, mode))
 }
 
 #[inline(never)]
@@ -84,20 +89,20 @@ fn equal_stacks_have_one_id_and_share_their_outer_part() {
 #[test]
 fn without_python_the_raw_stack_says_so_and_an_empty_one_shows_it() {
     let stacks = stacks();
-    assert_eq!(stacks.capture(Mode::None, Site::Alloc), NO_STACK);
-    let empty = stacks.capture(Mode::Python, Site::Alloc);
+    assert_eq!(capture(&stacks, Mode::None), NO_STACK);
+    let empty = capture(&stacks, Mode::Python);
     let why = RawFrame::Missing(Reason::NoPython).pack();
     assert_eq!(frames(stacks.depot.words(), empty), Some(vec![why]));
     let shown = names(&stacks, empty);
     assert_eq!(shown.len(), 1);
     assert_eq!(shown[0].name, "[no Python in this process]");
-    let all = stacks.capture(Mode::All, Site::Alloc);
+    let all = capture(&stacks, Mode::All);
     assert_eq!(frames(stacks.depot.words(), all).expect("readable").last(), Some(&why));
     assert!(names(&stacks, all).iter().all(|f| !f.name.starts_with('[')));
 }
 
 fn fill(stacks: &Stacks, n: u32, last: &mut StackId) -> u32 {
-    *last = stacks.capture(Mode::All, Site::Alloc);
+    *last = capture(stacks, Mode::All);
     if n == 0 { 0 } else { black_box(fill(stacks, n - 1, last)) + 1 }
 }
 
@@ -123,7 +128,7 @@ thread_local! {
 extern "C" fn on_signal(_: c_int) {
     IN_HANDLER.with_borrow_mut(|slot| {
         if let Some((stacks, id)) = slot {
-            *id = stacks.capture(Mode::All, Site::Alloc);
+            *id = capture(stacks, Mode::All);
         }
     });
 }

@@ -93,6 +93,27 @@ def remembered(bench):
     bench.compared += twice.compared
 
 
+def evaluations(bench):
+    """The same frames at the same places, of which now one and now the other begins a main loop of its own."""
+    twice = Twice(bench.library)
+
+    def inner():
+        twice.here()
+
+    def middle(f):
+        f()
+
+    def outer(f, g):
+        f(g)
+
+    def called(f):
+        return functools.partial(f) if twice.rng.random() < 0.5 else f
+
+    for _ in range(3000):
+        outer(called(middle), called(inner))
+    bench.compared += twice.compared
+
+
 def shorter(bench):
     """A function that returns drops what it held, and that is its caller's stack, where it was while the function ran."""
     taken, kept = [], []

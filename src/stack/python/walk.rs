@@ -8,6 +8,12 @@
 //! known again because none has died since ([`super::deaths`]), or else by its fingerprint ([`super::code`]); within one
 //! walk it is alive, because a frame holds it, so the outermost of the frames that run it is the only one at which
 //! that is checked. No frame is read before the link that leads to it was.
+//!
+//! In most versions two words a frame are enough, its position (a pointer into the code of a live object) and the link to
+//! its caller. Whose it is follows from where it lies: what is not Python's is on the C stack, where no
+//! frame of Python's ever is; and a generator's counts for something else only while it has not begun, and then isn't
+//! taken as known. Which frames share an evaluation (3.11) follows from its records: each is at the innermost
+//! frame of its own.
 
 use memtrace_format::stacks::{RawFrame, Reason};
 
@@ -27,9 +33,8 @@ pub const MAX: usize = 3 * HALF;
 /// tell nothing that its first thousands don't.
 const MAX_STEPS: usize = 1 << 14;
 
-/// A link of the chain: a frame of Python's, or what the interpreter puts between two evaluations. One cache line.
+/// A link of the chain: a frame of Python's, or what the interpreter puts between two evaluations.
 #[derive(Clone, Copy, Default)]
-#[repr(align(64))]
 pub struct Link {
     /// The frame as it is written down; 0 if it shows nothing.
     pub word: u64,
@@ -39,29 +44,28 @@ pub struct Link {
     pub words: u16,
     /// How many links up to and with this one show something.
     shown: u16,
-    frame: usize,
     /// 3.11: the record of the evaluation that it belongs to.
     record: usize,
     code: usize,
-    at: u64,
     mark: u64,
-    /// Whose it is, and its mark as an evaluation's outermost.
-    owner: u8,
-    mark_byte: u8,
     /// What it is.
     kind: Kind,
     /// No frame further out runs the same code.
     first: bool,
+    /// It is the outermost of its evaluation, as a record says.
+    outermost: bool,
 }
 
-const _: () = assert!(size_of::<Link>() == 64);
-
-impl Link {
-    /// Is it the outermost of its evaluation, as a record says?
-    #[inline(always)]
-    fn outermost(&self) -> bool {
-        self.record != 0 && self.mark_byte != 0
-    }
+/// What a link rests on besides its code: words of the frame, and what they were. Apart from the links, because to look
+/// at these words is most of what a stack costs.
+#[derive(Clone, Copy, Default)]
+#[repr(C, align(32))]
+struct Proof {
+    frame: usize,
+    previous: usize,
+    at: u64,
+    /// It is the outermost of its evaluation, whose record must lead to the next one.
+    record: bool,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -89,10 +93,12 @@ pub struct Trail {
     /// How many code objects had died before the walk.
     deaths: u64,
     links: [Link; MAX],
+    /// Of each link.
+    proofs: [Proof; MAX],
     /// From a frame's address to where it may be found.
     index: [u16; INDEX],
     /// Links while they are found, innermost first.
-    fresh: [Link; MAX],
+    fresh: [(Link, Proof); MAX],
     /// Frames of a deep stack while they are found.
     ends: Deep<Link, HALF>,
 }
@@ -136,15 +142,17 @@ impl Trail {
     /// Puts the first `n` fresh links at the inner end of the first `kept` ones.
     #[inline]
     fn extend(&mut self, kept: usize, n: usize, memo: &mut Memo) {
+        self.same = (kept, n) == (self.len, 0);
+        (self.kept, self.len, self.gap) = (kept, kept + n, 0);
         let (mut inside, mut shown) = match self.links[..kept].last() {
             Some(last) => (last.inside, last.shown),
             None => (usize::MAX, 0),
         };
-        for (i, link) in self.fresh[..n].iter().rev().enumerate() {
+        for (i, (link, proof)) in self.fresh[..n].iter().rev().enumerate() {
             let (at, mut link) = (kept + i, *link);
             if link.kind == Kind::Shim {
-                inside = link.frame;
-            } else if link.outermost() {
+                inside = proof.frame;
+            } else if link.outermost {
                 inside = link.record;
             }
             shown += u16::from(link.word != 0);
@@ -159,10 +167,9 @@ impl Trail {
             };
             let Some(place) = self.links.get_mut(at) else { break };
             *place = link;
-            self.index[slot(link.frame)] = at as u16;
+            self.proofs[at] = *proof;
+            self.index[slot(proof.frame)] = at as u16;
         }
-        self.same = (kept, n) == (self.len, 0);
-        (self.kept, self.len, self.gap) = (kept, kept + n, 0);
     }
 
     /// Takes the two ends of a deep stack.
@@ -287,12 +294,12 @@ unsafe fn follow<const WHICH: usize>(
     while frame != 0 {
         // Most often the innermost frame is the one that it was.
         let known = match candidates.checked_sub(1) {
-            Some(last) if fresh == 0 && trail.links[last].frame == frame => last,
+            Some(last) if fresh == 0 && trail.proofs[last].frame == frame => last,
             _ => trail.index[slot(frame)] as usize,
         };
         if known < candidates
-            && let Some(link) = trail.links.get(known)
-            && (link.frame, link.record) == (frame, record)
+            && let (Some(link), Some(proof)) = (trail.links.get(known), trail.proofs.get(known))
+            && (proof.frame, link.record) == (frame, record)
         {
             // SAFETY: the frame is alive, and its address is the remembered one.
             let changed = unsafe {
@@ -312,17 +319,17 @@ unsafe fn follow<const WHICH: usize>(
         }
         // SAFETY: a frame in the chain of this thread, which keeps it alive.
         let link = unsafe { look::<WHICH>(runtime, codes, memo, frame, record) };
-        let (Some((link, next)), Some(place)) = (link, trail.fresh.get_mut(fresh)) else {
+        let (Some((link, proof, next)), Some(place)) = (link, trail.fresh.get_mut(fresh)) else {
             if fresh < MAX {
                 return End::Damaged { fresh };
             }
             break;
         };
-        *place = link;
+        *place = (link, proof);
         fresh += 1;
-        (frame, record) = next;
+        (frame, record) = (proof.previous, next);
     }
-    let shown = trail.fresh[..fresh].iter().filter(|l| l.word != 0).count();
+    let shown = trail.fresh[..fresh].iter().filter(|(link, _)| link.word != 0).count();
     let shown = shown + trail.links[..kept].last().map_or(0, |l| l.shown as usize);
     if shown > 2 * HALF || fresh + kept > MAX || fresh == MAX {
         // SAFETY: as the caller promises.
@@ -345,29 +352,21 @@ unsafe fn changed<const WHICH: usize, const ALIVE: bool>(
     let layout = const { &LAYOUTS[WHICH] };
     // A position that is a pointer lies in the frame's own code, and no other code can be there.
     let position_tells_code = ALIVE && layout.position == Position::Pointer;
-    let links = trail.links.get(..=known)?;
-    let mut callers = links[..known].iter().rev();
-    for (i, link) in links.iter().enumerate().rev() {
-        let caller = callers.next();
+    let proofs = trail.proofs.get(..=known)?;
+    for (i, proof) in proofs.iter().enumerate().rev() {
         // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged. Its code
         // object is alive if it is the one in the frame.
         let same = unsafe {
             // One test for all words: this loop is most of what a stack costs.
             let mut differs =
-                read::<usize>(link.frame + layout.previous) ^ caller.map_or(0, |c| c.frame);
-            differs |= (raw_position(layout, link.frame) ^ link.at) as usize;
+                (read::<usize>(proof.frame + layout.previous) ^ proof.previous) as u64;
+            differs |= raw_position(layout, proof.frame) ^ proof.at;
             if !position_tells_code {
-                differs |= read::<usize>(link.frame + layout.code) ^ link.code;
-            }
-            if let Some(at) = layout.owner {
-                differs |= usize::from(read::<u8>(link.frame + at) ^ link.owner);
-            }
-            if let Evaluation::Marked { mark, .. } = layout.evaluation {
-                differs |= usize::from(read::<u8>(link.frame + mark) ^ link.mark_byte);
+                differs |= (read::<usize>(proof.frame + layout.code) ^ trail.links[i].code) as u64;
             }
             differs == 0
-                && same_evaluation(layout, link, caller)
-                && (ALIVE || !link.first || fingerprint(layout, link.code) == link.mark)
+                && (!proof.record || same_evaluation(layout, &trail.links[..=i], proof.previous))
+                && (ALIVE || same_code(layout, &trail.links[i]))
         };
         if !same {
             return Some(i);
@@ -376,19 +375,36 @@ unsafe fn changed<const WHICH: usize, const ALIVE: bool>(
     None
 }
 
-/// Does the record of a link's evaluation lead to the same outer one?
+/// Is a link's code object the one that it was?
 ///
 /// # Safety
-/// The link's frame and record are alive and unchanged, in an interpreter with this layout.
+/// The code object is alive, in an interpreter with this layout.
 #[inline(always)]
-unsafe fn same_evaluation(layout: &Layout, link: &Link, caller: Option<&Link>) -> bool {
-    let Evaluation::Marked { next, .. } = layout.evaluation else { return true };
+unsafe fn same_code(layout: &Layout, link: &Link) -> bool {
     // SAFETY: as the caller promises.
-    let outer = || unsafe { read::<usize>(link.record + next) };
-    !link.outermost() || caller.is_none_or(|c| outer() == c.record)
+    !link.first || unsafe { fingerprint(layout, link.code) } == link.mark
 }
 
-/// Looks at a frame. Returns what it is, and the next frame and record; `None` if it can't be a frame.
+/// Does the record of the last link's evaluation lead to the same outer one, and is that at this frame, the caller of
+/// the link's, as it was?
+///
+/// # Safety
+/// That link's frame and record are alive and unchanged, in an interpreter with this layout.
+#[inline(always)]
+unsafe fn same_evaluation(layout: &Layout, links: &[Link], caller_frame: usize) -> bool {
+    let (Evaluation::Marked { next, .. }, Some(current)) = (layout.evaluation, layout.record)
+    else {
+        return true;
+    };
+    let [.., caller, link] = links else { return true };
+    // SAFETY: as the caller promises; the outer record is alive if the inner one leads to it.
+    unsafe {
+        read::<usize>(link.record + next) == caller.record
+            && (caller.record == 0 || read::<usize>(caller.record + current) == caller_frame)
+    }
+}
+
+/// Looks at a frame. Returns what it is, what that rests on, and the next record; `None` if it can't be a frame.
 ///
 /// # Safety
 /// `frame` is in the chain of the calling thread, and `record` that of its evaluation, in an interpreter whose
@@ -400,44 +416,55 @@ unsafe fn look<const WHICH: usize>(
     memo: &mut Memo,
     frame: usize,
     record: usize,
-) -> Option<(Link, (usize, usize))> {
+) -> Option<(Link, Proof, usize)> {
     let layout = const { &LAYOUTS[WHICH] };
     if !frame.is_multiple_of(align_of::<usize>()) {
         return None;
     }
-    let mut link = Link { frame, record, ..Link::default() };
+    let mut link = Link { record, ..Link::default() };
     let mut next_record = record;
     // SAFETY: the frame is alive, and only this thread changes it. A frame that is Python's has a code object,
     // which it keeps alive; others are told by their owner or by the type of what is in the code's place, which is
     // always an object.
     unsafe {
-        link.owner = layout.owner.map_or(0, |at| read(frame + at));
+        let owner = layout.owner.map_or(0, |at| read(frame + at));
         link.code = read(frame + layout.code);
-        link.at = raw_position(layout, frame);
-        if link.owner >= OWNER_SHIM {
+        let mut proof = Proof {
+            frame,
+            previous: read(frame + layout.previous),
+            at: raw_position(layout, frame),
+            record: false,
+        };
+        if owner >= OWNER_SHIM {
             link.kind = Kind::Shim;
         } else {
             if link.code == 0 || !link.code.is_multiple_of(align_of::<usize>()) {
                 return None;
             }
-            if read::<usize>(link.code + OB_TYPE) == runtime.code_type
-                && let Some(unit) = position(layout, link.at, link.code, link.owner)
-            {
-                let (code, mark) = codes.id(layout, link.code, memo);
-                link.mark = mark;
-                link.word = RawFrame::Python { code, unit: u32::try_from(unit).ok() }.pack();
-                link.kind = Kind::Frame;
-            } else {
-                link.at = !link.at; // what it is isn't fixed by these words: never the same again
+            // What isn't fixed by the words of the proof is never the same again.
+            let mut certain = false;
+            if read::<usize>(link.code + OB_TYPE) == runtime.code_type {
+                let at = position(layout, proof.at, link.code);
+                if at.begun || owner == OWNER_GENERATOR {
+                    let (code, mark) = codes.id(layout, link.code, memo);
+                    link.mark = mark;
+                    link.word = RawFrame::Python { code, unit: u32::try_from(at.unit).ok() }.pack();
+                    link.kind = Kind::Frame;
+                    certain = at.begun;
+                }
+            }
+            if !certain {
+                proof.at = !proof.at;
             }
             if let Evaluation::Marked { mark, next } = layout.evaluation {
-                link.mark_byte = read(frame + mark);
-                if link.outermost() {
+                link.outermost = record != 0 && read::<u8>(frame + mark) != 0;
+                proof.record = link.outermost;
+                if link.outermost {
                     next_record = read(record + next);
                 }
             }
         }
-        Some((link, (read(frame + layout.previous), next_record)))
+        Some((link, proof, next_record))
     }
 }
 
@@ -461,14 +488,14 @@ unsafe fn both_ends<const WHICH: usize>(
             return None;
         }
         // SAFETY: a frame in the chain of this thread, which keeps it alive.
-        let Some((mut link, next)) =
+        let Some((mut link, proof, next)) =
             (unsafe { look::<WHICH>(runtime, codes, memo, frame, record) })
         else {
             break;
         };
         let end = match link.kind {
-            Kind::Shim => link.frame,
-            _ if link.outermost() => link.record,
+            Kind::Shim => frame,
+            _ if link.outermost => record,
             _ => 0,
         };
         if link.word != 0 {
@@ -483,7 +510,7 @@ unsafe fn both_ends<const WHICH: usize>(
         {
             last.inside = end;
         }
-        (frame, record) = next;
+        (frame, record) = (proof.previous, next);
     }
     Some(Reason::Truncated)
 }
@@ -503,25 +530,31 @@ unsafe fn raw_position(layout: &Layout, frame: usize) -> u64 {
     }
 }
 
-/// The index of the code unit that a position means, negative before the first. `None` if the frame has not begun
-/// (its arguments are still being put in place), which Python's own tracebacks leave out, too.
-///
+/// What a position means.
+struct At {
+    /// The index of the code unit, negative before the first.
+    unit: i64,
+    /// The frame has begun. If not, its arguments are still being put in place, and Python's own tracebacks leave it
+    /// out unless it is a generator's.
+    begun: bool,
+}
+
 /// # Safety
 /// `code` is a live code object of an interpreter with this layout.
 #[inline(always)]
-unsafe fn position(layout: &Layout, at: u64, code: usize, owner: u8) -> Option<i64> {
+unsafe fn position(layout: &Layout, at: u64, code: usize) -> At {
     match layout.position {
         // An arithmetic shift: what is negative stays so.
-        Position::Bytes => Some(at as i64 >> 1),
-        Position::Units => Some(at as i64),
+        Position::Bytes => At { unit: at as i64 >> 1, begun: true },
+        Position::Units => At { unit: at as i64, begun: true },
         Position::Pointer => {
             let first = (code + layout.instructions) as u64;
             // SAFETY: a field of a live code object.
             let begun = layout.first_traceable.map_or(0, |f| unsafe { read::<u32>(code + f) });
-            if owner != OWNER_GENERATOR && at < first + 2 * u64::from(begun) {
-                return None;
+            At {
+                unit: (at as i64).wrapping_sub(first as i64) >> 1,
+                begun: at >= first + 2 * u64::from(begun),
             }
-            Some((at as i64).wrapping_sub(first as i64) >> 1)
         }
     }
 }
