@@ -49,16 +49,20 @@ pub struct Space {
     /// Which file that is: file system and number.
     identity: (u64, u64),
     length: usize,
+    /// Its pages are memory anyway.
+    in_memory: bool,
 }
 
 impl Space {
     /// For words that need no reserving.
-    pub const MEMORY: Space = Space { file: -1, base: 0, identity: (0, 0), length: 0 };
+    pub const MEMORY: Space =
+        Space { file: -1, base: 0, identity: (0, 0), length: 0, in_memory: true };
 
-    fn of(file: &OwnedFd, words: &[AtomicU64]) -> Space {
+    fn of(file: &OwnedFd, words: &[AtomicU64], in_memory: bool) -> Space {
         let file = file.as_raw_fd();
         let (identity, length) = Space::look(file).unwrap_or_default();
-        Space { file, base: words.as_ptr() as usize, identity, length }
+        let base = words.as_ptr() as usize;
+        Space { file, base, identity, length, in_memory }
     }
 
     /// Which file, and how long it is.
@@ -94,7 +98,28 @@ impl Space {
         // SAFETY: plain system call on our own descriptor.
         guard::uncancelled(|| unsafe { libc::posix_fallocate(self.file, offset, length) == 0 })
     }
+
+    /// Brings words that have been reserved into the page table, so that no hook meets them for the first time: that is a
+    /// fault, which costs as much as twenty events, on every page of them. Takes milliseconds: for the background thread.
+    /// Does nothing to a file on a disk, where it would only make the kernel write zeros, nor on kernels before
+    /// 5.14, which can't.
+    pub fn settle<T>(&self, words: &[T]) {
+        const STEP: usize = 256 << 10; // the program's own mappings wait for a step
+        let (mut at, end) = (words.as_ptr() as usize, words.as_ptr_range().end as usize);
+        at &= !(PAGE - 1);
+        while self.in_memory && at < end {
+            let length = STEP.min(end - at);
+            // SAFETY: the range is part of a mapping of ours that is never unmapped. Nothing is changed in it; a page
+            // that has gone from the file is an error here, and no signal.
+            if unsafe { libc::madvise(at as *mut _, length, libc::MADV_POPULATE_WRITE) } != 0 {
+                break;
+            }
+            at += length;
+        }
+    }
 }
+
+const PAGE: usize = 4096;
 
 /// The mapping. It is never unmapped: a hook of another thread may be in it.
 pub struct Mapped {
@@ -139,7 +164,7 @@ impl Mapped {
                 })
             }) {
                 Ok((file, words)) => {
-                    let space = Space::of(&file, words);
+                    let space = Space::of(&file, words, in_memory(&folder));
                     let mut mapped =
                         Mapped { words, path: Some(path), link: None, space, _file: Some(file) };
                     if mapped.begin(config.events) {

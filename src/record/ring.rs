@@ -42,6 +42,8 @@ pub struct Ring<L> {
     slots: &'static [Slot],
     header: &'static [AtomicU64],
     space: Space,
+    /// So many slots are in the page table.
+    settled: std::sync::atomic::AtomicUsize,
     /// The live table. The lock is the retiring role; a hook only ever *tries* it.
     live: Mutex<Role<L>>,
 }
@@ -83,6 +85,7 @@ impl<L> Ring<L> {
             slots,
             header,
             space,
+            settled: 0.into(),
             live: Mutex::new(Role { live, grown: false, told: false }),
         };
         assert!(slots.len().is_power_of_two() && ring.capacity().is_power_of_two());
@@ -216,6 +219,7 @@ impl<L> Ring<L> {
     pub fn retire_ahead(&self, mut apply: impl FnMut(&mut L, &Event)) -> bool {
         loop {
             let capacity = self.capacity();
+            self.settle(capacity as usize);
             let keep = capacity - capacity / 8;
             // In this order, because both grow: what has been retired had been written before.
             let retired = self.retired();
@@ -233,6 +237,14 @@ impl<L> Ring<L> {
             if self.retired() == before {
                 return self.is_cut_short(); // its producer is still writing: come back later
             }
+        }
+    }
+
+    /// Sees to it that no producer meets a page of the first `n` slots for the first time.
+    fn settle(&self, n: usize) {
+        let settled = self.settled.swap(n, Ordering::Relaxed);
+        if let Some(new) = self.slots.get(settled..n).filter(|new| !new.is_empty()) {
+            self.space.settle(new);
         }
     }
 
