@@ -41,7 +41,7 @@ pub unsafe extern "C-unwind" fn memtrace_malloc(
         return std::ptr::null_mut();
     }
     crate::wake();
-    let stack = stack(|recorder| recorder.stacks.capture(Site::Alloc));
+    let stack = stack(|recorder, local| recorder.stacks.capture(local, Site::Alloc));
     let result = match owner(device) {
         Some(mut owner) => {
             // May throw: nothing is begun yet.
@@ -116,7 +116,7 @@ pub unsafe extern "C-unwind" fn memtrace_free(
 /// Called by PyTorch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_reset() {
-    let stack = stack(|recorder| recorder.stacks.capture(Site::Free));
+    let stack = stack(|recorder, local| recorder.stacks.capture(local, Site::Free));
     for mut owner in owners() {
         let done = catch_unwind(AssertUnwindSafe(|| {
             owner.allocator.sink_mut().stack = stack;

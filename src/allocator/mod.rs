@@ -30,7 +30,8 @@ use self::device::Gpu;
 use self::recording::Recording;
 use crate::hooks::torch;
 use crate::message;
-use crate::record::{Recorder, guard};
+use crate::record::Recorder;
+use crate::record::guard::{self, Local};
 
 /// PyTorch has room for so many devices, too.
 pub const MOST_DEVICES: usize = 64;
@@ -118,8 +119,8 @@ pub fn owner_of(addr: u64, likely: c_int) -> Option<MutexGuard<'static, Owner>> 
 }
 
 /// The stack of the calling thread, before any lock.
-pub fn stack(take: impl FnOnce(&Recorder) -> StackId) -> StackId {
-    guard::observe(|recorder, _| take(recorder)).unwrap_or(NO_STACK)
+pub fn stack(take: impl FnOnce(&Recorder, &Local) -> StackId) -> StackId {
+    guard::observe(|recorder, local| take(recorder, local)).unwrap_or(NO_STACK)
 }
 
 /// Runs `f`; a panic in it, which is a fault of ours, is an error that the program gets.
