@@ -104,6 +104,7 @@ fn turn_on() {
     emitter::start(recorder);
     hooks::torch::attach();
     labels::torch::attach();
+    hooks::interposers::find();
     life::register();
 }
 

@@ -8,6 +8,7 @@ pub mod contexts;
 pub mod deepbind;
 pub mod driver;
 pub mod elf;
+pub mod interposers;
 pub mod lookup;
 pub mod place;
 pub mod pools;

@@ -153,7 +153,8 @@ macro_rules! entry_points {
             $($(
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 pub(super) unsafe extern "C" fn $name($($arg: $ty,)* caller: Caller) -> c_int {
-                    let door = Door { api: Api::$name, caller: caller.0.to_bits() as usize };
+                    let caller = crate::hooks::interposers::behind(caller.0.to_bits() as usize);
+                    let door = Door { api: Api::$name, caller };
                     let code = entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
                     crate::hooks::usage::used(door);
                     code

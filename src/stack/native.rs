@@ -308,6 +308,37 @@ pub fn walk(bounds: Bounds, trail: &mut Trail, found: &mut Found) -> Option<Reas
     why
 }
 
+/// The innermost return address of the calling thread that is neither memtrace's own nor one that `skipped` accepts, if the
+/// rules lead there.
+pub fn first_outside(skipped: impl Fn(u64) -> bool) -> Option<u64> {
+    /// Frames that are looked at.
+    const NEAR: usize = 64;
+    thread_local! {
+        static BOUNDS: std::cell::Cell<Option<Bounds>> = const { std::cell::Cell::new(None) };
+    }
+    let bounds = BOUNDS.get().unwrap_or_else(Bounds::of_thread);
+    BOUNDS.set(Some(bounds));
+    let mut here = registers()?;
+    let low = here.sp;
+    if low >= bounds.high {
+        return None;
+    }
+    let read = |at: u64| {
+        let inside = at >= low && at <= bounds.high - 8;
+        // SAFETY: the bytes between the stack pointer and the end of the thread's stack are mapped and readable.
+        inside.then(|| unsafe { (at as *const u64).read_unaligned() })
+    };
+    let own = own_code();
+    for _ in 0..NEAR {
+        if !(own.0..own.1).contains(&here.pc) && !skipped(here.pc) {
+            return Some(here.pc);
+        }
+        let Outcome::Caller(step) = rule_for(here.pc).step(here, read) else { return None };
+        here = step.caller;
+    }
+    None
+}
+
 /// The walk by rules from `here`, until it comes to what is remembered under this generation and unchanged. Returns how
 /// many frames that are; `None` if the walk has to be done otherwise.
 #[inline(never)]

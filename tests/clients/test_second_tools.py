@@ -1,0 +1,73 @@
+"""A program prints the same and ends the same with and without memtrace, also where another tool has put itself between the
+program and CUDA, before memtrace or behind it; the other tool sees the same calls, and memtrace's books stay right."""
+
+import re
+
+import client
+import pytest
+import support
+
+SCRIPTS = support.HERE / "scripts"
+PLACES = ["nobody", "before", "after"]
+
+
+def preload(programs, gpu, spy, memtrace):
+    """The environment with the other tool before or after memtrace, or memtrace's place empty."""
+    ours, rest = gpu["LD_PRELOAD"].split(":", 1)
+    spy_at = str(programs / "libspy.so")
+    parts = {"nobody": [ours, rest], "before": [spy_at, ours, rest], "after": [ours, spy_at, rest]}[spy]
+    return {**gpu, "LD_PRELOAD": ":".join(p for p in parts if memtrace or p != ours)}
+
+
+def both(command, programs, gpu, spy, tmp_path, **env):
+    """The program with memtrace and without: what it printed, how it ended, and what the other tool counted."""
+    seen = []
+    for memtrace in (False, True):
+        counts = tmp_path / f"counts-{memtrace}"
+        out = tmp_path / "out"
+        mine = {**preload(programs, gpu, spy, memtrace), **env, "SPY": str(counts), "MEMTRACE_OUT": str(out)}
+        done = support.execute(command, env=mine)
+        own = [line for line in done.stderr.splitlines() if not line.startswith("memtrace: ")]
+        own = [re.sub(r"0x[0-9a-f]+|\b\d{3,}\b", "N", line) for line in own]  # addresses and numbers of processes
+        counted = sorted(counts.read_text().split("\n")) if counts.exists() else None
+        seen.append((done.returncode, done.stdout, own, counted))
+    assert (seen[0][3] is None) == (spy == "nobody"), "the other tool saw nothing"
+    return seen, tmp_path / "out"
+
+
+@pytest.mark.parametrize("spy", PLACES)
+@pytest.mark.parametrize("program", ["driver", "runtime"])
+def test_a_client(program, spy, programs, gpu, tmp_path):
+    """T35: either order works. The clients print what their books should be, which are compared call by call."""
+    env = {"CLIENT_CUDART": "libcudart.so.13", "CLIENT_OUT": str(tmp_path)}
+    mine = {**preload(programs, gpu, spy, True), **env, "SPY": str(tmp_path / "counts")}
+    done, said = client.run([programs / program, "symbol"], mine, tmp_path)
+    assert len(client.check_steps(said)) > 20 and client.complaints(done) == []
+    assert (tmp_path / "counts").exists() == (spy != "nobody")
+
+
+@pytest.mark.parametrize("spy", PLACES)
+@pytest.mark.parametrize("script", ["mlp.py", "stream_events.py", "oom.py"])
+def test_a_training(script, spy, programs, gpu, tmp_path):
+    (without, recorded), out = both([support.PYTHON, SCRIPTS / script], programs, gpu, spy, tmp_path)
+    assert recorded == without and without[0] == 0
+
+
+@pytest.mark.parametrize("spy", PLACES)
+def test_a_program_that_fails(spy, programs, gpu, tmp_path):
+    program = 'import torch, sys\nkept = torch.zeros(1 << 20, device="cuda")\nprint("so far", flush=True)\ntorch.empty(99 << 30, dtype=torch.uint8, device="cuda")'
+    (without, recorded), _ = both([support.PYTHON, "-c", program], programs, gpu, spy, tmp_path)
+    assert recorded == without and without[0] == 1 and without[1] == "so far\n"
+
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize("env", [{}, EXPANDABLE], ids=["segments", "expandable"])
+@pytest.mark.parametrize("spy", PLACES)
+def test_pytorch_judges_the_same(spy, env, programs, gpu, tmp_path):
+    """PyTorch's allocator is known behind another tool, too: its segments and its deferred frees are equal to its own."""
+    env = {**preload(programs, gpu, spy, True), **env, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "python"}
+    script = ["expandable.py"] if "PYTORCH_CUDA_ALLOC_CONF" in env else ["random_program.py", "1", "3000"]
+    done = support.must(support.execute([support.PYTHON, support.JUDGE, SCRIPTS / script[0], *script[1:]], env=env))
+    assert done.stdout.rstrip().endswith("; 0 of the driver's"), done.stdout
