@@ -51,8 +51,9 @@ use memtrace_naming::{Namer, Splice};
 
 use self::depot::Depot;
 use self::modules::ModuleTable;
+use self::native::Registers;
 use self::python::code::CodeTable;
-use self::python::offsets::runtime;
+use self::python::offsets::{found, runtime};
 use self::scratch::Scratch;
 pub use self::scratch::{Mine, Site};
 use self::splice::{Source, splice};
@@ -141,8 +142,21 @@ impl Stacks {
         if mode == Mode::None {
             return NO_STACK;
         }
-        mine.with(site, |scratch| self.take(mode, scratch))
-            .unwrap_or_else(|| self.missing(Reason::NoMemory))
+        let here = if mode == Mode::All { native::registers() } else { None };
+        let stack = mine.with(site, |scratch| match self.again(mode, here, scratch) {
+            Some(id) => id,
+            None => self.take(mode, here, scratch),
+        });
+        stack.unwrap_or_else(|| self.missing(Reason::NoMemory))
+    }
+
+    /// The last stack, if this is certainly the same. Apart from the walks, and short: what a program does between two
+    /// stacks drives all code of ours out of the processor's nearest memory.
+    #[inline(always)]
+    fn again(&self, mode: Mode, here: Option<Registers>, scratch: &Scratch) -> Option<StackId> {
+        let id = scratch.last.whole(self.serial, mode)?;
+        let python = python::walk::is_unchanged(found()?, self.serial, &scratch.python);
+        (python && (mode != Mode::All || scratch.native.is_unchanged(here))).then_some(id)
     }
 
     /// Takes the stack of a call that returns to `caller`. Whatever is wanted of stacks and whatever became of the
@@ -162,8 +176,8 @@ impl Stacks {
         self.depot.intern(NO_STACK, RawFrame::Missing(reason).pack())
     }
 
-    #[inline]
-    fn take(&self, mode: Mode, scratch: &mut Scratch) -> StackId {
+    #[inline(never)]
+    fn take(&self, mode: Mode, here: Option<Registers>, scratch: &mut Scratch) -> StackId {
         let Scratch { bounds, python, native, found, memo, last } = scratch;
         let runtime = runtime();
         let no_python = match runtime {
@@ -173,7 +187,7 @@ impl Stacks {
                 Some(why)
             }
         };
-        let cut = if mode == Mode::All { native::walk(*bounds, native, found) } else { None };
+        let cut = if mode == Mode::All { native::walk(*bounds, here, native, found) } else { None };
         let source = Source {
             depot: &self.depot,
             serial: self.serial,

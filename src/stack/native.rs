@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::stacks::Reason;
 
 use super::deep::Deep;
-use super::rules::{Outcome, Registers, Rule, Step, generation, object_at, rule_for};
+pub use super::rules::Registers;
+use super::rules::{Outcome, Rule, Step, generation, object_at, rule_for};
 
 /// Frames that are kept of each end of a deep stack.
 pub const HALF: usize = 256;
@@ -143,6 +144,7 @@ pub struct Trail {
     /// Where the walk begins in them.
     own_at: Registers,
     own: [Proof; OWN],
+    /// Of each frame.
     proofs: [Proof; MAX],
     frames: [Native; MAX],
 }
@@ -198,10 +200,11 @@ impl Trail {
         self.gap = found.0.gap().map_or(0, |_| HALF);
     }
 
-    /// Does a walk from `here` come to no other frames than the last one, and to all of them?
-    #[inline]
-    fn is_unchanged(&self, here: Registers, generation: Option<u64>) -> bool {
-        generation == Some(self.generation)
+    /// Does a walk from `here` come to no other frames than the last one, and to all of them, for certain?
+    #[inline(always)]
+    pub fn is_unchanged(&self, here: Option<Registers>) -> bool {
+        let Some(here) = here else { return false };
+        generation() == Some(self.generation)
             && self.beyond_own(here).is_some_and(|inner| {
                 // SAFETY: this is where the last walk was, too.
                 self.frames().last().is_some_and(|last| last.is_at(inner))
@@ -211,7 +214,7 @@ impl Trail {
 
     /// Where a walk that begins `here` leaves memtrace's own code, if it is there that the last one, under the same
     /// generation of rules, left it.
-    #[inline]
+    #[inline(always)]
     fn beyond_own(&self, here: Registers) -> Option<Registers> {
         let own = self.own.get(..self.own_len)?;
         if own.is_empty() {
@@ -278,15 +281,17 @@ impl Bounds {
 const MAX_FRAMES: usize = 1 << 14;
 
 /// Walks the calling thread's frames into `trail`, without memtrace's own at the inner end; `found` is for the
-/// walk's own use. Returns why it does not reach the outermost.
+/// walk's own use. It begins `here`, in a frame of memtrace's that is still active. Returns why it does not reach
+/// the outermost.
 #[inline(never)]
-pub fn walk(bounds: Bounds, trail: &mut Trail, found: &mut Found) -> Option<Reason> {
-    if let Some(here) = registers() {
+pub fn walk(
+    bounds: Bounds,
+    here: Option<Registers>,
+    trail: &mut Trail,
+    found: &mut Found,
+) -> Option<Reason> {
+    if let Some(here) = here {
         let generation = generation();
-        if trail.is_unchanged(here, generation) {
-            (trail.kept, trail.same) = (trail.len, true);
-            return None;
-        }
         if let Some(kept) = by_rules(bounds, here, trail, generation, found) {
             let too_many = found.0.gap().is_some() || kept + found.0.len() > MAX;
             if kept == 0 || !too_many {
@@ -416,11 +421,11 @@ fn by_rules(
     None
 }
 
-/// The registers as they are when this function has returned to its caller.
+/// The registers as they are in the calling function behind this call.
 #[inline(always)]
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::unnecessary_wraps, reason = "other architectures have none")]
-fn registers() -> Option<Registers> {
+pub fn registers() -> Option<Registers> {
     let mut r = Registers { pc: 0, sp: 0, fp: 0 };
     // SAFETY: writes three words.
     unsafe { caller_registers(&raw mut r.pc, &raw mut r.sp, &raw mut r.fp) };
@@ -429,7 +434,7 @@ fn registers() -> Option<Registers> {
 
 /// On other architectures the system's unwinder takes every stack.
 #[cfg(not(target_arch = "x86_64"))]
-fn registers() -> Option<Registers> {
+pub fn registers() -> Option<Registers> {
     None
 }
 

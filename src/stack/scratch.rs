@@ -163,7 +163,7 @@ mod tests {
             let stale = std::thread::spawn(|| {
                 with(|s| {
                     let remembered = s.native.frames().len();
-                    native::walk(s.bounds, &mut s.native, &mut s.found);
+                    native::walk(s.bounds, native::registers(), &mut s.native, &mut s.found);
                     assert!(!s.native.frames().is_empty());
                     remembered
                 })

@@ -49,6 +49,14 @@ impl Last {
     pub fn clear(&mut self) {
         (self.depth, self.kind.depot) = (0, 0);
     }
+
+    /// The id, if the stack is one of this depot's, taken in this mode with the libraries of now, and nothing of it is
+    /// missing.
+    #[inline(always)]
+    pub fn whole(&self, depot: u64, mode: Mode) -> Option<StackId> {
+        let kind = Kind { depot, mode: mode as u8, reasons: [0, 0], epoch: modules::epoch() };
+        (self.kind == kind && self.depth > 0 && !self.python_gap).then_some(self.id)
+    }
 }
 
 /// What a stack is made of, besides the frames.

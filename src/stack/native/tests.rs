@@ -18,6 +18,8 @@ struct Walker {
     afresh: Box<Trail>,
     found: Box<Found>,
     walks: usize,
+    /// Walks of which it was said beforehand that they would be as the last one.
+    again: usize,
     kept: usize,
     frames: usize,
 }
@@ -30,6 +32,7 @@ impl Walker {
             afresh: zeroed(),
             found: zeroed(),
             walks: 0,
+            again: 0,
             kept: 0,
             frames: 0,
         }
@@ -39,19 +42,25 @@ impl Walker {
     #[inline(never)]
     fn check(&mut self) {
         self.afresh.clear();
+        let here = registers();
+        let again = self.trail.is_unchanged(here);
+        let before = again.then(|| pcs(self.trail.frames()));
         for _ in 0..2 {
-            assert_eq!(walk(self.bounds, &mut self.trail, &mut self.found), None);
+            assert_eq!(walk(self.bounds, here, &mut self.trail, &mut self.found), None);
+            assert!(self.trail.is_unchanged(here));
         }
+        assert!(before.is_none_or(|before| before == pcs(self.trail.frames())));
+        self.again += usize::from(again);
         assert_ne!(self.trail.generation, 0, "the rules are known everywhere in a test program");
-        assert_eq!(walk(self.bounds, &mut self.afresh, &mut self.found), None);
+        assert_eq!(walk(self.bounds, registers(), &mut self.afresh, &mut self.found), None);
         assert_eq!(self.afresh.kept(), 0);
         self.walks += 1;
         self.kept += self.trail.kept();
         self.frames += self.trail.len;
         let (known, fresh) = (self.trail.frames(), self.afresh.frames());
         assert_eq!(known.len(), fresh.len());
-        // The innermost three are the walk itself and this function, at two places.
-        let n = known.len() - 3;
+        // The innermost is this function, at two places.
+        let n = known.len() - 1;
         assert_eq!(pcs(&known[..n]), pcs(&fresh[..n]));
         for (a, b) in known[..n].iter().zip(&fresh[..n]) {
             assert_eq!((a.sp, a.fp), (b.sp, b.fp));
@@ -63,11 +72,11 @@ impl Walker {
     /// The same, against the system's unwinder, which is slower.
     #[inline(never)]
     fn check_with_system(&mut self) {
-        assert_eq!(walk(self.bounds, &mut self.trail, &mut self.found), None);
+        assert_eq!(walk(self.bounds, registers(), &mut self.trail, &mut self.found), None);
         assert_eq!(by_system(&mut self.found), None);
         self.afresh.extend(0, &self.found);
         let (known, system) = (self.trail.frames(), self.afresh.frames());
-        let n = known.len() - 3;
+        let n = known.len() - 1;
         assert_eq!(pcs(&known[..n]), pcs(&system[..n]));
         for (a, b) in known[..n].iter().zip(&system[..n]) {
             assert_eq!(a.sp, b.sp);
@@ -223,14 +232,15 @@ fn what_is_remembered_is_what_a_new_walk_finds() {
                     let depth = 2 + rng.below(7) as u32;
                     black_box(tree(&mut rng, depth));
                 }
-                WALKER.with_borrow(|w| w.as_ref().map(|w| (w.walks, w.kept, w.frames)))
+                WALKER.with_borrow(|w| w.as_ref().map(|w| (w.walks, w.kept, w.frames, w.again)))
             })
         })
         .collect();
     for thread in threads {
-        let (walks, kept, frames) =
+        let (walks, kept, frames, again) =
             thread.expect("a thread").join().expect("no panic").expect("walks");
-        println!("{walks} walks of {frames} frames, {kept} of them kept");
+        println!("{walks} walks of {frames} frames, {kept} of them kept; {again} as the last one");
+        assert!(again > 0, "that is said now and then");
         assert!(kept * 10 > frames * 7, "the memory is of use");
     }
 }
@@ -273,14 +283,14 @@ fn a_stack_that_is_not_the_threads_own_is_left_to_the_system() {
         by_rules(walker.bounds, here, &mut walker.trail, generation(), &mut walker.found),
         None
     );
-    assert_eq!(walk(walker.bounds, &mut walker.trail, &mut walker.found), None);
+    assert_eq!(walk(walker.bounds, registers(), &mut walker.trail, &mut walker.found), None);
     assert!(walker.trail.len > 3);
     assert_eq!((walker.trail.generation, walker.trail.kept), (0, 0), "nothing to go by next time");
 }
 
 fn down(n: u32, walker: &mut Walker) -> u32 {
     if n == 0 {
-        assert_eq!(walk(walker.bounds, &mut walker.trail, &mut walker.found), None);
+        assert_eq!(walk(walker.bounds, registers(), &mut walker.trail, &mut walker.found), None);
         return 0;
     }
     black_box(down(n - 1, walker)) + 1
@@ -301,7 +311,7 @@ fn a_deep_recursion_keeps_both_ends() {
                 }
                 down(depth, &mut walker);
                 let mut frames = pcs(walker.trail.frames());
-                frames.truncate(frames.len() - 2); // the walk itself, which begins at two places
+                frames.pop(); // where the walk begins
                 both.push((frames, walker.trail.gap()));
             }
             assert!(both[0] == both[1], "depth {depth}");
@@ -309,7 +319,7 @@ fn a_deep_recursion_keeps_both_ends() {
             all.push((known, gap));
         }
         let (near, far) = (&all[0].0, &all[3].0);
-        assert_eq!((all[0].1, all[3].1, far.len()), (None, Some(HALF), MAX - 2));
+        assert_eq!((all[0].1, all[3].1, far.len()), (None, Some(HALF), MAX - 1));
         assert_eq!(near[near.len() - 3..], far[far.len() - 3..]);
         assert_eq!(near[..4], far[..4], "the thread's start");
     });

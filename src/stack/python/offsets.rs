@@ -90,6 +90,14 @@ pub struct Layout {
     pub compact: usize,
 }
 
+impl Layout {
+    /// A position is a pointer, which lies in the frame's own code, where no other code can be.
+    #[inline(always)]
+    pub const fn position_tells_code(&self) -> bool {
+        matches!(self.position, Position::Pointer)
+    }
+}
+
 /// Frames with this owner belong to a generator.
 pub const OWNER_GENERATOR: u8 = 1;
 /// Frames with this owner or a higher one are not Python's.
@@ -244,6 +252,13 @@ pub struct Runtime {
     finalizing: unsafe extern "C" fn() -> c_int,
 }
 
+/// The interpreter, if one has been found already.
+#[inline]
+pub fn found() -> Option<&'static Runtime> {
+    // SAFETY: the pointer is null or a leaked runtime.
+    unsafe { FOUND.load(Ordering::Acquire).as_ref() }
+}
+
 impl Runtime {
     /// The calling thread's state, 0 if Python never saw the thread.
     pub fn thread_state(&self) -> usize {
@@ -271,8 +286,7 @@ static MISSED: AtomicU32 = AtomicU32::new(0);
 /// # Errors
 /// The reason why this process has no Python that can be walked.
 pub fn runtime() -> Result<&'static Runtime, Reason> {
-    // SAFETY: the pointer is null or a leaked runtime.
-    if let Some(found) = unsafe { FOUND.load(Ordering::Acquire).as_ref() } {
+    if let Some(found) = found() {
         return Ok(found);
     }
     let why = Reason::from_u8(WHY.load(Ordering::Relaxed) as u8);

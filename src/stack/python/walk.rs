@@ -64,8 +64,8 @@ struct Proof {
     frame: usize,
     previous: usize,
     at: u64,
-    /// It is the outermost of its evaluation, whose record must lead to the next one.
-    record: bool,
+    /// Where there are records: the caller's, if the link is the outermost of its evaluation and has a caller.
+    outer: usize,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -92,6 +92,8 @@ pub struct Trail {
     serial: u64,
     /// How many code objects had died before the walk.
     deaths: u64,
+    /// The record that the walk began with.
+    record: usize,
     links: [Link; MAX],
     /// Of each link.
     proofs: [Proof; MAX],
@@ -219,13 +221,16 @@ pub fn walk(
     memo.begin(serial, deaths);
     let alive = trail.deaths == deaths;
     // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
+    let start = unsafe { current(runtime.layout, thread) };
+    let record = start.1;
+    // SAFETY: as above.
     let end = unsafe {
         match runtime.which {
-            0 => follow::<0>(runtime, codes, memo, thread, alive, trail),
-            1 => follow::<1>(runtime, codes, memo, thread, alive, trail),
-            2 => follow::<2>(runtime, codes, memo, thread, alive, trail),
-            3 => follow::<3>(runtime, codes, memo, thread, alive, trail),
-            _ => follow::<4>(runtime, codes, memo, thread, alive, trail),
+            0 => follow::<0>(runtime, codes, memo, start, alive, trail),
+            1 => follow::<1>(runtime, codes, memo, start, alive, trail),
+            2 => follow::<2>(runtime, codes, memo, start, alive, trail),
+            3 => follow::<3>(runtime, codes, memo, start, alive, trail),
+            _ => follow::<4>(runtime, codes, memo, start, alive, trail),
         }
     };
     let why = match end {
@@ -244,6 +249,7 @@ pub fn walk(
             why
         }
     };
+    trail.record = record;
     why.or_else(|| trail.links().iter().all(|l| l.word == 0).then_some(Reason::NoFrame))
 }
 
@@ -268,26 +274,48 @@ unsafe fn current(layout: &Layout, thread: usize) -> (usize, usize) {
         match (read(thread + layout.thread), layout.record) {
             (frame, None) => (frame, 0),
             (0, Some(_)) => (0, 0),
-            (record, Some(current)) => (read(record + current), record),
+            (record, Some(current)) => {
+                let told_by_records = matches!(layout.evaluation, Evaluation::Marked { .. });
+                (read(record + current), if told_by_records { record } else { 0 })
+            }
         }
     }
+}
+
+/// Is the chain of the calling thread, for certain, what it was at the last walk, which was for this table? Looks at the
+/// versions of which two words a frame tell that, as long as no code object dies.
+#[inline(always)]
+pub fn is_unchanged(runtime: &Runtime, serial: u64, trail: &Trail) -> bool {
+    // Before any frame is looked at, as in a walk.
+    let alive = trail.deaths == deaths::count();
+    let Some(innermost) = trail.len.checked_sub(1) else { return false };
+    if trail.serial != serial || !alive || !runtime.layout.position_tells_code() {
+        return false;
+    }
+    let thread = if runtime.finalizing() { 0 } else { runtime.thread_state() };
+    // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked; the frame that it
+    // begins with is alive.
+    thread != 0
+        && unsafe {
+            current(runtime.layout, thread) == (trail.proofs[innermost].frame, trail.record)
+                && changed(runtime.layout, &trail.proofs[..=innermost], trail.record).is_none()
+        }
 }
 
 /// The walk for one version: its offsets are constants, which makes it twice as fast.
 ///
 /// # Safety
-/// `thread` is the state of the calling thread, in an interpreter whose layout is `LAYOUTS[WHICH]`.
+/// `start` is where the calling thread is now, in an interpreter whose layout is `LAYOUTS[WHICH]`.
 unsafe fn follow<const WHICH: usize>(
     runtime: &Runtime,
     codes: &CodeTable,
     memo: &mut Memo,
-    thread: usize,
+    start: (usize, usize),
     alive: bool,
     trail: &mut Trail,
 ) -> End {
     let layout = const { &LAYOUTS[WHICH] };
-    // SAFETY: as the caller promises.
-    let (mut frame, mut record) = unsafe { current(layout, thread) };
+    let (mut frame, mut record) = start;
     let (mut fresh, mut kept) = (0, 0);
     // Links at this index and further in are not what they were.
     let mut candidates = trail.len;
@@ -303,10 +331,10 @@ unsafe fn follow<const WHICH: usize>(
         {
             // SAFETY: the frame is alive, and its address is the remembered one.
             let changed = unsafe {
-                if alive {
-                    changed::<WHICH, true>(trail, known)
+                if alive && layout.position_tells_code() {
+                    changed(layout, &trail.proofs[..=known], record)
                 } else {
-                    changed::<WHICH, false>(trail, known)
+                    changed_or_dead(layout, trail, known, record, alive)
                 }
             };
             match changed {
@@ -334,73 +362,72 @@ unsafe fn follow<const WHICH: usize>(
     if shown > 2 * HALF || fresh + kept > MAX || fresh == MAX {
         // SAFETY: as the caller promises.
         return End::Deep(unsafe {
-            both_ends::<WHICH>(runtime, codes, memo, thread, &mut trail.ends)
+            both_ends::<WHICH>(runtime, codes, memo, start, &mut trail.ends)
         });
     }
     End::Known { kept, fresh }
 }
 
-/// The innermost link, from `known` outwards, that is not as it was. `ALIVE`: no code object has died since.
+/// The innermost of these links that is not as it was. The last one's record is `record`. No code object has died since,
+/// and positions are pointers into them.
 ///
 /// # Safety
-/// The frame of `known` is a live frame of this thread, in an interpreter whose layout is `LAYOUTS[WHICH]`.
-#[inline]
-unsafe fn changed<const WHICH: usize, const ALIVE: bool>(
+/// The frame of the last link is a live frame of this thread, in an interpreter with this layout.
+#[inline(always)]
+unsafe fn changed(layout: &Layout, proofs: &[Proof], mut record: usize) -> Option<usize> {
+    let (previous, at) = (layout.previous, layout.at);
+    proofs.iter().rposition(|proof| {
+        // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged.
+        let differs = unsafe {
+            (read::<usize>(proof.frame + previous) ^ proof.previous) as u64
+                | (read::<u64>(proof.frame + at) ^ proof.at)
+        };
+        // SAFETY: as above; the frame is unchanged, and so is its record.
+        differs != 0 || proof.outer != 0 && unsafe { left(layout, proof, &mut record) }
+    })
+}
+
+/// The same for all other versions and times. With positions that are numbers, or when objects have died, the code is
+/// looked at, too.
+///
+/// # Safety
+/// As for [`changed`].
+unsafe fn changed_or_dead(
+    layout: &Layout,
     trail: &Trail,
     known: usize,
+    mut record: usize,
+    alive: bool,
 ) -> Option<usize> {
-    let layout = const { &LAYOUTS[WHICH] };
-    // A position that is a pointer lies in the frame's own code, and no other code can be there.
-    let position_tells_code = ALIVE && layout.position == Position::Pointer;
-    let proofs = trail.proofs.get(..=known)?;
-    for (i, proof) in proofs.iter().enumerate().rev() {
-        // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged. Its code
-        // object is alive if it is the one in the frame.
+    let links = trail.proofs[..=known].iter().zip(&trail.links[..=known]);
+    links.enumerate().rev().find_map(|(i, (proof, link))| {
+        // SAFETY: as in `changed`. The code object is alive if it is the one in the frame.
         let same = unsafe {
-            // One test for all words: this loop is most of what a stack costs.
-            let mut differs =
-                (read::<usize>(proof.frame + layout.previous) ^ proof.previous) as u64;
-            differs |= raw_position(layout, proof.frame) ^ proof.at;
-            if !position_tells_code {
-                differs |= (read::<usize>(proof.frame + layout.code) ^ trail.links[i].code) as u64;
-            }
-            differs == 0
-                && (!proof.record || same_evaluation(layout, &trail.links[..=i], proof.previous))
-                && (ALIVE || same_code(layout, &trail.links[i]))
+            read::<usize>(proof.frame + layout.previous) == proof.previous
+                && raw_position(layout, proof.frame) == proof.at
+                && read::<usize>(proof.frame + layout.code) == link.code
+                && (alive || !link.first || fingerprint(layout, link.code) == link.mark)
+                && (proof.outer == 0 || !left(layout, proof, &mut record))
         };
-        if !same {
-            return Some(i);
-        }
-    }
-    None
+        (!same).then_some(i)
+    })
 }
 
-/// Is a link's code object the one that it was?
+/// Does the record of a link's evaluation no longer lead to the same outer one, or is that no longer at the link's
+/// caller? If it does, `record` becomes the outer one.
 ///
 /// # Safety
-/// The code object is alive, in an interpreter with this layout.
+/// The link is unchanged but for that, and its record is alive, in an interpreter with this layout.
 #[inline(always)]
-unsafe fn same_code(layout: &Layout, link: &Link) -> bool {
-    // SAFETY: as the caller promises.
-    !link.first || unsafe { fingerprint(layout, link.code) } == link.mark
-}
-
-/// Does the record of the last link's evaluation lead to the same outer one, and is that at this frame, the caller of
-/// the link's, as it was?
-///
-/// # Safety
-/// That link's frame and record are alive and unchanged, in an interpreter with this layout.
-#[inline(always)]
-unsafe fn same_evaluation(layout: &Layout, links: &[Link], caller_frame: usize) -> bool {
+unsafe fn left(layout: &Layout, proof: &Proof, record: &mut usize) -> bool {
     let (Evaluation::Marked { next, .. }, Some(current)) = (layout.evaluation, layout.record)
     else {
-        return true;
+        return false;
     };
-    let [.., caller, link] = links else { return true };
     // SAFETY: as the caller promises; the outer record is alive if the inner one leads to it.
     unsafe {
-        read::<usize>(link.record + next) == caller.record
-            && (caller.record == 0 || read::<usize>(caller.record + current) == caller_frame)
+        *record = read(*record + next);
+        *record != proof.outer || read::<usize>(*record + current) != proof.previous
     }
 }
 
@@ -433,7 +460,7 @@ unsafe fn look<const WHICH: usize>(
             frame,
             previous: read(frame + layout.previous),
             at: raw_position(layout, frame),
-            record: false,
+            outer: 0,
         };
         if owner >= OWNER_SHIM {
             link.kind = Kind::Shim;
@@ -458,9 +485,11 @@ unsafe fn look<const WHICH: usize>(
             }
             if let Evaluation::Marked { mark, next } = layout.evaluation {
                 link.outermost = record != 0 && read::<u8>(frame + mark) != 0;
-                proof.record = link.outermost;
                 if link.outermost {
                     next_record = read(record + next);
+                    if proof.previous != 0 {
+                        proof.outer = next_record;
+                    }
                 }
             }
         }
@@ -477,12 +506,11 @@ unsafe fn both_ends<const WHICH: usize>(
     runtime: &Runtime,
     codes: &CodeTable,
     memo: &mut Memo,
-    thread: usize,
+    start: (usize, usize),
     ends: &mut Deep<Link, HALF>,
 ) -> Option<Reason> {
     ends.clear();
-    // SAFETY: as the caller promises.
-    let (mut frame, mut record) = unsafe { current(const { &LAYOUTS[WHICH] }, thread) };
+    let (mut frame, mut record) = start;
     for _ in 0..MAX_STEPS {
         if frame == 0 {
             return None;
