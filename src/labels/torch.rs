@@ -302,7 +302,9 @@ impl Log {
     }
 
     fn of(thread: u64) -> Option<&'static Log> {
-        LOG.iter().find(|log| log.thread.load(Ordering::Acquire) == thread + 1)
+        // An older PyTorch says that it knows none by the highest number.
+        let thread = thread.checked_add(1)?;
+        LOG.iter().find(|log| log.thread.load(Ordering::Acquire) == thread)
     }
 
     fn change(&self, i: u64) -> Option<&AtomicU64> {
