@@ -335,3 +335,6 @@ fn frames<W: Words>(stack: StackId, namer: &mut Namer<W>) -> Vec<Value> {
     let frame = |f: memtrace_format::snapshot::Frame| json!({"name": f.name, "filename": f.filename, "line": f.line});
     namer.frames(stack).into_iter().map(frame).collect()
 }
+
+#[cfg(test)]
+mod tests;

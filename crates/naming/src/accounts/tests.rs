@@ -1,0 +1,266 @@
+//! The table from hand-made events: it adds up, whatever happened, and charges what changed to what came or went.
+
+use memtrace_format::event::{FLAG_PROCESSES, Pool};
+use memtrace_format::stacks::RawFrame;
+use proptest::prelude::*;
+
+use super::*;
+use crate::names::Splice;
+use crate::testing::Made;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn event(kind: Kind, what: What) -> Event {
+    Event {
+        kind,
+        layer: Layer::Device,
+        device: 0,
+        flags: 0,
+        api: 1,
+        what,
+        pool: Pool::DEFAULT,
+        time_ns: 0,
+        addr: 0,
+        size: 0,
+        extra: 0,
+        stream: 0,
+        stack: 0,
+        thread: 1,
+        label: 0,
+    }
+}
+
+fn take(addr: u64, size: u64, stack: StackId) -> Event {
+    Event { addr, size, stack, ..event(Kind::Alloc, What::Device) }
+}
+
+fn give(addr: u64) -> Event {
+    Event { addr, ..event(Kind::FreeRequested, What::Device) }
+}
+
+fn made(kind: Kind, what: What, addr: u64) -> Event {
+    Event { addr, ..event(kind, what) }
+}
+
+/// The device says so much is in use, of that by others.
+fn says(size: u64, others: u64) -> Event {
+    Event {
+        size,
+        extra: 80 * GIB,
+        stream: others,
+        addr: size - others,
+        flags: FLAG_PROCESSES,
+        api: 0,
+        ..event(Kind::Measured, What::Device)
+    }
+}
+
+/// Stacks in NCCL, in a user's library and in a second one, and what the accounts say of these events.
+fn told(events: impl IntoIterator<Item = Event>) -> Value {
+    let mut regions = Made::new();
+    for (i, path) in (1_u64..).zip(["/a/libnccl.so.2", "/home/me/engine.so", "/home/me/two.so"]) {
+        regions.library(path, i << 16..(i << 16) + 4096, 0, None);
+        let stack = regions.stack(&[RawFrame::Native { pc: (i << 16) + 16, epoch: 0 }]);
+        assert_eq!(stack, STACKS[i as usize - 1]);
+    }
+    let mut namer =
+        Namer::new(&regions.depot[..], &regions.codes[..], &regions.modules[..], Splice::PyTorch);
+    let mut state = State::default();
+    let mut accounts = Accounts::new(&state, false, &mut namer);
+    state.watch();
+    for (e, n) in events.into_iter().zip(1..) {
+        let e = Event { time_ns: n * 1_000_000, ..e };
+        state.apply(&e, &|_| "", &mut |_, _| ());
+        accounts.note(&e, &state.take_moves(), &mut namer);
+    }
+    let mut about = json!({});
+    accounts.tell(&mut about, &|_| "cudaMalloc", &mut namer);
+    about
+}
+
+const NCCLS: StackId = 2;
+const ENGINES: StackId = 3;
+const SECOND: StackId = 4;
+/// The three stacks.
+const STACKS: [StackId; 3] = [NCCLS, ENGINES, SECOND];
+
+fn lines(about: &Value) -> BTreeMap<String, i64> {
+    let table = &about["reconcile"][0];
+    let all: BTreeMap<String, i64> = table["lines"]
+        .as_array()
+        .expect("lines")
+        .iter()
+        .map(|l| {
+            (l["name"].as_str().expect("a name").to_owned(), l["bytes"].as_i64().expect("bytes"))
+        })
+        .collect();
+    assert_eq!(all.values().sum::<i64>(), table["used"].as_i64().expect("used"), "it adds up");
+    all
+}
+
+fn expect(pairs: &[(&str, u64)]) -> BTreeMap<String, i64> {
+    pairs.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes as i64)).collect()
+}
+
+#[test]
+fn each_owner_has_its_own_and_the_context_the_rest() {
+    let about = told([
+        made(Kind::Create, What::Context, 7),
+        take(0x1000_0000, 48 * MIB, NCCLS),
+        take(0x2000_0000, 24 * MIB, ENGINES),
+        says(592 * MIB, 0),
+    ]);
+    assert_eq!(
+        lines(&about),
+        expect(&[
+            ("NCCL", 48 * MIB),
+            ("engine.so", 24 * MIB),
+            ("contexts", 520 * MIB),
+            ("unexplained", 0)
+        ])
+    );
+}
+
+#[test]
+fn the_memory_of_graph_executables_is_what_came_with_them() {
+    // T51: nothing names it; the device says 8 GiB more.
+    let about = told([
+        made(Kind::Create, What::Context, 7),
+        says(500 * MIB, 0),
+        made(Kind::Create, What::Executable, 8),
+        says(500 * MIB + 8 * GIB, 0),
+    ]);
+    let wanted = [("contexts", 500 * MIB), ("graph executables", 8 * GIB), ("unexplained", 0)];
+    assert_eq!(lines(&about), expect(&wanted));
+}
+
+#[test]
+fn modules_are_charged_when_they_come_and_credited_when_they_go() {
+    // T52: loaded in a loop.
+    let mut events = vec![made(Kind::Create, What::Context, 7), says(500 * MIB, 0)];
+    for n in 1..=10 {
+        events.push(made(Kind::Create, What::Module, 100 + n));
+        events.push(says((500 + 30 * n) * MIB, 0));
+    }
+    assert_eq!(lines(&told(events.clone()))["modules"], 300 * MIB as i64);
+    events.push(made(Kind::Destroy, What::Module, 101));
+    events.push(says((500 + 30 * 9) * MIB, 0));
+    let found = lines(&told(events));
+    assert_eq!((found["modules"], found["unexplained"]), (270 * MIB as i64, 0));
+}
+
+#[test]
+fn what_several_sorts_brought_is_theirs_together_and_what_none_did_is_unexplained() {
+    let about = told([
+        made(Kind::Create, What::Context, 7),
+        says(500 * MIB, 0),
+        made(Kind::Create, What::Module, 8),
+        made(Kind::Create, What::Executable, 9),
+        says(540 * MIB, 0),
+        says(1540 * MIB, 0),
+    ]);
+    let wanted = [
+        ("contexts", 500 * MIB),
+        ("modules and graph executables", 40 * MIB),
+        ("unexplained", 1000 * MIB),
+    ];
+    assert_eq!(lines(&about), expect(&wanted));
+}
+
+#[test]
+fn other_processes_and_small_pieces_have_lines_of_their_own() {
+    let about = told([
+        made(Kind::Create, What::Context, 7),
+        says(1500 * MIB, 1000 * MIB),
+        take(0x1000_0000, 3 * MIB, ENGINES), // two pieces of 2 MiB
+        says(1504 * MIB, 1000 * MIB),
+        says(2504 * MIB, 2000 * MIB),
+    ]);
+    let wanted = [
+        ("contexts", 500 * MIB),
+        ("engine.so", 3 * MIB),
+        ("rounding to the driver's pieces of 2 MiB", MIB),
+        ("other processes", 2000 * MIB),
+        ("unexplained", 0),
+    ];
+    assert_eq!(lines(&about), expect(&wanted));
+}
+
+#[test]
+fn the_highest_point_keeps_its_owners() {
+    let about = told([
+        take(0x1000_0000, 10 * MIB, NCCLS),
+        take(0x2000_0000, 20 * MIB, ENGINES),
+        give(0x2000_0000),
+        take(0x3000_0000, 5 * MIB, SECOND),
+    ]);
+    let device = &about["owners"]["devices"][0];
+    assert_eq!((&device["held"], &device["peak"]["held"]), (&json!(15 * MIB), &json!(30 * MIB)));
+    assert_eq!(
+        device["peak"]["by"][0],
+        json!({"owner": "engine.so", "bytes": 20 * MIB, "count": 1})
+    );
+    assert_eq!(device["peak"]["time_us"], json!(2000));
+    assert_eq!(device["by"][1]["owner"], json!("two.so"));
+    assert_eq!(device["taken"], json!({"bytes": 35 * MIB, "count": 3}));
+}
+
+#[test]
+fn nccls_memory_is_told_apart_by_communicator() {
+    let of = |part, event: Event| Event { pool: Pool(part), ..event };
+    let about = told([
+        of(1, Event { size: 4, stream: 3, ..made(Kind::Create, What::Communicator, 70) }),
+        of(1, take(0x1000_0000, 8 * MIB, NCCLS)),
+        of(2, take(0x2000_0000, 4 * MIB, NCCLS)),
+        of(ONE_OF_SEVERAL, take(0x3000_0000, 2 * MIB, NCCLS)),
+        take(0x4000_0000, MIB, NCCLS),
+        of(1, take(0x5000_0000, 16 * MIB, ENGINES)), // somebody else's, meanwhile
+        of(1, made(Kind::Destroy, What::Communicator, 70)),
+    ]);
+    let line = |n: u64, ranks: Option<u64>, rank: Option<u64>, bytes, count| json!({"communicator": n, "ranks": ranks, "rank": rank, "bytes": bytes, "count": count});
+    assert_eq!(
+        about["owners"]["devices"][0]["communicators"],
+        json!([
+            line(0, None, None, 3 * MIB, 2),
+            line(1, Some(4), Some(3), 8 * MIB, 1),
+            line(2, None, None, 4 * MIB, 1)
+        ])
+    );
+}
+
+#[test]
+fn a_failure_is_told_with_what_a_library_took_just_before() {
+    let refused = Event {
+        flags: FLAG_FAILED,
+        extra: OUT_OF_MEMORY,
+        size: GIB,
+        stack: ENGINES,
+        ..event(Kind::Alloc, What::Device)
+    };
+    let about = told([take(0x1000_0000, 2 * GIB, SECOND), refused]);
+    assert_eq!(about["out_of_memory"]["owner"], json!("engine.so"));
+    let warning = &about["warnings"][0];
+    assert_eq!(warning["kind"], json!("taken before out of memory"));
+    assert!(warning["text"].as_str().is_some_and(|t| t.contains("two.so took 2147483648 bytes")));
+    let own = [take(0x1000_0000, 2 * GIB, ENGINES), refused];
+    assert_eq!(told(own)["warnings"], json!([]), "his own");
+}
+
+proptest! {
+    /// Whatever comes, goes and is said: the lines add up to what the device said.
+    #[test]
+    fn it_always_adds_up(steps in prop::collection::vec((0_u8..8, 1_u64..64, 0_u64..4), 1..60)) {
+        let events = steps.iter().map(|(what, n, more)| match what {
+            0 | 1 => take(n << 32, n * MIB / 2 + more, STACKS[*n as usize % 3]),
+            2 => give(n << 32),
+            3 => made(Kind::Create, What::Module, *n),
+            4 => made(Kind::Destroy, What::Module, *n),
+            5 => made(Kind::Create, What::Executable, *n),
+            6 => made(Kind::Create, What::Context, *n),
+            _ => says(n * 100 * MIB, more * 10 * MIB),
+        });
+        let about = told(events.chain([says(700 * MIB, 0)]));
+        prop_assert!(lines(&about).contains_key("unexplained"));
+    }
+}
