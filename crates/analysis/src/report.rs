@@ -307,7 +307,8 @@ fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Workspace> {
 
 /// PyTorch's functions that get a library's workspace.
 fn workspace_of(frame: &Frame) -> Option<&'static str> {
-    const FUNCTIONS: [(&str, &str); 4] = [
+    const FUNCTIONS: [(&str, &str); 5] = [
+        ("allocateCUDABlasWorkspace", "cuBLAS workspace"),
         ("getCurrentCUDABlasHandle", "cuBLAS workspace"),
         ("getCUDABlasLtWorkspace", "cuBLASLt workspace"),
         ("cublasCommonArgs", "cuBLAS workspace"),
