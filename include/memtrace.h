@@ -68,6 +68,9 @@ int memtrace_memory(int device, uint64_t into[4]);
 /* From here on the most is counted anew, as memtrace_memory says it; PyTorch's own statistics stay as they are. */
 void memtrace_restart_peak(int device);
 
+/* The most was at least that: gives back what was known before memtrace_restart_peak. */
+void memtrace_raise_peak(int device, uint64_t allocated, uint64_t reserved);
+
 /* How recording goes, as JSON: a C string of at most size bytes; returns the length of the whole. */
 size_t memtrace_stats(char *into, size_t size);
 

@@ -191,6 +191,14 @@ pub extern "C" fn memtrace_restart_peak(device: c_int) {
     }
 }
 
+/// The most was at least that: what was known before [`memtrace_restart_peak`], for whoever counted before.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u64) {
+    if let Some(gauge) = usize::try_from(device).ok().and_then(gauges::of) {
+        gauge.raise(allocated, reserved);
+    }
+}
+
 /// How recording goes, as JSON: a C string of at most `size` bytes. Returns the length of the whole.
 ///
 /// # Safety

@@ -48,6 +48,18 @@ impl Gauge {
         raise(&self.most_reserved, reserved);
     }
 
+    /// A report of the allocator's own work: what is allocated now, and by how much what is reserved has changed.
+    #[inline]
+    pub fn change(&self, allocated: u64, reserved: i64) {
+        self.set(allocated, self.reserved.load(Ordering::Relaxed).saturating_add_signed(reserved));
+    }
+
+    /// The most was at least that: what was known before a restart.
+    pub fn raise(&self, allocated: u64, reserved: u64) {
+        self.most_allocated.fetch_max(allocated, Ordering::Relaxed);
+        self.most_reserved.fetch_max(reserved, Ordering::Relaxed);
+    }
+
     /// Allocated, reserved, and the most of each.
     pub fn read(&self) -> [u64; 4] {
         [&self.allocated, &self.reserved, &self.most_allocated, &self.most_reserved]
@@ -85,5 +97,9 @@ mod tests {
         assert_eq!(gauge.read(), [5, 40, 5, 40]);
         gauge.set(7, 8);
         assert_eq!(gauge.read(), [7, 8, 7, 40]);
+        gauge.raise(30, 40);
+        assert_eq!(gauge.read(), [7, 8, 30, 40]);
+        gauge.change(6, -3);
+        assert_eq!(gauge.read(), [6, 5, 30, 40]);
     }
 }

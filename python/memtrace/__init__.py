@@ -18,33 +18,58 @@ __version__ = "0.1.0"
 _HOME = {
     "LibraryNotFoundError": "_library",
     "MemtraceError": "_library",
+    "Usage": "recording",
     "Watch": "watching",
     "annotate": "labels",
     "current_label": "labels",
+    "dump": "recording",
     "install": "allocator",
     "is_installed": "allocator",
+    "is_recording": "recording",
+    "load_ipython_extension": "jupyter",
     "mark": "labels",
+    "peak": "recording",
+    "profile": "recording",
+    "snapshot": "recording",
+    "start": "recording",
+    "stats": "recording",
     "step": "labels",
+    "steps": "integrations.loop",
+    "stop": "recording",
     "watch": "watching",
 }
 
 if TYPE_CHECKING:
     from ._library import LibraryNotFoundError, MemtraceError
     from .allocator import install, is_installed
+    from .integrations.loop import steps
+    from .jupyter import load_ipython_extension
     from .labels import annotate, current_label, mark, step
+    from .recording import Usage, dump, is_recording, peak, profile, snapshot, start, stats, stop
     from .watching import Watch, watch
 
 __all__ = [
     "LibraryNotFoundError",
     "MemtraceError",
+    "Usage",
     "Watch",
     "__version__",
     "annotate",
     "current_label",
+    "dump",
     "install",
     "is_installed",
+    "is_recording",
+    "load_ipython_extension",
     "mark",
+    "peak",
+    "profile",
+    "snapshot",
+    "start",
+    "stats",
     "step",
+    "steps",
+    "stop",
     "watch",
 ]
 

@@ -29,6 +29,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_mark": (None, [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64]),
     "memtrace_memory": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
     "memtrace_restart_peak": (None, [ctypes.c_int]),
+    "memtrace_raise_peak": (None, [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]),
     "memtrace_stats": (ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
 }
 
@@ -51,6 +52,7 @@ class Native:
         self.current: Callable[[], int] = library.memtrace_current
         self.mark: Callable[[bytes, int, int], None] = library.memtrace_mark
         self.restart_peak: Callable[[int], None] = library.memtrace_restart_peak
+        self.raise_peak: Callable[[int, int, int], None] = library.memtrace_raise_peak
         self._path = library.memtrace_label_path
         self._memory = library.memtrace_memory
         self._stats = library.memtrace_stats

@@ -10,6 +10,7 @@ use memtrace_format::event::{
 };
 use memtrace_format::replay::PAGE;
 
+use crate::gauges;
 use crate::hooks::{event, torch};
 use crate::record::guard;
 
@@ -43,6 +44,9 @@ impl Recording {
             };
             set(&mut event);
             let ticket = recorder.write(&event);
+            if let Some(gauge) = usize::try_from(self.device).ok().and_then(gauges::of) {
+                gauge.change(self.allocated, reserved_by(kind, told.size));
+            }
             match kind {
                 Kind::Alloc => recorder.emitter.allocated(recorder, self.allocated, ticket),
                 Kind::Oom => recorder.emitter.out_of_memory(ticket),
@@ -63,6 +67,15 @@ impl Recording {
             with_address: false,
         };
         self.write(Kind::Snapshot, &told, |_| ());
+    }
+}
+
+/// What this does to the bytes that the allocator has from the driver.
+fn reserved_by(kind: Kind, size: u64) -> i64 {
+    match kind {
+        Kind::SegmentAlloc | Kind::SegmentMap => size as i64,
+        Kind::SegmentFree | Kind::SegmentUnmap => -(size as i64),
+        _ => 0,
     }
 }
 
