@@ -56,12 +56,22 @@ def watch(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     placed._handles.append(model.register_forward_pre_hook(before, prepend=True))
     placed._handles.append(model.register_forward_hook(after, always_call=True))
     for path, module in model.named_modules():
+        path = _own_name(path)
         if path == "" or not _is_called(module):
             continue
         before, after = _module_hooks(known, f"{name}.{path}" if name else path)
         placed._handles.append(module.register_forward_pre_hook(before, prepend=True))
         placed._handles.append(module.register_forward_hook(after, always_call=True))
     return placed
+
+
+# What wrappers put into the names of the modules inside them: DDP, torch.compile, checkpoint wrappers, FSDP.
+_WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+
+
+def _own_name(path: str) -> str:
+    """The name that the module has in the model as it was written."""
+    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
 def _is_called(module: torch.nn.Module) -> bool:

@@ -73,9 +73,11 @@ pub fn push_module(name: &[u8]) -> u32 {
     open(|current| store::store().map_or(current, |s| s.module(current, name)))
 }
 
-/// Opens a phase, and writes its beginning down. What a backward pass computes again belongs to that pass.
+/// Opens a phase, and writes its beginning down. What a backward pass computes again belongs to that pass, and a phase
+/// inside itself is the same one.
 pub fn push_phase(name: &[u8]) -> u32 {
-    let again = store::existing().is_some_and(|s| s.is_inside(current(), store::BACKWARD));
+    let inside = |phase| store::existing().is_some_and(|s| s.is_inside(current(), phase));
+    let again = inside(store::BACKWARD) || inside(name);
     if !again {
         mark(name, Point::Begin, 0);
     }

@@ -123,12 +123,16 @@ unsafe extern "C" fn user_begins(
     }
 }
 
-/// PyTorch's optimizers name their work `Optimizer.step#AdamW.step`, in every 2.x.
+/// PyTorch's optimizers name their work `Optimizer.step#AdamW.step`, its wrappers of models `….forward`, in every 2.x.
 fn phase(name: &[u8]) -> Option<&'static [u8]> {
-    let work = name.strip_prefix(b"Optimizer.")?;
-    [(&b"step#"[..], &b"optimizer_step"[..]), (b"zero_grad#", b"zero_grad")]
-        .into_iter()
-        .find_map(|(begins, phase)| work.starts_with(begins).then_some(phase))
+    match name {
+        b"DistributedDataParallel.forward" | b"FullyShardedDataParallel.forward" => {
+            Some(b"forward")
+        }
+        name if name.starts_with(b"Optimizer.step#") => Some(b"optimizer_step"),
+        name if name.starts_with(b"Optimizer.zero_grad#") => Some(b"zero_grad"),
+        _ => None,
+    }
 }
 
 unsafe extern "C" fn user_ends(_: *const u8, _: *mut c_void) {

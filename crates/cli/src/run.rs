@@ -129,7 +129,8 @@ pub(crate) fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failu
         .and_then(fs::canonicalize)
         .map_err(|e| Failure::new(format!("cannot tell where memtrace is installed: {e}")))?;
     let here = me.parent().unwrap_or(Path::new("/"));
-    let places = [here.to_owned(), here.join("../lib"), here.join("../lib/memtrace")];
+    let mut places = vec![here.to_owned(), here.join("../lib"), here.join("../lib/memtrace")];
+    places.extend(packages(here));
     let found = places.iter().filter_map(|place| fs::canonicalize(place.join(name)).ok());
     found.into_iter().find(|p| p.is_file()).ok_or_else(|| {
         Failure::new(format!(
@@ -138,6 +139,14 @@ pub(crate) fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failu
             here.display()
         ))
     })
+}
+
+/// Where pip puts the libraries of the wheel whose command this is: an environment, and `--target`.
+fn packages(here: &Path) -> impl Iterator<Item = PathBuf> {
+    let lib = fs::read_dir(here.join("../lib")).into_iter().flatten().flatten();
+    let pythons = lib.filter(|e| e.file_name().as_bytes().starts_with(b"python3"));
+    let sites = pythons.map(|e| e.path().join("site-packages"));
+    sites.chain([here.join("..")]).map(|site| site.join("memtrace/lib"))
 }
 
 /// The folder for snapshots: absolute, there, and writable.

@@ -1,0 +1,131 @@
+"""What it costs a training step to know modules, phases and operators: PyTorch's MemoryTracker and MemTracker, and memtrace,
+on the virtual GPU with real PyTorch.
+
+    bench/labels [--rounds N] [--steps N]
+
+The step: forward, backward and AdamW of a small transformer. On the virtual GPU kernels take no time, so a step is all
+Python and dispatch, which is the worst case for anything that runs there; on a card a step is longer and each share smaller.
+One process for each way, in turn, round after round. In a process steps with and without what is measured alternate in short
+runs, so that both see the same machine; the difference is what it adds. Three differences are shown:
+- *labels*: recorded steps with `memtrace.watch`, over recorded steps without: what the labels add;
+- *all of memtrace*: recorded steps with `watch`, over steps of a process without memtrace. Between processes, so less exact;
+- *MemoryTracker*, *MemTracker*: steps under each, over bare steps in the same process.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# name → recorded by memtrace?
+WAYS = {"memtrace": True, "MemoryTracker": False, "MemTracker": False}
+RUN = 5  # steps at a time
+
+
+def training():
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Linear(512, 512), nn.TransformerEncoder(layer, 6), nn.Linear(512, 512)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(8, 64, 512, device="cuda")
+
+    def step():
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def enter(way, model, optimizer):
+    """Begins what is measured; the answer ends it."""
+    if way == "memtrace":
+        import memtrace
+
+        return memtrace.watch(model, optimizer).remove
+    if way == "MemoryTracker":
+        from torch.distributed._tools.memory_tracker import MemoryTracker
+
+        tracker = MemoryTracker()
+        tracker.start_monitor(model)
+        return tracker.stop
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    tracker.__enter__()
+    return lambda: tracker.__exit__(None, None, None)
+
+
+def measure(way, steps):
+    """Milliseconds of each step, without and with."""
+    model, optimizer, step = training()
+    for _ in range(3 * RUN):
+        step()
+    times = ([], [])
+    for _ in range(-(-steps // RUN)):
+        for which in (0, 1):
+            leave = enter(way, model, optimizer) if which else lambda: None
+            step()  # what begins under a tracker may take long once
+            for _ in range(RUN):
+                start = time.perf_counter_ns()
+                step()
+                times[which].append((time.perf_counter_ns() - start) / 1e6)
+            leave()
+    return [statistics.median(t) for t in times]
+
+
+def child(way, steps):
+    build = Path(os.environ.get("MEMTRACE_BUILD") or ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release")
+    record = ["--record", "on" if WAYS[way] else "off"]
+    command = [build / "memtrace", "run", "--virtual", "h100", *record, "--out", os.environ["BENCH_OUT"], "--"]
+    command += [sys.executable, __file__, "--way", way, "--steps", steps]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "MEMTRACE_QUIET": "1"}
+    done = subprocess.run([str(c) for c in command], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40, help="measured steps of each kind in a process")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way:
+        print(json.dumps(measure(given.way, given.steps)))
+        return
+    import tempfile
+
+    found = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as out:
+        os.environ["BENCH_OUT"] = out
+        for _ in range(given.rounds):
+            for way in WAYS:
+                found[way].append(child(way, given.steps))
+                for file in Path(out).glob("memtrace-*"):
+                    file.unlink()
+    bare = min(without for way in WAYS if not WAYS[way] for without, _ in found[way])
+    rows = [
+        ("labels (watch)", statistics.median(w for w, _ in found["memtrace"]), statistics.median(b - a for a, b in found["memtrace"])),
+        ("all of memtrace", bare, statistics.median(b for _, b in found["memtrace"]) - bare),
+    ]
+    for way in ("MemoryTracker", "MemTracker"):
+        rows.append((way, statistics.median(a for a, _ in found[way]), statistics.median(b - a for a, b in found[way])))
+    print("| what | step without, ms | added, ms | ratio | of memtrace's labels |")
+    print("|---|---|---|---|---|")
+    ours = rows[0][2]
+    for name, without, added in rows:
+        times = f"{added / ours:.0f} x" if ours > 0 else "-"
+        print(f"| {name} | {without:.2f} | {added:.2f} | {1 + added / without:.3f} | {times} |")
+
+
+if __name__ == "__main__":
+    main()
