@@ -46,23 +46,23 @@ def training():
 
 
 def enter(way, model, optimizer):
-    """Begins what is measured; the answer ends it."""
+    """Begins what is measured; the answers end it, and make it ready for the next step (which is not measured)."""
     if way == "memtrace":
         import memtrace
 
-        return memtrace.watch(model, optimizer).remove
+        return memtrace.watch(model, optimizer).remove, lambda: None
     if way == "MemoryTracker":
         from torch.distributed._tools.memory_tracker import MemoryTracker
 
         tracker = MemoryTracker()
         tracker.start_monitor(model)
-        return tracker.stop
+        return tracker.stop, lambda: None
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
     tracker.track_external(model, optimizer)
     tracker.__enter__()
-    return lambda: tracker.__exit__(None, None, None)
+    return lambda: tracker.__exit__(None, None, None), tracker.reset_mod_stats
 
 
 def measure(way, steps):
@@ -73,9 +73,10 @@ def measure(way, steps):
     times = ([], [])
     for _ in range(-(-steps // RUN)):
         for which in (0, 1):
-            leave = enter(way, model, optimizer) if which else lambda: None
+            leave, again = enter(way, model, optimizer) if which else (lambda: None, lambda: None)
             step()  # what begins under a tracker may take long once
             for _ in range(RUN):
+                again()
                 start = time.perf_counter_ns()
                 step()
                 times[which].append((time.perf_counter_ns() - start) / 1e6)
