@@ -6,8 +6,9 @@ functions of `torch._C`; here those which refuse are replaced by ones that ask m
 (`torch.cuda.memory_summary()`, `torch.cuda.memory._dump_snapshot()`, …) works as it always did.
 
 What PyTorch makes impossible, because C++ asks the allocator itself: sharing CUDA tensors with other processes, the state of
-a pool saved and restored (CUDA graph trees of `torch.compile(mode="reduce-overhead")`), trace trackers in C++, storage at an exact address, cuDNN's
-benchmark mode. PyTorch raises there, and says what it does not support.
+a pool saved and restored (CUDA graph trees of `torch.compile(mode="reduce-overhead")`), storage at an exact address, cuDNN's
+benchmark mode. PyTorch raises there, and says what it does not support. The process group `nccl2`, PyTorch's newer one for
+NCCL, needs a tracker of segments in C++, so `install()` chooses the older one (`TORCH_DIST_USE_NCCL2=0`).
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ def install(*, stacks: str | None = None, out: str | os.PathLike[str] | None = N
             f"PyTorch's own allocator is in use already: call memtrace.install() before anything touches CUDA ({error})"
         ) from error
     _installed = allocator
+    # The newer of PyTorch's two process groups for NCCL follows the allocator's segments in C++, which a pluggable one can't
+    # tell it of, and ends the process over that. The other one is as good.
+    os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     _answer(torch, library)
 
 

@@ -134,24 +134,17 @@ impl Gpu {
         }
     }
 
-    /// Learns by which id PyTorch knows the thread's current stream.
-    fn learn_stream(&mut self) -> u64 {
-        let (stream, id) = guard::local(|l| torch::stream_and_id(l, self.ordinal as i8));
-        if !self.streams.iter().any(|(known, _)| *known == stream) {
-            self.streams.push((stream, id));
-        }
-        stream
+    /// The thread's current stream.
+    fn current_stream(&self) -> u64 {
+        guard::local(|local| torch::current_stream(local, self.ordinal as i8).0)
     }
 
-    /// A stream that memory is asked for, or that will use some. One that is never current when it is first named goes by
-    /// its handle from then on; that decides only in which order streams are visited.
+    /// A stream that memory is asked for, or that will use some. One that is none of PyTorch's own is known by its handle,
+    /// there as here.
     pub fn sees(&mut self, stream: u64) {
-        let known = |s: &Gpu| stream == 0 || s.streams.iter().any(|(known, _)| *known == stream);
-        if !known(self) {
-            self.learn_stream();
-            if !known(self) {
-                self.streams.push((stream, stream));
-            }
+        if stream != 0 && !self.streams.iter().any(|(known, _)| *known == stream) {
+            let id = torch::stream_id(self.ordinal as i8, stream).unwrap_or(stream);
+            self.streams.push((stream, id));
         }
     }
 
@@ -240,7 +233,7 @@ impl Device for Gpu {
 
     fn alloc(&mut self, size: u64, pool: PoolId) -> Option<u64> {
         if let Some(source) = self.sources.get(&pool).copied() {
-            let stream = self.learn_stream();
+            let stream = self.current_stream();
             // SAFETY: the functions that the program gave for this pool, with the signature that PyTorch wants.
             let addr = unsafe { (source.malloc)(size as usize, self.ordinal, stream) };
             return (!addr.is_null()).then_some(addr as u64);
@@ -263,7 +256,7 @@ impl Device for Gpu {
 
     fn free(&mut self, addr: u64, size: u64, pool: PoolId) {
         if let Some(source) = self.sources.get(&pool).copied() {
-            let stream = self.learn_stream();
+            let stream = self.current_stream();
             // SAFETY: as in `alloc`.
             unsafe { (source.free)(addr as *mut c_void, size as usize, self.ordinal, stream) };
             return;
@@ -337,7 +330,7 @@ impl Device for Gpu {
     }
 
     fn capturing(&mut self) -> bool {
-        let stream = self.learn_stream();
+        let stream = self.current_stream();
         let mut status = cuda::NOT_CAPTURING;
         // SAFETY: a place of ours.
         let code = unsafe { cuda::cudaStreamIsCapturing(stream, &raw mut status) };

@@ -84,29 +84,17 @@ type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
 
 /// The calling thread's current stream on a device (−1: the current one): raw handle and device ordinal.
 #[inline]
-fn current_stream(local: &Local, device: i8) -> (u64, i8) {
-    let Some(stream) = ask_current_stream(device) else { return (0, local.device.get()) };
-    (handle(local, stream), (stream.device >> 8) as i8)
-}
-
-/// The same, as handle and as the number that PyTorch knows the stream by.
-pub fn stream_and_id(local: &Local, device: i8) -> (u64, u64) {
-    ask_current_stream(device).map_or((0, 0), |stream| (handle(local, stream), stream.id))
-}
-
-#[inline]
-fn ask_current_stream(device: i8) -> Option<CudaStream> {
+pub fn current_stream(local: &Local, device: i8) -> (u64, i8) {
     static CURRENT: resolve::Real = resolve::Real::new();
-    let current = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY)?;
+    let Some(current) = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY) else {
+        return (0, local.device.get());
+    };
     // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x. A 16-byte trivial class is
     // returned in two registers, as `CudaStream` is.
-    Some(unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) })
-}
-
-#[inline]
-fn handle(local: &Local, stream: CudaStream) -> u64 {
+    let stream = unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) };
+    let device = (stream.device >> 8) as i8;
     // In every 2.x the default stream has the id 0, and no other one has (`c10/core/Stream.h`).
-    if stream.id == 0 { 0 } else { raw_stream(local, stream) }
+    (if stream.id == 0 { 0 } else { raw_stream(local, stream) }, device)
 }
 
 /// The handle of a stream that isn't the default one. It never changes, and to ask for it costs PyTorch two calls of
@@ -123,6 +111,23 @@ fn raw_stream(local: &Local, stream: CudaStream) -> u64 {
         unsafe { std::mem::transmute::<*mut c_void, RawStream>(find)(&raw const stream) as u64 };
     local.stream.set((stream.device, stream.id, raw));
     raw
+}
+
+/// The number that PyTorch knows a stream of one of its own pools by; `None` of any other.
+///
+/// In every 2.x such a number is made of a position in a pool (of 32), a pool (one for each priority, from 1 to 4) and a last bit that is
+/// set. Asking for the handle of one only reads a table.
+pub fn stream_id(device: i8, handle: u64) -> Option<u64> {
+    static RAW: resolve::Real = resolve::Real::new();
+    let raw = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY)?;
+    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
+    let raw: RawStream = unsafe { std::mem::transmute(raw) };
+    let ids = (1..=4).flat_map(|pool| (0..32).map(move |place| place << 5 | pool << 1 | 1));
+    ids.into_iter().find(|&id| {
+        let stream = CudaStream { device: u64::from(device as u8) << 8 | u64::from(CUDA), id };
+        // SAFETY: as above; the number is one that PyTorch makes.
+        unsafe { raw(&raw const stream) as u64 == handle }
+    })
 }
 
 /// What PyTorch is about in this thread.

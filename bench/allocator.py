@@ -1,0 +1,148 @@
+"""What memtrace costs as PyTorch's allocator, recording, against PyTorch's own that records nothing.
+
+    bench/allocator [--rounds N] [--pairs N]
+
+One process for each way, the ways taken in turn, round after round, so that a slow minute of the machine hits all of them.
+A process measures each kind of sizes with each number of threads: the time of one pair of a request and its free,
+in batches of 50, asked of the allocator as C++ asks it (`caching_allocator_alloc`, without the making of a tensor) and as
+Python programs do (`torch.empty`). A request comes while 200 other blocks of its kind are held, so that the
+allocator has something to look through. It is the thread's own processor time. The median of the rounds' medians is
+printed, and the ratio to PyTorch's own; ratios are what counts, the times belong to the machine.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+THREADS = (1, 2, 4, 8)
+BATCH = 50
+HELD = 200
+
+# name → memtrace's stacks, or None for PyTorch's allocator
+WAYS = {"pytorch, not recording": None, "memtrace, no stacks": "none", "memtrace, python": "python", "memtrace, all": "all"}
+JUDGE = "pytorch, not recording"
+SIZES = {
+    "small": lambda r: r.randrange(1, 1 << 18),
+    "large": lambda r: r.randrange(1 << 20, 32 << 20),
+    "mixed": lambda r: int(2 ** r.uniform(0, 25)),
+}
+
+
+def measure(pairs):
+    """In a process of one way: {door: {sizes: {threads: nanoseconds a pair}}}."""
+    import threading
+
+    import torch
+
+    device = torch.device("cuda")
+    torch.cuda.init()
+    alloc, delete = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
+    clock = time.thread_time_ns
+
+    def raw(sizes, n, out):
+        for _ in range(n):
+            start = clock()
+            for size in sizes:
+                delete(alloc(size, 0))
+            out.append((clock() - start) / BATCH)
+
+    def tensors(sizes, n, out):
+        empty, kind = torch.empty, torch.uint8
+        for _ in range(n):
+            start = clock()
+            for size in sizes:
+                empty(size, dtype=kind, device=device)
+            out.append((clock() - start) / BATCH)
+
+    result = {}
+    for name, door in (("raw", raw), ("torch.empty", tensors)):
+        for kind, size in SIZES.items():
+            r = random.Random(0)
+            held = [torch.empty(size(r), dtype=torch.uint8, device=device) for _ in range(2 * HELD)]
+            del held[::2]  # every other one is a gap
+            sizes = [size(r) for _ in range(BATCH)]
+            for threads in THREADS:
+                outs = [[] for _ in range(threads)]
+                each = max(20, pairs // BATCH // threads)
+                door(sizes, 20, [])
+                workers = [threading.Thread(target=door, args=(sizes, each, out)) for out in outs]
+                for w in workers:
+                    w.start()
+                for w in workers:
+                    w.join()
+                result.setdefault(name, {}).setdefault(kind, {})[threads] = statistics.median(t for o in outs for t in o)
+            del held
+            torch.cuda.empty_cache()
+    return result
+
+
+def child(way, pairs):
+    if WAYS[way]:
+        import memtrace
+
+        memtrace.install(stacks=WAYS[way])
+    json.dump(measure(pairs), sys.stdout)
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9)  # no snapshot at the end: that is another bench
+
+
+def run(way, pairs, build):
+    out = ROOT / "memtrace-out"
+    command = [str(build / "memtrace"), "run", "--virtual", "h100", "--record", "off", "--out", str(out)]
+    command += ["--", sys.executable, __file__, "--child", way, "--pairs", str(pairs)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MEMTRACE_", "PYTORCH_"))}
+    env |= {"MEMTRACE_QUIET": "1", "MEMTRACE_OUT": str(out), "MEMTRACE_LIBRARY": str(build / "libmemtrace.so")}
+    env["PYTHONPATH"] = str(ROOT / "python")
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        sys.exit(f"bench: {way}: no result\n{done.stderr}")
+    for box in out.glob("*.blackbox"):
+        box.resolve().unlink(missing_ok=True)
+        box.unlink(missing_ok=True)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=20_000)
+    parser.add_argument("--build", type=Path, default=ROOT / "target" / "release")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.pairs)
+    rounds = []
+    for i in range(options.rounds):
+        print(f"bench: round {i + 1} of {options.rounds}", file=sys.stderr)
+        rounds.append({way: run(way, options.pairs, options.build) for way in options.ways})
+
+    def middle(way, door, kind, threads):
+        return statistics.median(r[way][door][kind][str(threads)] for r in rounds)
+
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.rounds} rounds\n")
+    print("| door | sizes | threads | " + " | ".join(f"{way}, ns (ratio)" for way in options.ways) + " |")
+    print("|---|---|---|" + "---|" * len(options.ways))
+    for door in rounds[0][options.ways[0]]:
+        for kind in SIZES:
+            for threads in THREADS:
+                cells = []
+                for way in options.ways:
+                    ns = middle(way, door, kind, threads)
+                    ratio = f" ({ns / middle(JUDGE, door, kind, threads):.2f})" if way != JUDGE and JUDGE in options.ways else ""
+                    cells.append(f"{ns:.0f}{ratio}")
+                print(f"| {door} | {kind} | {threads} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
