@@ -29,48 +29,38 @@ pub unsafe fn tells_pool(
     code
 }
 
-/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
-const RESERVED: c_int = 5;
-/// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
-const GRAPHS_RESERVED: c_int = 2;
-
-/// The program asks a pool for one of its numbers.
-pub unsafe fn tells_reserved(
-    door: Door,
-    pool: usize,
-    attribute: c_int,
-    value: *mut c_void,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    let (code, own) = pass(door, call);
-    if own && attribute == RESERVED {
-        // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
-        let bytes = unsafe { got(code, value.cast::<u64>()) };
-        if code == 0 {
-            note(door, Kind::PoolReserved, What::MemoryPool, |e| {
-                (e.addr, e.size) = (pool as u64, bytes);
-                e.device = place::of(pool).unwrap_or(place::UNKNOWN);
-            });
-        }
-    }
-    code
+/// Who keeps memory that is not in use.
+#[derive(Clone, Copy)]
+pub enum Keeper {
+    /// A pool.
+    Pool(usize),
+    /// The graphs of a device.
+    Graphs(c_int),
 }
 
-/// The program asks how much a device keeps for graphs.
-pub unsafe fn tells_graph_memory(
+/// The program asks how much is kept, which is one of the numbers that it may ask for.
+pub unsafe fn tells_reserved(
     door: Door,
-    device: c_int,
+    keeper: Keeper,
     attribute: c_int,
     value: *mut c_void,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
+    let (reserved, what, handle, device) = match keeper {
+        // CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
+        Keeper::Pool(pool) => {
+            (5, What::MemoryPool, pool as u64, place::of(pool).unwrap_or(place::UNKNOWN))
+        }
+        // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
+        Keeper::Graphs(device) => (2, What::GraphNode, device as u64, device as i8),
+    };
     let (code, own) = pass(door, call);
-    if own && attribute == GRAPHS_RESERVED {
+    if own && attribute == reserved {
         // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
         let bytes = unsafe { got(code, value.cast::<u64>()) };
         if code == 0 {
-            note(door, Kind::PoolReserved, What::GraphNode, |e| {
-                (e.addr, e.size, e.device) = (device as u64, bytes, device as i8);
+            note(door, Kind::PoolReserved, what, |e| {
+                (e.addr, e.size, e.device) = (handle, bytes, device);
             });
         }
     }

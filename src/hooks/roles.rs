@@ -360,24 +360,19 @@ pub unsafe fn creates_physical(
     code
 }
 
-/// A handle to physical memory of another process's, or one more of this process's.
-pub unsafe fn imports_physical(door: Door, out: *mut u64, call: impl FnOnce() -> c_int) -> c_int {
+/// A handle to what has no memory of this process's own: physical memory of another process's, or something through which
+/// several devices write together.
+pub unsafe fn names_physical(
+    door: Door,
+    what: What,
+    out: *mut u64,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     let (code, own) = pass(door, call);
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
-        note(door, Kind::HandleCreate, What::Imported, |e| (e.addr, e.stream) = (handle, 1));
-    }
-    code
-}
-
-/// A handle through which several devices write together.
-pub unsafe fn creates_multicast(door: Door, out: *mut u64, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, own) = pass(door, call);
-    if own && code == 0 {
-        // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let handle = unsafe { got(code, out) };
-        note(door, Kind::HandleCreate, What::Multicast, |e| (e.addr, e.stream) = (handle, 1));
+        note(door, Kind::HandleCreate, what, |e| (e.addr, e.stream) = (handle, 1));
     }
     code
 }

@@ -17,6 +17,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use memtrace_format::event::What;
 
 use super::communicators::UniqueId;
+use super::contexts::Keeper;
 use super::records::{
     ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,
     GraphNode, IpcHandle, Location, MemoryProperties, PitchedPtr, PoolProperties,
@@ -235,11 +236,11 @@ entry_points! {
         cudaMemPoolImportFromShareableHandle(out: Out, handle: Ptr, kind: c_uint, flags: c_uint) => creates_pool(out, None);
         cudaMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
         cudaMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
-        cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(pool, attribute, value);
+        cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(Keeper::Pool(pool), attribute, value);
         cudaDeviceGetDefaultMemPool(out: Out, device: c_int) => tells_pool(out, device);
         cudaDeviceGetMemPool(out: Out, device: c_int) => tells_pool(out, device);
         cudaDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
-            => tells_graph_memory(device, attribute, value);
+            => tells_reserved(Keeper::Graphs(device), attribute, value);
 
         // memory of the host
         cudaMallocHost(out: Out, size: usize) => allocates(What::Pinned, out, size, 0);
@@ -365,7 +366,7 @@ entry_points! {
             => creates_pool(out, None);
         11020 cuMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
         11020 cuMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
-        11020 cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(pool, attribute, value);
+        11020 cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => tells_reserved(Keeper::Pool(pool), attribute, value);
         11020 cuDeviceGetDefaultMemPool(out: Out, device: c_int) => tells_pool(out, device);
         11020 cuDeviceGetMemPool(out: Out, device: c_int) => tells_pool(out, device);
         13000 cuMemGetDefaultMemPool(out: Out, location: *const Location, kind: c_int)
@@ -373,7 +374,7 @@ entry_points! {
         13000 cuMemGetMemPool(out: Out, location: *const Location, kind: c_int)
             => tells_pool(out, Location::device(location).unwrap_or(-1));
         11040 cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
-            => tells_graph_memory(device, attribute, value);
+            => tells_reserved(Keeper::Graphs(device), attribute, value);
 
         // memory of the host
         2000 cuMemAllocHost(out: Out, size: c_uint) => allocates(What::Pinned, out, size as usize, 0);
@@ -391,11 +392,11 @@ entry_points! {
             => creates_physical(out, size, properties);
         10020 cuMemRelease(handle: u64) => releases_physical(handle);
         11000 cuMemRetainAllocationHandle(out: *mut u64, addr: Ptr) => retains_physical(out);
-        10020 cuMemImportFromShareableHandle(out: *mut u64, handle: Ptr, kind: c_uint) => imports_physical(out);
+        10020 cuMemImportFromShareableHandle(out: *mut u64, handle: Ptr, kind: c_uint) => names_physical(What::Imported, out);
         10020 cuMemMap(addr: Ptr, size: usize, offset: usize, handle: u64, flags: c_ulonglong) => own;
         10020 cuMemUnmap(addr: Ptr, size: usize) => own;
         10020 cuMemSetAccess(addr: Ptr, size: usize, access: *const c_void, count: usize) => own;
-        12010 cuMulticastCreate(out: *mut u64, properties: *const c_void) => creates_multicast(out);
+        12010 cuMulticastCreate(out: *mut u64, properties: *const c_void) => names_physical(What::Multicast, out);
 
         // memory of others
         4010 cuIpcOpenMemHandle(out: Out, handle: IpcHandle, flags: c_uint) => imports(out);
