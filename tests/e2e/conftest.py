@@ -1,4 +1,4 @@
-"""Says early and in one line what is missing, instead of failing in every test."""
+"""Real PyTorch on the virtual GPU."""
 
 import importlib.util
 
@@ -6,14 +6,7 @@ import pytest
 import support
 
 
-def pytest_addoption(parser):
-    parser.addoption("--extended", action="store_true", help="all random programs for the allocator, in full length")
-
-
 def pytest_configure(config):
-    missing = [p for p in (support.MEMTRACE, support.LIBRARY) if not p.exists()]
-    if missing:
-        raise pytest.UsageError(f"{missing[0]} is not built: run scripts/setup first, or set MEMTRACE_BUILD")
     if importlib.util.find_spec("torch") is None:
         raise pytest.UsageError(f"{support.PYTHON} has no PyTorch: run scripts/setup and use .venv/bin/python")
 

@@ -15,7 +15,7 @@ use crate::Answer;
 use crate::args::{Format, Recover, Snapshot};
 use crate::blackbox::{self, OnDisk};
 use crate::failure::Failure;
-use crate::{output, process};
+use crate::{output, process, run};
 
 /// What became of a black box.
 enum Fate {
@@ -34,6 +34,7 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
         None if args.path.is_dir() => args.path.clone(),
         None => beside(&args.path),
     };
+    run::forget_killed_runs(&folder);
     let mut answer = Answer::yes(String::new());
     let (mut written, mut bad) = (0, 0);
     for name in &found {

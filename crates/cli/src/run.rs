@@ -167,10 +167,21 @@ pub(crate) fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(out)
 }
 
-/// Where the processes of a run say what they have written. Lists of runs that were killed go.
-fn list_of_run(out: &Path) -> PathBuf {
+/// How the name of a list of this machine's begins.
+fn list_prefix() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let prefix = format!(".memtrace-{}-", host.trim_end().replace(['/', ' '], "_"));
+    format!(".memtrace-{}-", host.trim_end().replace(['/', ' '], "_"))
+}
+
+/// Where the processes of a run say what they have written.
+fn list_of_run(out: &Path) -> PathBuf {
+    forget_killed_runs(out);
+    out.join(format!("{}{}.run", list_prefix(), std::process::id()))
+}
+
+/// Lists whose run was killed, so that nobody reads them any more, go.
+pub(crate) fn forget_killed_runs(out: &Path) {
+    let prefix = list_prefix();
     let own = std::process::id().to_string();
     for entry in fs::read_dir(out).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -181,12 +192,28 @@ fn list_of_run(out: &Path) -> PathBuf {
             let _ = fs::remove_file(entry.path());
         }
     }
-    out.join(format!("{prefix}{own}.run"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_killed_runs_go_and_others_stay() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let name = |pid: &str| folder.path().join(format!("{}{pid}.run", list_prefix()));
+        let (killed, alive) = (name("4194305"), name("1"));
+        let foreign = folder.path().join(".memtrace-elsewhere-4194305.run");
+        for path in [&killed, &alive, &foreign] {
+            fs::write(path, "").expect("written");
+        }
+        forget_killed_runs(folder.path());
+        assert_eq!(
+            [&killed, &alive, &foreign].map(|p| p.exists()),
+            [false, true, true],
+            "no process has so high a number, process 1 lives, other machines' are theirs"
+        );
+    }
 
     #[test]
     fn what_was_preloaded_stays_and_nothing_comes_twice() {
