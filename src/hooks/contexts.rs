@@ -183,6 +183,39 @@ pub unsafe fn creates_context(
     code
 }
 
+/// A green context, a share of a device's processors with a context of its own; it does not become current by itself.
+pub unsafe fn creates_green(
+    door: Door,
+    out: Out,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, _) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let handle = unsafe { got(code, out) };
+    if handle != 0 {
+        place::remember(handle as usize, device as i8);
+        made(door, handle, device);
+    }
+    code
+}
+
+/// The ordinary handle of a green context, by which it is made current.
+pub unsafe fn shows_green(
+    door: Door,
+    out: Out,
+    green: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, _) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let handle = unsafe { got(code, out) };
+    if let Some(device) = place::of(green).filter(|_| handle != 0) {
+        place::remember(handle as usize, device);
+    }
+    code
+}
+
 /// A context goes, with everything in it. (A primary one does not go this way.)
 pub unsafe fn destroys_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
     let before = || {

@@ -315,6 +315,9 @@ entry_points! {
         3020 cuCtxCreate_v2(out: Out, flags: c_uint, device: c_int) => creates_context(out, device);
         11040 cuCtxCreate_v3(out: Out, affinity: Ptr, count: c_int, flags: c_uint, device: c_int) => creates_context(out, device);
         12050 cuCtxCreate_v4(out: Out, params: Ptr, flags: c_uint, device: c_int) => creates_context(out, device);
+        12040 cuGreenCtxCreate(out: Out, resources: Ptr, device: c_int, flags: c_uint) => creates_green(out, device);
+        12040 cuGreenCtxDestroy(green: Handle) => destroys_context(green);
+        12040 cuCtxFromGreenCtx(out: Out, green: Handle) => shows_green(out, green);
         2000 cuCtxDestroy(context: Handle) => destroys_context(context);
         4000 cuCtxDestroy_v2(context: Handle) => destroys_context(context);
         4000 cuCtxSetCurrent(context: Handle) => sets_context(context);
