@@ -52,7 +52,7 @@ pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
         guard::local(|l| {
             let n = l.recorded_len.get();
             if n < MAX_WAITS {
-                l.recorded[n].set(ev as u64);
+                l.recorded[n].set((ev as u64, stream as u64));
                 l.recorded_len.set(n + 1);
             }
         });

@@ -364,8 +364,8 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         ..event(local, Kind::FreeRequested, Layer::Framework)
     };
     recorder.write(&free);
-    for ev in local.take_recorded() {
-        let waits = Event { kind: Kind::WaitsFor, extra: ev, stack: NO_STACK, ..free };
+    for (ev, stream) in local.take_recorded() {
+        let waits = Event { kind: Kind::WaitsFor, extra: ev, stream, stack: NO_STACK, ..free };
         recorder.write(&waits);
     }
 }

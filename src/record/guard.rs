@@ -55,8 +55,8 @@ pub struct Local {
     pub mapped: Cell<(u64, u64)>,
     /// What its stacks need.
     pub stacks: Mine,
-    /// Handles of CUDA events that PyTorch's allocator recorded since its last report.
-    pub recorded: [Cell<u64>; MAX_WAITS],
+    /// Handles of CUDA events that PyTorch's allocator recorded since its last report, and the streams they are on.
+    pub recorded: [Cell<(u64, u64)>; MAX_WAITS],
 }
 
 thread_local! {
@@ -72,7 +72,7 @@ thread_local! {
             stream: Cell::new((0, 0, 0)),
             device_free: Cell::new(0),
             stacks: Mine::new(),
-            recorded: [const { Cell::new(0) }; MAX_WAITS],
+            recorded: [const { Cell::new((0, 0)) }; MAX_WAITS],
             recorded_len: Cell::new(0),
             mapped: Cell::new((0, 0)),
         }
@@ -90,7 +90,7 @@ impl Local {
     }
 
     /// Takes the events recorded since the last report.
-    pub fn take_recorded(&self) -> impl Iterator<Item = u64> + '_ {
+    pub fn take_recorded(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let n = self.recorded_len.replace(0);
         self.recorded[..n.min(MAX_WAITS)].iter().map(Cell::get)
     }

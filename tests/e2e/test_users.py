@@ -121,3 +121,27 @@ print(torch.cuda.memory_reserved())
     [device] = report["devices"]
     assert (device["held"], device["reconcile"]["unexplained"]) == (reserved, 0)
     assert snapshot["memtrace"]["ledger"]["devices"][0]["framework"] == reserved
+
+
+def test_a_free_that_waits_says_how_long_and_for_which_stream(tmp_path):
+    """T49: used on another stream that is busy; PyTorch's snapshot shows the block, and not for whom it waits."""
+    program = """
+import torch
+side = torch.cuda.Stream()
+x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+with torch.cuda.stream(side): y = x + 1
+x.record_stream(side)
+del x
+torch.cuda.synchronize()
+z = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+print(side.cuda_stream)
+"""
+    done, snapshot, report = run(tmp_path, program, spec="h100,lazy")
+    waits = report["deferred_frees"]
+    [wait] = waits["longest"]
+    assert (waits["count"], waits["most_bytes"], wait["bytes"]) == (1, 64 * MIB, 64 * MIB)
+    assert wait["streams"] == [int(done.stdout)] and wait["requested_us"] <= wait["completed_us"]
+    times = {e["action"]: e["time_us"] for e in reversed(support.history(snapshot)) if e["size"] == 64 * MIB and "free" in e["action"]}
+    assert times == {"free_requested": wait["requested_us"], "free_completed": wait["completed_us"]}
+    text = support.must(support.memtrace("report", support.files(tmp_path)[-1])).stdout
+    assert f"64.0 MiB waited for stream {int(done.stdout):#x}" in text

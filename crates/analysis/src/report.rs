@@ -30,6 +30,8 @@ pub struct Report {
     pub host: Vec<Owner>,
     /// Of NCCL's page-locked host memory: by communicator.
     pub host_communicators: Vec<Owner>,
+    /// Frees that waited for other streams, as the `memtrace` key has them.
+    pub deferred_frees: Value,
     /// What to look at.
     pub warnings: Vec<String>,
 }
@@ -183,6 +185,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
         recorded_by,
         host: owners(&host["by"]),
         host_communicators: communicators(&host["communicators"]),
+        deferred_frees: told["deferred_frees"].clone(),
         devices,
         warnings,
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use memtrace_analysis::report::{self, Device, Owner, Report};
-use memtrace_format::snapshot::Snapshot;
+use memtrace_format::snapshot::{Snapshot, Value};
 
 use crate::Answer;
 use crate::args;
@@ -45,6 +45,7 @@ fn page(report: &Report, top: usize) -> String {
         owners(&mut out, &report.host);
         by_communicator(&mut out, &report.host_communicators);
     }
+    deferred(&mut out, &report.deferred_frees);
     if !report.warnings.is_empty() {
         out.push('\n');
     }
@@ -112,6 +113,30 @@ fn device(out: &mut String, d: &Device, top: usize) {
         let bytes = format!("{sign}{}", count(l.bytes.unsigned_abs()));
         let _ = writeln!(out, "    {bytes:>18}  {} ({})", l.name, l.known);
     }
+}
+
+/// Frees that other streams held up: how many, and the one that held most for longest.
+fn deferred(out: &mut String, waits: &Value) {
+    let number = |v: &Value| v.as_u64().unwrap_or(0);
+    let Some(first) = waits["longest"].get(0) else { return };
+    let streams: Vec<String> = first["streams"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|s| format!("{:#x}", number(s)))
+        .collect();
+    let how_long = first["completed_us"].as_u64().map_or_else(
+        || "and still does".to_owned(),
+        |end| format!("{} us long", count(end.saturating_sub(number(&first["requested_us"])))),
+    );
+    let _ = writeln!(
+        out,
+        "\nfrees that waited for other streams: {}, at most {} at a time; {} waited for stream {} {how_long}",
+        count(number(&waits["count"])),
+        size(number(&waits["most_bytes"])),
+        size(number(&first["bytes"])),
+        streams.join(" and ")
+    );
 }
 
 fn by_communicator(out: &mut String, all: &[Owner]) {

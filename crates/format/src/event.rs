@@ -44,7 +44,8 @@ pub enum Kind {
     SegmentUnmap = 7,
     /// An allocation failed for want of memory. `size` is the rounded request, `extra` what the device had free.
     Oom = 8,
-    /// The block `addr`, whose free was requested, also waits for the CUDA event whose handle is `extra`.
+    /// The block `addr`, whose free was requested, also waits for the CUDA event whose handle is `extra`,
+    /// on `stream`.
     WaitsFor = 9,
     /// The CUDA event whose handle is `extra` has completed; a block that waited for it alone is free.
     EventReady = 10,

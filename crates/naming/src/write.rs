@@ -131,9 +131,17 @@ pub fn write<W: Words>(
 
 /// Copies what [`write`] has worked out into another `memtrace` key.
 pub fn carry_over(known: &Value, about: &mut Value) {
-    for key in
-        ["ledger", "owners", "reconcile", "entered", "out_of_memory", "warnings", "labels", "marks"]
-    {
+    for key in [
+        "ledger",
+        "owners",
+        "reconcile",
+        "entered",
+        "out_of_memory",
+        "warnings",
+        "deferred_frees",
+        "labels",
+        "marks",
+    ] {
         if let Some(value) = known.get(key) {
             about[key] = value.clone();
         }

@@ -16,6 +16,7 @@
 
 mod device;
 mod growth;
+mod waits;
 mod warnings;
 
 use std::collections::{BTreeMap, HashMap};
@@ -64,6 +65,7 @@ pub(crate) struct Accounts {
     host: ByOwner,
     /// Of NCCL's memory: by device (or the host's) and communicator.
     parts: BTreeMap<(Option<i8>, u16), Amount>,
+    waits: waits::Waits,
     /// The communicators that have been seen, by number.
     communicators: BTreeMap<u16, Event>,
     oom: Option<Event>,
@@ -96,6 +98,7 @@ impl Accounts {
             self.take(one, Some(event.time_ns / 1000), namer);
         }
         if event.layer == Layer::Framework {
+            self.waits.note(event);
             match event.kind {
                 Kind::Oom => self.failed(event, namer),
                 Kind::Alloc => self.devices.entry(event.device).or_default().growth.tick(),
@@ -218,6 +221,9 @@ impl Accounts {
                 json!({"device": ordinal, "time_us": e.time_ns / 1000, "call": api(e.api), "owner": owner, "frames": frames})
             })
             .collect();
+        if let Some(waits) = self.waits.tell(namer) {
+            about["deferred_frees"] = waits;
+        }
         about["warnings"] = self.warnings(api, namer).into();
         if let Some(oom) = &self.oom {
             about["out_of_memory"] = told(oom, api, namer);
