@@ -5,13 +5,15 @@
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_caching::{Misuse, Route};
+use memtrace_format::event::StackId;
 
 use super::device::route;
 use super::throw::{self, Kind};
-use super::{Refusal, bounded, owner, owner_of, owners, say, stack};
+use super::{Owner, Refusal, bounded, known_owner, owner, owner_of, owners, say, stack};
 use crate::hooks::pools::Function;
 use crate::hooks::torch;
 use crate::message;
@@ -94,13 +96,10 @@ pub unsafe extern "C-unwind" fn memtrace_free(
         return;
     }
     let stack = stack(crate::record::Recorder::stack_of_free);
-    let known = owner_of(addr as u64, device).map(|mut owner| {
-        bounded(|| Ok(owner.free(addr as u64, stack))).unwrap_or_else(|refusal| {
-            say(&refusal);
-            true
-        })
-    });
-    if known != Some(true) {
+    // The device that PyTorch says; a caller that says another one is not believed.
+    let freed = known_owner(device).is_some_and(|owner| free(owner, addr as u64, stack))
+        || owner_of(addr as u64).is_some_and(|owner| free(owner, addr as u64, stack));
+    if !freed {
         static SAID: AtomicU32 = AtomicU32::new(0);
         if SAID.fetch_add(1, Ordering::Relaxed) < 10 {
             message!(
@@ -108,6 +107,13 @@ pub unsafe extern "C-unwind" fn memtrace_free(
             );
         }
     }
+}
+
+fn free(mut owner: MutexGuard<'static, Owner>, addr: u64, stack: StackId) -> bool {
+    bounded(|| Ok(owner.free(addr, stack))).unwrap_or_else(|refusal| {
+        say(&refusal);
+        true
+    })
 }
 
 /// `torch.cuda.empty_cache()`.
@@ -153,7 +159,7 @@ pub unsafe extern "C-unwind" fn memtrace_base_alloc(
     addr: *mut c_void,
     size: *mut usize,
 ) -> *mut c_void {
-    let found = owner_of(addr as u64, 0).and_then(|owner| {
+    let found = owner_of(addr as u64).and_then(|owner| {
         owner.pointers.get(addr as u64).and_then(|id| owner.allocator.segment_of(id))
     });
     let (base, bytes) = found.unwrap_or((addr as u64, 0));
@@ -170,7 +176,7 @@ pub unsafe extern "C-unwind" fn memtrace_base_alloc(
 /// `stream` is a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream: u64) {
-    if let Some(mut owner) = owner_of(addr as u64, 0) {
+    if let Some(mut owner) = owner_of(addr as u64) {
         let owner = &mut *owner;
         owner.allocator.device_mut().sees(stream);
         owner.pointers.record_stream(&mut owner.allocator, addr as u64, stream);
@@ -232,7 +238,7 @@ pub unsafe extern "C-unwind" fn memtrace_release_pool(device: c_int, first: u64,
     change(device, |owner| owner.allocator.release_pool((first, second)));
 }
 
-fn change(device: c_int, f: impl FnOnce(&mut super::Owner) -> Result<(), Misuse>) {
+fn change(device: c_int, f: impl FnOnce(&mut Owner) -> Result<(), Misuse>) {
     let result = match owner(device) {
         Some(mut owner) => {
             bounded(|| f(&mut owner).map_err(|misuse| Refusal::error(misuse.to_string())))

@@ -32,6 +32,7 @@ use crate::hooks::torch;
 use crate::message;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local};
+use crate::stack::Mode;
 
 /// PyTorch has room for so many devices, too.
 pub const MOST_DEVICES: usize = 64;
@@ -111,16 +112,22 @@ pub fn owners() -> impl Iterator<Item = MutexGuard<'static, Owner>> {
     OWNERS.iter().filter_map(OnceLock::get).map(lock)
 }
 
-/// The device and the lock of whoever handed out `addr`; `likely` is looked at first.
-pub fn owner_of(addr: u64, likely: c_int) -> Option<MutexGuard<'static, Owner>> {
-    let has = |owner: &MutexGuard<'static, Owner>| owner.pointers.get(addr).is_some();
-    let slot = usize::try_from(likely).ok().and_then(|d| OWNERS.get(d)?.get());
-    slot.map(lock).filter(has).or_else(|| owners().find(has))
+/// The allocator of a device, if it is there.
+pub fn known_owner(device: c_int) -> Option<MutexGuard<'static, Owner>> {
+    OWNERS.get(usize::try_from(device).ok()?)?.get().map(lock)
+}
+
+/// Whoever handed out `addr`.
+pub fn owner_of(addr: u64) -> Option<MutexGuard<'static, Owner>> {
+    owners().find(|owner| owner.pointers.get(addr).is_some())
 }
 
 /// The stack of the calling thread, before any lock.
+#[inline]
 pub fn stack(take: impl FnOnce(&Recorder, &Local) -> StackId) -> StackId {
-    guard::observe(|recorder, local| take(recorder, local)).unwrap_or(NO_STACK)
+    let wanted = crate::recorder().is_some_and(|recorder| recorder.config.stacks != Mode::None);
+    let taken = wanted.then(|| guard::observe(take)).flatten();
+    taken.unwrap_or(NO_STACK)
 }
 
 /// Runs `f`; a panic in it, which is a fault of ours, is an error that the program gets.
@@ -144,10 +151,11 @@ impl Owner {
         self.allocator.device_mut().sees(stream);
         self.allocator.sink_mut().stack = stack;
         match self.pointers.malloc(&mut self.allocator, size, stream) {
-            Ok(addr) => {
-                self.tell_profiler(addr, 1);
-                Ok(addr)
+            Ok(Some(block)) => {
+                self.report(block.addr, block.size as i64);
+                Ok(block.addr)
             }
+            Ok(None) => Ok(0),
             Err(failure) => Err(self.refusal(&failure)),
         }
     }
@@ -155,18 +163,9 @@ impl Owner {
     /// And back; says whether it was handed out here.
     pub fn free(&mut self, addr: u64, stack: StackId) -> bool {
         self.allocator.sink_mut().stack = stack;
-        let Some(id) = self.pointers.get(addr) else { return false };
-        let size = self.allocator.allocation(id).map_or(0, |a| a.size);
-        let known = self.pointers.free(&mut self.allocator, addr).is_ok();
-        self.report(addr, -(size as i64));
-        known
-    }
-
-    /// What PyTorch's profiler is told, with PyTorch's own allocator as with this one.
-    fn tell_profiler(&self, addr: u64, sign: i64) {
-        let id = self.pointers.get(addr);
-        let size = id.and_then(|id| self.allocator.allocation(id)).map_or(0, |a| a.size);
-        self.report(addr, sign * size as i64);
+        // What PyTorch's profiler is told, it is told of its own allocator's blocks, too.
+        let size = self.pointers.free(&mut self.allocator, addr);
+        size.map(|size| self.report(addr, -(size as i64))).is_ok()
     }
 
     fn report(&self, addr: u64, change: i64) {

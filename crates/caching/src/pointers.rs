@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::allocator::{Allocator, Misuse, OutOfMemory};
+use crate::allocator::{Allocation, Allocator, Misuse, OutOfMemory};
 use crate::blocks::BlockId;
 use crate::device::Device;
 use crate::event::Sink;
@@ -34,25 +34,25 @@ impl Hasher for AddressHasher {
 pub struct Pointers(HashMap<u64, BlockId, BuildHasherDefault<AddressHasher>>);
 
 impl Pointers {
-    /// Memory at an address; 0 for a request of no bytes, which leaves no trace.
+    /// A block at an address; none for a request of no bytes, which leaves no trace.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no memory.
     pub fn malloc<D: Device, S: Sink>(
         &mut self,
         allocator: &mut Allocator<D, S>,
         size: u64,
         stream: u64,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<Option<Allocation>, OutOfMemory> {
         if size == 0 {
-            return Ok(0);
+            return Ok(None);
         }
         let block = allocator.malloc(size, stream)?;
         self.0.insert(block.addr, block.id);
-        Ok(block.addr)
+        Ok(Some(block))
     }
 
-    /// Gives back what was handed out at an address; address 0 is nothing.
+    /// Gives back what was handed out at an address, and says how large it was; address 0 is nothing.
     ///
     /// # Errors
     /// Nothing is handed out there: never was, or not any more, or it is the middle of a block.
@@ -60,12 +60,13 @@ impl Pointers {
         &mut self,
         allocator: &mut Allocator<D, S>,
         addr: u64,
-    ) -> Result<(), Misuse> {
+    ) -> Result<u64, Misuse> {
         if addr == 0 {
-            return Ok(());
+            return Ok(0);
         }
         let id = self.0.remove(&addr).ok_or(Misuse::UnknownAddress(addr))?;
-        allocator.free(id)
+        let size = allocator.allocation(id).map_or(0, |block| block.size);
+        allocator.free(id).map(|()| size)
     }
 
     /// Another stream uses what lies at an address. Memory that is not ours is none of our business, as in PyTorch.

@@ -171,11 +171,12 @@ proptest! {
 fn wrong_pointers_have_clear_errors() {
     let mut a = Allocator::new(Counter::new(1 << 30, 0), Settings::default(), ());
     let mut pointers = Pointers::default();
-    assert_eq!(pointers.malloc(&mut a, 0, 0), Ok(0));
-    assert_eq!(pointers.free(&mut a, 0), Ok(()));
-    let addr = pointers.malloc(&mut a, 1000, 0).expect("there is room");
+    assert_eq!(pointers.malloc(&mut a, 0, 0), Ok(None));
+    assert_eq!(pointers.free(&mut a, 0), Ok(0));
+    let block = pointers.malloc(&mut a, 1000, 0).expect("there is room").expect("some bytes");
+    let addr = block.addr;
     assert_eq!(pointers.free(&mut a, addr + 512), Err(Misuse::UnknownAddress(addr + 512)));
-    assert_eq!(pointers.free(&mut a, addr), Ok(()));
+    assert_eq!(pointers.free(&mut a, addr), Ok(1024));
     let again = pointers.free(&mut a, addr).expect_err("it is gone");
     assert_eq!(again.to_string(), format!("invalid device pointer: {addr:#x}"));
     pointers.record_stream(&mut a, 0xdead_0000, 7);
