@@ -74,6 +74,27 @@ void memtrace_raise_peak(int device, uint64_t allocated, uint64_t reserved);
 /* How recording goes, as JSON: a C string of at most size bytes; returns the length of the whole. */
 size_t memtrace_stats(char *into, size_t size);
 
+/* --- memtrace as an allocator, for torch.cuda.memory.CUDAPluggableAllocator and torch.cuda.MemPool -------------------
+ * The signatures are PyTorch's; streams are cudaStream_t. memtrace.install() in Python wires all of them, and gives back
+ * what PyTorch refuses under a pluggable allocator. */
+
+/* Memory; NULL for no bytes. Where there is none, PyTorch gets its own exception if this is its current allocator, and
+ * everybody else NULL. */
+void *memtrace_malloc(size_t size, int device, void *stream);
+/* And back. What was not handed out is left alone, and said. */
+void memtrace_free(void *addr, size_t size, int device, void *stream);
+void memtrace_init(int device_count);
+/* Gives everything cached back to the devices. */
+void memtrace_reset(void);
+void memtrace_memory_fraction(double fraction, int device);
+/* The segment that a block lies in. */
+void *memtrace_base_alloc(void *addr, size_t *size);
+void memtrace_record_stream(void *addr, void *stream);
+/* filter: const std::function<bool(cudaStream_t)> *; NULL for all streams. */
+void memtrace_begin_allocate_to_pool(int device, uint64_t first, uint64_t second, const void *filter);
+void memtrace_end_allocate_to_pool(int device, uint64_t first, uint64_t second);
+void memtrace_release_pool(int device, uint64_t first, uint64_t second);
+
 /* The version, for example "0.1.0". */
 const char *memtrace_version(void);
 
