@@ -102,7 +102,8 @@ impl Recorder {
     }
 
     /// Writes one event. Returns its ticket. Inlined, so that the event goes from registers into the ring.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "an event is larger than what is written of it")]
     pub fn write(&self, event: &Event) -> u64 {
         let (ticket, stalled) = self.ring.push(event.pack(), Live::apply);
         if matches!(event.kind, Kind::Measured | Kind::Entered | Kind::Mark) {

@@ -144,7 +144,7 @@ pub struct Trail {
     /// Where the walk begins in them.
     own_at: Registers,
     own: [Proof; OWN],
-    /// Of each frame.
+    /// Of each frame. Beside the words above: an unchanged stack touches nothing else.
     proofs: [Proof; MAX],
     frames: [Native; MAX],
 }

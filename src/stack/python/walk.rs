@@ -94,9 +94,9 @@ pub struct Trail {
     deaths: u64,
     /// The record that the walk began with.
     record: usize,
-    links: [Link; MAX],
-    /// Of each link.
+    /// Of each link. Beside the words above: an unchanged stack touches nothing else.
     proofs: [Proof; MAX],
+    links: [Link; MAX],
     /// From a frame's address to where it may be found.
     index: [u16; INDEX],
     /// Links while they are found, innermost first.
@@ -376,15 +376,18 @@ unsafe fn follow<const WHICH: usize>(
 #[inline(always)]
 unsafe fn changed(layout: &Layout, proofs: &[Proof], mut record: usize) -> Option<usize> {
     let (previous, at) = (layout.previous, layout.at);
-    proofs.iter().rposition(|proof| {
+    for (i, proof) in proofs.iter().enumerate().rev() {
         // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged.
         let differs = unsafe {
             (read::<usize>(proof.frame + previous) ^ proof.previous) as u64
                 | (read::<u64>(proof.frame + at) ^ proof.at)
         };
         // SAFETY: as above; the frame is unchanged, and so is its record.
-        differs != 0 || proof.outer != 0 && unsafe { left(layout, proof, &mut record) }
-    })
+        if differs != 0 || proof.outer != 0 && unsafe { left(layout, proof, &mut record) } {
+            return Some(i);
+        }
+    }
+    None
 }
 
 /// The same for all other versions and times. With positions that are numbers, or when objects have died, the code is
