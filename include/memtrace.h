@@ -71,6 +71,26 @@ void memtrace_restart_peak(int device);
 /* The most was at least that: gives back what was known before memtrace_restart_peak. */
 void memtrace_raise_peak(int device, uint64_t allocated, uint64_t reserved);
 
+/* --- Operators of PyTorch's: a record at the end of each, while asked for --- */
+
+/* From here on every operator leaves a record, with what the device has then; earlier records are forgotten. Returns 1 if
+ * PyTorch is there and says its operators, else 0. modes: the number of PyTorch's dispatch key for dispatch modes. */
+int memtrace_operators_start(int device, uint32_t modes);
+
+/* No more records; those that were made can still be read. */
+void memtrace_operators_stop(void);
+
+/* Operators from here on belong to this module, in the caller's own numbering. */
+void memtrace_operators_module(uint32_t number);
+
+/* How many records there are; lost, if not NULL, gets how many found no room. */
+uint64_t memtrace_operators_count(uint64_t *lost);
+
+/* Copies up to so many records from number from on; returns how many. Each is five words: the operator's label (its
+ * name), from bit 32 how deep it was inside others, bit 45 whether an exception ended it, bit 46 whether no dispatch mode could see it, bit 47 whether a node of autograd's ran it, from bit 48 the thread;
+ * the module and, from bit 32, the thread's label; bytes allocated, reserved, and waiting for other streams. */
+size_t memtrace_operators_read(uint64_t from, size_t records, uint64_t *into);
+
 /* How recording goes, as JSON: a C string of at most size bytes; returns the length of the whole. */
 size_t memtrace_stats(char *into, size_t size);
 

@@ -199,6 +199,59 @@ pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u
     }
 }
 
+// --- operators -------------------------------------------------------------------------------------------------------
+
+/// From here on every operator leaves a record, with what `device` has when it ends; earlier records are forgotten. 1 if
+/// PyTorch is there and says its operators, else 0. `modes` is the number of PyTorch's dispatch key for dispatch modes.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_operators_start(device: c_int, modes: u32) -> c_int {
+    c_int::from(labels::operators::start(u32::try_from(device).unwrap_or(0), modes))
+}
+
+/// No more records; those that were made can still be read.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_operators_stop() {
+    labels::operators::stop();
+}
+
+/// Operators from here on belong to this module, in the caller's own numbering.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_operators_module(number: u32) {
+    labels::operators::module(number);
+}
+
+/// How many records there are. `lost`, if not null, gets how many found no room.
+///
+/// # Safety
+/// `lost` is null or has room for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_operators_count(lost: *mut u64) -> u64 {
+    let [count, none] = labels::operators::count();
+    if !lost.is_null() {
+        // SAFETY: promised by the caller.
+        unsafe { lost.write(none) };
+    }
+    count
+}
+
+/// Copies up to `records` records from number `from` on; returns how many. Each is five words: the operator's label, how
+/// deep it was inside others (from bit 32), whether an exception ended it (bit 45), whether no dispatch mode could see it (bit 46), whether a node of autograd's ran it (bit 47), and the thread (from bit 48); the
+/// module and (from bit 32) the thread's label; bytes allocated, reserved, and waiting for other streams.
+///
+/// # Safety
+/// `into` has room for five words for each record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_operators_read(
+    from: u64,
+    records: usize,
+    into: *mut u64,
+) -> usize {
+    let words = labels::operators::WORDS;
+    // SAFETY: promised by the caller.
+    let into = unsafe { std::slice::from_raw_parts_mut(into, records * words) };
+    labels::operators::read(from, into) / words
+}
+
 /// How recording goes, as JSON: a C string of at most `size` bytes. Returns the length of the whole.
 ///
 /// # Safety

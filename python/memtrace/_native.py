@@ -30,6 +30,11 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_memory": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
     "memtrace_restart_peak": (None, [ctypes.c_int]),
     "memtrace_raise_peak": (None, [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]),
+    "memtrace_operators_start": (ctypes.c_int, [ctypes.c_int, ctypes.c_uint32]),
+    "memtrace_operators_stop": (None, []),
+    "memtrace_operators_module": (None, [ctypes.c_uint32]),
+    "memtrace_operators_count": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "memtrace_operators_read": (ctypes.c_size_t, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]),
     "memtrace_stats": (ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
 }
 
@@ -53,6 +58,11 @@ class Native:
         self.mark: Callable[[bytes, int, int], None] = library.memtrace_mark
         self.restart_peak: Callable[[int], None] = library.memtrace_restart_peak
         self.raise_peak: Callable[[int, int, int], None] = library.memtrace_raise_peak
+        self.operators_start: Callable[[int, int], int] = library.memtrace_operators_start
+        self.operators_stop: Callable[[], None] = library.memtrace_operators_stop
+        self.operators_module: Callable[[int], None] = library.memtrace_operators_module
+        self.operators_count: Callable[[Any], int] = library.memtrace_operators_count
+        self.operators_read: Callable[[int, int, Any], int] = library.memtrace_operators_read
         self._path = library.memtrace_label_path
         self._memory = library.memtrace_memory
         self._stats = library.memtrace_stats

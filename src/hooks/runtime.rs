@@ -77,6 +77,7 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
     if code != 0 || !sites::is_allocator(caller) {
         return;
     }
+    crate::gauges::waiting::reached(ev as u64);
     guard::observe(|recorder, local| {
         let request = local.request.get();
         recorder.write(&Event {

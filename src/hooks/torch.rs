@@ -364,6 +364,14 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         ..event(local, Kind::FreeRequested, Layer::Framework)
     };
     recorder.write(&free);
+    if pending {
+        let mut events = [0; guard::MAX_WAITS];
+        let n = local.recorded_len.get().min(events.len());
+        for (event, recorded) in events.iter_mut().zip(&local.recorded) {
+            *event = recorded.get().0;
+        }
+        gauges::waiting::add(device as usize, block, &events[..n]);
+    }
     for (ev, stream) in local.take_recorded() {
         let waits = Event { kind: Kind::WaitsFor, extra: ev, stream, stack: NO_STACK, ..free };
         recorder.write(&waits);

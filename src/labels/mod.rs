@@ -9,6 +9,7 @@
 //! that is closed on another thread than it was opened on is left alone there; on its own it ends with the one around it.
 
 pub mod nvtx;
+pub mod operators;
 pub mod store;
 pub mod torch;
 

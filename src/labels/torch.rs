@@ -27,10 +27,13 @@ use crate::record::guard;
 use crate::sync::zeroed_memory;
 
 const LIBRARY: &str = "libtorch_cpu.so";
+const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";
+const REMOVE: &CStr = c"_ZN2at14removeCallbackEm";
 /// `RecordFunction::sequence_nr_` and `RecordFunction::fwd_thread_id_`.
 const SEQUENCE_AT: usize = 200;
 const FORWARD_THREAD_AT: usize = 304;
-/// `RecordScope::BACKWARD_FUNCTION`, `RecordScope::USER_SCOPE`, and how many scopes there are.
+/// `RecordScope::FUNCTION`, `BACKWARD_FUNCTION`, `USER_SCOPE`, and how many scopes there are.
+const OPERATOR: usize = 0;
 const BACKWARD: usize = 1;
 const USER: usize = 7;
 const SCOPES: usize = 10;
@@ -38,8 +41,8 @@ const SCOPES: usize = 10;
 /// `at::RecordFunctionCallback`.
 #[repr(C)]
 struct Callback {
-    start: unsafe extern "C" fn(*mut *mut c_void, *const u8) -> *mut *mut c_void,
-    end: unsafe extern "C" fn(*const u8, *mut c_void),
+    start: Start,
+    end: End,
     probability: f64,
     scopes: [bool; SCOPES],
     needs_inputs: bool,
@@ -49,6 +52,9 @@ struct Callback {
 
 const _: () = assert!(size_of::<Callback>() == 40);
 
+type Start = unsafe extern "C" fn(*mut *mut c_void, *const u8) -> *mut *mut c_void;
+type End = unsafe extern "C" fn(*const u8, *mut c_void);
+type Remove = unsafe extern "C" fn(u64);
 type Add = unsafe extern "C" fn(Callback) -> u64;
 type Name = unsafe extern "C" fn(*const u8) -> *const c_char;
 type Number = unsafe extern "C" fn() -> u64;
@@ -59,13 +65,66 @@ static PEEK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static THREAD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);
 
+impl Callback {
+    fn new(scope: usize, start: Start, end: End) -> Self {
+        Callback {
+            start,
+            end,
+            probability: 1.0,
+            scopes: std::array::from_fn(|i| i == scope),
+            needs_inputs: false,
+            needs_outputs: false,
+            needs_ids: false,
+        }
+    }
+}
+
+/// Has PyTorch call us around every operator, too. Returns what [`remove`] takes; `None` if it is not there.
+pub fn add_operators(start: Start, end: End) -> Option<u64> {
+    attach();
+    if PEEK.load(Ordering::Acquire).is_null() {
+        return None;
+    }
+    let add = resolve::loaded_symbol(LIBRARY, ADD)?;
+    resolve::loaded_symbol(LIBRARY, REMOVE)?;
+    // SAFETY: see `attach`.
+    Some(unsafe {
+        std::mem::transmute::<*mut c_void, Add>(add.as_ptr())(Callback::new(OPERATOR, start, end))
+    })
+}
+
+/// Ends what [`add_operators`] began.
+pub fn remove(handle: u64) {
+    if let Some(remove) = resolve::loaded_symbol(LIBRARY, REMOVE) {
+        // SAFETY: libtorch_cpu exports this name with this signature; the handle is one of its own.
+        unsafe { std::mem::transmute::<*mut c_void, Remove>(remove.as_ptr())(handle) }
+    }
+}
+
+/// The name of what runs.
+///
+/// # Safety
+/// `function` is a live `RecordFunction`, and the name is not kept for longer.
+pub unsafe fn name<'a>(function: *const u8) -> &'a CStr {
+    // SAFETY: promised by the caller; a name is a C string or null.
+    unsafe {
+        let name = std::mem::transmute::<*mut c_void, Name>(NAME.load(Ordering::Relaxed))(function);
+        if name.is_null() { c"" } else { CStr::from_ptr(name) }
+    }
+}
+
+/// Does the calling thread run a node of autograd's?
+pub fn in_backward() -> bool {
+    BACKWARD_OF.with(|backward| backward.depth.get() > 0)
+}
+
 /// Asks PyTorch to call us, once it is loaded. Cheap when that is done.
 pub fn attach() {
     if ATTACHED.load(Ordering::Relaxed) != 0 {
         return;
     }
     let find = |name: &CStr| resolve::loaded_symbol(LIBRARY, name).map(NonNull::as_ptr);
-    let Some(add) = find(c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE") else { return };
+    let Some(add) = find(ADD) else { return };
     let (Some(name), Some(peek), Some(thread)) = (
         find(c"_ZNK2at14RecordFunction4nameEv"),
         find(c"_ZN2at15sequence_number4peekEv"),
@@ -79,21 +138,12 @@ pub fn attach() {
     NAME.store(name, Ordering::Relaxed);
     THREAD.store(thread, Ordering::Relaxed);
     PEEK.store(peek, Ordering::Release);
-    let callback = |scope: usize, start, end| Callback {
-        start,
-        end,
-        probability: 1.0,
-        scopes: std::array::from_fn(|i| i == scope),
-        needs_inputs: false,
-        needs_outputs: false,
-        needs_ids: false,
-    };
     // SAFETY: libtorch_cpu exports this name with this signature in 2.6 to 2.15; a trivially copyable class of 40 bytes
     // is passed on the stack, as a C record is.
     unsafe {
         let add = std::mem::transmute::<*mut c_void, Add>(add);
-        add(callback(USER, user_begins, user_ends));
-        add(callback(BACKWARD, backward_begins, backward_ends));
+        add(Callback::new(USER, user_begins, user_ends));
+        add(Callback::new(BACKWARD, backward_begins, backward_ends));
     }
     label_changed(super::current()); // which it may have been for long
 }
@@ -113,12 +163,12 @@ unsafe extern "C" fn user_begins(
 ) -> *mut *mut c_void {
     // SAFETY: PyTorch hands in a live `RecordFunction`; its name is a C string or null.
     unsafe {
-        let name = std::mem::transmute::<*mut c_void, Name>(NAME.load(Ordering::Relaxed))(function);
-        let name = if name.is_null() { b"" } else { CStr::from_ptr(name).to_bytes() };
+        let name = name(function).to_bytes();
         match phase(name) {
             Some(phase) => super::push_phase(phase),
             None => super::push(name),
         };
+        super::operators::range(true);
         nothing(result)
     }
 }
@@ -136,6 +186,7 @@ fn phase(name: &[u8]) -> Option<&'static [u8]> {
 }
 
 unsafe extern "C" fn user_ends(_: *const u8, _: *mut c_void) {
+    super::operators::range(false);
     super::pop();
 }
 

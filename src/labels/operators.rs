@@ -1,0 +1,324 @@
+//! What was in use after each operator, while somebody asks: for `memtrace.MemoryTracker`.
+//!
+//! Two of PyTorch's callbacks for operators (scope *function*, see [`super::torch`]) are added when a tracker begins and
+//! taken away when the last one ends, so an operator costs nothing in between. At its end an operator leaves a record: which
+//! one, how deep inside others it ran, on which thread, and what the allocator had then. Nobody decides here which of them a
+//! reader wants to see; that is worked out afterwards, from the records of all.
+//!
+//! Records fill pieces of memory that are mapped as they are needed; a piece is never moved, so threads write side by
+//! side without a lock. What finds no room is counted and not kept.
+//!
+//! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor` does), says so by a bit, and so does one that an exception ended;
+//! `record_function` ranges, which PyTorch does not report as operators, are written as those that they are.
+//!
+//! Facts it rests on, checked for each record before use: the operator's schema is what the second kind of name of a
+//! `RecordFunction` leads to, at the offset below, and it begins with two strings, the name and the overload. If the
+//! first is not the one that PyTorch itself says is the name, the overload counts as unknown.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use memtrace_format::event::{LabelId, NO_LABEL};
+use memtrace_format::labels::Sort;
+
+use super::{store, torch};
+use crate::gauges;
+use crate::hooks::resolve;
+use crate::record::guard;
+use crate::sync::zeroed_memory;
+
+/// `RecordFunction::fn_`: a union of 32 bytes and, after it, which of its members is there.
+const FUNCTION_AT: usize = 160;
+const WHICH_AT: usize = FUNCTION_AT + 32;
+const SCHEMA: u8 = 1;
+/// A string of the C++ library: where it is, its length, and 16 bytes for a short one.
+const STRING: usize = 32;
+/// The longest name that is believed.
+const LONGEST: usize = 200;
+
+/// Words of a record.
+pub const WORDS: usize = 5;
+/// Records of a piece, and pieces.
+const PIECE: usize = 1 << 14;
+const PIECES: usize = 1 << 12;
+
+static PIECE_AT: [AtomicPtr<AtomicU64>; PIECES] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; PIECES];
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+static LOST: AtomicU64 = AtomicU64::new(0);
+/// The number of the dispatch key by which dispatch modes are called.
+static MODES: AtomicU32 = AtomicU32::new(0);
+/// `c10::impl::tls_is_dispatch_key_excluded`, if there is one.
+static IS_EXCLUDED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// PyTorch's handle of the callback while it is there, plus 1.
+static HANDLE: AtomicU64 = AtomicU64::new(0);
+/// Which module runs, in the caller's own numbering, and the device that is asked for.
+static MODULE: AtomicU32 = AtomicU32::new(0);
+static DEVICE: AtomicU32 = AtomicU32::new(0);
+static THREADS: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// Operators that run inside each other, and the thread's number here (plus 1).
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// `std::uncaught_exceptions`, if there is one.
+static EXCEPTIONS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+type Exceptions = unsafe extern "C" fn() -> c_int;
+type IsExcluded = unsafe extern "C" fn(u16) -> bool;
+
+/// Begins anew: earlier records are forgotten. `modes` is the dispatch key of dispatch modes. False if PyTorch is not in this process, or not one whose callbacks we
+/// know.
+pub fn start(device: u32, modes: u32) -> bool {
+    stop();
+    for piece in &PIECE_AT {
+        let at = piece.load(Ordering::Acquire);
+        if at.is_null() {
+            break;
+        }
+        for i in 0..PIECE * WORDS {
+            // SAFETY: a piece has this many words, and is never unmapped.
+            unsafe { (*at.add(i)).store(0, Ordering::Relaxed) };
+        }
+    }
+    TAKEN.store(0, Ordering::Relaxed);
+    LOST.store(0, Ordering::Relaxed);
+    MODULE.store(0, Ordering::Relaxed);
+    DEVICE.store(device, Ordering::Relaxed);
+    MODES.store(modes, Ordering::Relaxed);
+    let name = c"_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE";
+    let found =
+        resolve::loaded_symbol("libc10.so", name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    IS_EXCLUDED.store(found, Ordering::Relaxed);
+    let found = resolve::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
+    EXCEPTIONS.store(found.map_or(std::ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
+    let Some(handle) = torch::add_operators(begins, ends) else { return false };
+    HANDLE.store(handle + 1, Ordering::Release);
+    true
+}
+
+/// No more records from here on; those that were made stay to be read.
+pub fn stop() {
+    if let Some(handle) = HANDLE.swap(0, Ordering::AcqRel).checked_sub(1) {
+        torch::remove(handle);
+    }
+}
+
+/// From here on this module runs.
+pub fn module(number: u32) {
+    MODULE.store(number, Ordering::Relaxed);
+}
+
+/// How many records there are, and how many found no room.
+pub fn count() -> [u64; 2] {
+    let taken = TAKEN.load(Ordering::Acquire).min((PIECES * PIECE) as u64);
+    [taken, LOST.load(Ordering::Relaxed)]
+}
+
+/// Copies records, from the one of this number on; returns how many words were there. A record that is just being
+/// written is all zeros.
+pub fn read(from: u64, into: &mut [u64]) -> usize {
+    let mut words = 0;
+    for (number, record) in (from..count()[0]).zip(into.chunks_exact_mut(WORDS)) {
+        if let Some(at) = place(number, false)
+            && at[0].load(Ordering::Acquire) != 0
+        {
+            for (to, word) in record.iter_mut().zip(at) {
+                *to = word.load(Ordering::Relaxed);
+            }
+        } else {
+            record.fill(0);
+        }
+        words += WORDS;
+    }
+    words
+}
+
+/// The words of a record; its piece is mapped if need be.
+fn place(number: u64, make: bool) -> Option<&'static [AtomicU64]> {
+    let piece = PIECE_AT.get(number as usize / PIECE)?;
+    let mut at = piece.load(Ordering::Acquire);
+    if at.is_null() {
+        let words = if make { zeroed_memory(PIECE * WORDS) } else { &[] };
+        if words.len() < PIECE * WORDS {
+            return None;
+        }
+        let new = words.as_ptr().cast_mut();
+        let none = std::ptr::null_mut();
+        // Who comes second leaves addresses behind that were never touched.
+        at = match piece.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new,
+            Err(other) => other,
+        };
+    }
+    // SAFETY: a piece has `PIECE * WORDS` words and is never unmapped.
+    Some(unsafe { std::slice::from_raw_parts(at.add(number as usize % PIECE * WORDS), WORDS) })
+}
+
+unsafe extern "C" fn begins(result: *mut *mut c_void, function: *const u8) -> *mut *mut c_void {
+    // SAFETY: PyTorch hands in a live `RecordFunction`, and room for an empty `unique_ptr`.
+    unsafe {
+        if schema(function).is_some() {
+            DEPTH.set(DEPTH.get() + 1);
+        }
+        result.write(std::ptr::null_mut());
+    }
+    result
+}
+
+unsafe extern "C" fn ends(function: *const u8, _: *mut c_void) {
+    // SAFETY: PyTorch hands in a live `RecordFunction`.
+    let Some(schema) = (unsafe { schema(function) }) else { return };
+    let depth = DEPTH.get().saturating_sub(1);
+    DEPTH.set(depth);
+    // SAFETY: as above.
+    let operator = known(schema).unwrap_or_else(|| unsafe { learn(schema, function) });
+    write(operator, depth);
+}
+
+/// Writes down that a range of `record_function` begins or ends.
+pub fn range(begins: bool) {
+    static NAMED: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+    if HANDLE.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let named = &NAMED[usize::from(begins)];
+    if named.load(Ordering::Relaxed) == 0 {
+        let name: &[u8] = if begins {
+            b"profiler::_record_function_enter_new.default"
+        } else {
+            b"profiler::_record_function_exit._RecordFunction"
+        };
+        named.store(super::named(NO_LABEL, Sort::Operator, name), Ordering::Relaxed);
+    }
+    write(named.load(Ordering::Relaxed), DEPTH.get());
+}
+
+/// Can no dispatch mode see what the calling thread does?
+fn shut_out() -> bool {
+    let asked = IS_EXCLUDED.load(Ordering::Relaxed);
+    let modes = MODES.load(Ordering::Relaxed) as u16;
+    // SAFETY: libc10 exports this name with this signature, of an enumeration of 16 bits, in 2.6 to 2.15.
+    !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, IsExcluded>(asked)(modes) }
+}
+
+/// Does an exception end what ends here?
+fn failed() -> bool {
+    let asked = EXCEPTIONS.load(Ordering::Relaxed);
+    // SAFETY: the C++ library's function of this name takes nothing and returns an `int`.
+    !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, Exceptions>(asked)() } > 0
+}
+
+fn write(operator: LabelId, depth: u32) {
+    let number = TAKEN.fetch_add(1, Ordering::AcqRel);
+    let Some(record) = place(number, true) else {
+        LOST.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
+    let [allocated, reserved, ..] =
+        gauges::of(DEVICE.load(Ordering::Relaxed) as usize).map_or([0; 4], gauges::Gauge::read);
+    let label = guard::local(|local| local.label.get());
+    let backward = u64::from(torch::in_backward());
+    record[1].store(
+        u64::from(MODULE.load(Ordering::Relaxed)) | u64::from(label) << 32,
+        Ordering::Relaxed,
+    );
+    record[2].store(allocated, Ordering::Relaxed);
+    record[3].store(reserved, Ordering::Relaxed);
+    record[4]
+        .store(gauges::waiting::of(DEVICE.load(Ordering::Relaxed) as usize), Ordering::Relaxed);
+    let first = u64::from(operator)
+        | u64::from(depth.min(0x1fff)) << 32
+        | u64::from(failed()) << 45
+        | u64::from(shut_out()) << 46
+        | backward << 47
+        | u64::from(thread()) << 48;
+    record[0].store(first, Ordering::Release);
+}
+
+fn thread() -> u32 {
+    if THREAD.get() == 0 {
+        THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed) % 0xffff + 1);
+    }
+    THREAD.get()
+}
+
+/// Where the operator's schema is, if what begins or ends is an operator.
+unsafe fn schema(function: *const u8) -> Option<*const u8> {
+    // SAFETY: the caller has a `RecordFunction`, which is longer than these offsets.
+    unsafe {
+        if *function.add(WHICH_AT) != SCHEMA {
+            return None;
+        }
+        let schema = function.add(FUNCTION_AT).cast::<*const u8>().read_unaligned();
+        (!schema.is_null()).then_some(schema)
+    }
+}
+
+// --- the names of operators -----------------------------------------------------------------------------------
+
+const SLOTS: usize = 1 << 13;
+/// Schema, and the label that has the operator's name.
+static NAMES: [[AtomicU64; 2]; SLOTS] = [const { [const { AtomicU64::new(0) }; 2] }; SLOTS];
+const PROBES: usize = 64;
+
+fn slots(schema: *const u8) -> impl Iterator<Item = &'static [AtomicU64; 2]> {
+    let first = (schema as u64 >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    (0..PROBES).map(move |i| &NAMES[(first as usize + i) % SLOTS])
+}
+
+#[inline]
+fn known(schema: *const u8) -> Option<LabelId> {
+    for slot in slots(schema) {
+        match slot[0].load(Ordering::Acquire) {
+            0 => return None,
+            found if found == schema as u64 => {
+                let label = slot[1].load(Ordering::Acquire) as LabelId;
+                return (label != NO_LABEL).then_some(label);
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Names an operator as PyTorch's Python side does: `aten::add.Tensor`, and `aten::relu.default` without an overload.
+#[cold]
+unsafe fn learn(schema: *const u8, function: *const u8) -> LabelId {
+    // SAFETY: the caller has a `RecordFunction` and its schema.
+    let (name, overload) = unsafe {
+        let said = torch::name(function);
+        let name = string(schema);
+        (said, (name.0 == said.as_ptr().cast()).then(|| string(schema.add(STRING))))
+    };
+    let mut whole = name.to_bytes().to_vec();
+    whole.push(b'.');
+    match overload {
+        Some((at, length)) if length > 0 && length < LONGEST => {
+            // SAFETY: the two strings stand side by side, and the first is one.
+            whole.extend_from_slice(unsafe { std::slice::from_raw_parts(at.cast(), length) });
+        }
+        _ => whole.extend_from_slice(b"default"),
+    }
+    let label =
+        store::store().and_then(|s| s.intern(NO_LABEL, Sort::Operator, &whole)).unwrap_or(1);
+    for slot in slots(schema) {
+        let free = slot[0].compare_exchange(0, schema as u64, Ordering::AcqRel, Ordering::Acquire);
+        if free.is_ok() || free == Err(schema as u64) {
+            slot[1].store(u64::from(label), Ordering::Release);
+            break;
+        }
+    }
+    label
+}
+
+unsafe fn string(at: *const u8) -> (*const c_char, usize) {
+    // SAFETY: the caller has a `std::string` there.
+    unsafe {
+        (at.cast::<*const c_char>().read_unaligned(), at.add(8).cast::<usize>().read_unaligned())
+    }
+}
