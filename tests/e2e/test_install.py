@@ -7,6 +7,10 @@ import shutil
 import corpus
 import pytest
 import support
+import torch
+
+# With the older ones install() refuses, and says so.
+pytestmark = pytest.mark.skipif(not torch.compiled_with_cxx11_abi(), reason="PyTorch with C++'s older strings")
 
 RUNNER = support.HERE / "installed.py"
 PACKAGE = support.ROOT / "python"
@@ -112,6 +116,7 @@ def inline(source, env=None, **options):
     ("source", "env", "said"),
     [
         ("import torch; torch.ones(1).cuda()", {}, "before anything touches CUDA"),
+        ("import torch; torch.compiled_with_cxx11_abi = lambda: False", {}, "the C++ library's older strings"),
         ("", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "PYTORCH_NO_CUDA_MEMORY_CACHING"),
         ("", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "cudaMallocAsync"),
         ("", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1"}, "max_split_size_mb too small"),
