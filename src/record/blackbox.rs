@@ -348,3 +348,48 @@ fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {
         Ok(std::slice::from_raw_parts(at.cast(), words))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults() -> i64 {
+        let mut used = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: a record of the right type, of which zeros are valid.
+        unsafe {
+            libc::getrusage(libc::RUSAGE_THREAD, used.as_mut_ptr());
+            used.assume_init().ru_minflt
+        }
+    }
+
+    #[test]
+    fn words_that_were_settled_are_written_without_a_fault() {
+        const LENGTH: usize = 1 << 20;
+        let touch = |settle: bool| {
+            // SAFETY: a fresh private mapping of zeros, never unmapped, used as plain words.
+            let words: &[AtomicU64] = unsafe {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                let at = libc::mmap(std::ptr::null_mut(), LENGTH, protection, flags, -1, 0);
+                assert_ne!(at, libc::MAP_FAILED);
+                libc::madvise(at, LENGTH, libc::MADV_NOHUGEPAGE);
+                std::slice::from_raw_parts(at.cast(), LENGTH / 8)
+            };
+            if settle {
+                Space::MEMORY.settle(&words[100..]);
+            }
+            let before = faults();
+            words[100..].iter().for_each(|word| word.store(1, Ordering::Relaxed));
+            faults() - before
+        };
+        let pages = (LENGTH / PAGE) as i64;
+        assert!(touch(false) >= pages - 1, "each page is met for the first time");
+        // Kernels before 5.14 can't.
+        // SAFETY: no memory is named: the call only says whether the kernel knows this advice.
+        let known =
+            unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_WRITE) == 0 };
+        if known {
+            assert!(touch(true) < pages / 10);
+        }
+    }
+}
