@@ -91,6 +91,20 @@ uint64_t memtrace_operators_count(uint64_t *lost);
  * the module and, from bit 32, the thread's label; bytes allocated, reserved, and waiting for other streams. */
 size_t memtrace_operators_read(uint64_t from, size_t records, uint64_t *into);
 
+/* --- Changes of what is allocated: a record of each, while asked for --- */
+
+/* With on, every block that PyTorch's allocator hands out or takes back and every change of a thread's label leaves a
+ * record, and earlier ones are forgotten; without, no more. */
+void memtrace_changes_ask(int on);
+
+/* How many records there are, those included that found no room. */
+uint64_t memtrace_changes_count(void);
+
+/* Copies up to so many records from number from on; returns how many. Each is four words: what happened (1 allocated, 2
+ * freed, 3 labelled), from bit 8 the work it was part of (1 backward, 2 computed again by a checkpoint), from bit 16 the
+ * device, from bit 32 the thread; the thread's label; address; bytes. */
+size_t memtrace_changes_read(uint64_t from, size_t records, uint64_t *into);
+
 /* How recording goes, as JSON: a C string of at most size bytes; returns the length of the whole. */
 size_t memtrace_stats(char *into, size_t size);
 

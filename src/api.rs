@@ -252,6 +252,36 @@ pub unsafe extern "C" fn memtrace_operators_read(
     labels::operators::read(from, into) / words
 }
 
+// --- changes ---------------------------------------------------------------------------------------------------------
+
+/// With `on`, every block that PyTorch's allocator hands out or takes back and every change of a thread's label leaves a
+/// record from here on, and earlier ones are forgotten; without, no more.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_changes_ask(on: c_int) {
+    labels::torch::attach();
+    labels::changes::ask(on != 0);
+}
+
+/// How many records there are, those included that found no room.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_changes_count() -> u64 {
+    labels::changes::count().iter().sum()
+}
+
+/// Copies up to `records` records from number `from` on; returns how many. Each is four words: what happened (1 allocated, 2
+/// freed, 3 labelled), the work it was part of (bit 8: 1 backward, 2 computed again by a checkpoint), device (bit 16)
+/// and thread (bit 32); the thread's label; address; bytes.
+///
+/// # Safety
+/// `into` has room for four words for each record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_changes_read(from: u64, records: usize, into: *mut u64) -> usize {
+    let words = labels::changes::WORDS;
+    // SAFETY: promised by the caller.
+    let into = unsafe { std::slice::from_raw_parts_mut(into, records * words) };
+    labels::changes::read(from, into) / words
+}
+
 /// How recording goes, as JSON: a C string of at most `size` bytes. Returns the length of the whole.
 ///
 /// # Safety

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 # Public name -> the module it lives in. A new one is a line here, one below for type checkers, and one in `__all__`.
 _HOME = {
     "LibraryNotFoundError": "_library",
+    "MemTracker": "mem_tracker",
     "MemoryTracker": "memory_tracker",
     "MemtraceError": "_library",
     "Usage": "recording",
@@ -47,11 +48,13 @@ if TYPE_CHECKING:
     from .jupyter import load_ipython_extension
     from .labels import annotate, current_label, mark, step
     from .recording import Usage, dump, is_recording, peak, profile, snapshot, start, stats, stop
+    from .mem_tracker import MemTracker
     from .memory_tracker import MemoryTracker
     from .watching import Watch, watch
 
 __all__ = [
     "LibraryNotFoundError",
+    "MemTracker",
     "MemoryTracker",
     "MemtraceError",
     "Usage",

@@ -35,6 +35,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_operators_module": (None, [ctypes.c_uint32]),
     "memtrace_operators_count": (ctypes.c_uint64, [ctypes.c_void_p]),
     "memtrace_operators_read": (ctypes.c_size_t, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]),
+    "memtrace_changes_ask": (None, [ctypes.c_int]),
+    "memtrace_changes_count": (ctypes.c_uint64, []),
+    "memtrace_changes_read": (ctypes.c_size_t, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]),
     "memtrace_stats": (ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
 }
 
@@ -63,6 +66,9 @@ class Native:
         self.operators_module: Callable[[int], None] = library.memtrace_operators_module
         self.operators_count: Callable[[Any], int] = library.memtrace_operators_count
         self.operators_read: Callable[[int, int, Any], int] = library.memtrace_operators_read
+        self.changes_ask: Callable[[int], None] = library.memtrace_changes_ask
+        self.changes_count: Callable[[], int] = library.memtrace_changes_count
+        self.changes_read: Callable[[int, int, Any], int] = library.memtrace_changes_read
         self._path = library.memtrace_label_path
         self._memory = library.memtrace_memory
         self._stats = library.memtrace_stats

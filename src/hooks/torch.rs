@@ -22,6 +22,7 @@ use memtrace_format::event::{
 
 use super::{event, pools, resolve};
 use crate::gauges;
+use crate::labels::changes;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
@@ -292,6 +293,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
             if let Some(gauge) = gauges::of(device as usize) {
                 gauge.set(allocated as u64, reserved as u64);
             }
+            changes::block(local.tid(), local.label.get(), addr as u64, change, device);
             if change > 0 {
                 // A request by another door, or the allocator's first.
                 if local.request.get().is_none() {

@@ -8,6 +8,8 @@
 //! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a name's first sight. A range
 //! that is closed on another thread than it was opened on is left alone there; on its own it ends with the one around it.
 
+pub mod changes;
+pub mod journal;
 pub mod nvtx;
 pub mod operators;
 pub mod store;
@@ -55,6 +57,7 @@ fn set(local: &guard::Local, label: LabelId) -> LabelId {
     let before = local.label.replace(label);
     if before != label {
         torch::label_changed(label);
+        changes::label(|| local.tid(), label);
     }
     before
 }
@@ -111,6 +114,11 @@ pub fn pop() -> Option<u32> {
         }
         Some(depth)
     })
+}
+
+/// How many ranges of this thread are open.
+pub fn opened() -> u32 {
+    OPEN.with(|open| open.depth.get())
 }
 
 /// Closes ranges until `depth` are open: those that an exception left behind.

@@ -5,9 +5,6 @@
 //! one, how deep inside others it ran, on which thread, and what the allocator had then. Nobody decides here which of them a
 //! reader wants to see; that is worked out afterwards, from the records of all.
 //!
-//! Records fill pieces of memory that are mapped as they are needed; a piece is never moved, so threads write side by
-//! side without a lock. What finds no room is counted and not kept.
-//!
 //! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor` does), says so by a bit, and so does one that an exception ended;
 //! `record_function` ranges, which PyTorch does not report as operators, are written as those that they are.
 //!
@@ -23,11 +20,11 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use memtrace_format::event::{LabelId, NO_LABEL};
 use memtrace_format::labels::Sort;
 
+use super::journal::Journal;
 use super::{store, torch};
 use crate::gauges;
 use crate::hooks::resolve;
 use crate::record::guard;
-use crate::sync::zeroed_memory;
 
 /// `RecordFunction::fn_`: a union of 32 bytes and, after it, which of its members is there.
 const FUNCTION_AT: usize = 160;
@@ -40,14 +37,7 @@ const LONGEST: usize = 200;
 
 /// Words of a record.
 pub const WORDS: usize = 5;
-/// Records of a piece, and pieces.
-const PIECE: usize = 1 << 14;
-const PIECES: usize = 1 << 12;
-
-static PIECE_AT: [AtomicPtr<AtomicU64>; PIECES] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; PIECES];
-static TAKEN: AtomicU64 = AtomicU64::new(0);
-static LOST: AtomicU64 = AtomicU64::new(0);
+static JOURNAL: Journal<WORDS> = Journal::empty();
 /// The number of the dispatch key by which dispatch modes are called.
 static MODES: AtomicU32 = AtomicU32::new(0);
 /// `c10::impl::tls_is_dispatch_key_excluded`, if there is one.
@@ -75,18 +65,7 @@ type IsExcluded = unsafe extern "C" fn(u16) -> bool;
 /// know.
 pub fn start(device: u32, modes: u32) -> bool {
     stop();
-    for piece in &PIECE_AT {
-        let at = piece.load(Ordering::Acquire);
-        if at.is_null() {
-            break;
-        }
-        for i in 0..PIECE * WORDS {
-            // SAFETY: a piece has this many words, and is never unmapped.
-            unsafe { (*at.add(i)).store(0, Ordering::Relaxed) };
-        }
-    }
-    TAKEN.store(0, Ordering::Relaxed);
-    LOST.store(0, Ordering::Relaxed);
+    JOURNAL.clear();
     MODULE.store(0, Ordering::Relaxed);
     DEVICE.store(device, Ordering::Relaxed);
     MODES.store(modes, Ordering::Relaxed);
@@ -113,50 +92,14 @@ pub fn module(number: u32) {
     MODULE.store(number, Ordering::Relaxed);
 }
 
-/// How many records there are, and how many found no room.
+/// See [`Journal::count`].
 pub fn count() -> [u64; 2] {
-    let taken = TAKEN.load(Ordering::Acquire).min((PIECES * PIECE) as u64);
-    [taken, LOST.load(Ordering::Relaxed)]
+    JOURNAL.count()
 }
 
-/// Copies records, from the one of this number on; returns how many words were there. A record that is just being
-/// written is all zeros.
+/// See [`Journal::read`].
 pub fn read(from: u64, into: &mut [u64]) -> usize {
-    let mut words = 0;
-    for (number, record) in (from..count()[0]).zip(into.chunks_exact_mut(WORDS)) {
-        if let Some(at) = place(number, false)
-            && at[0].load(Ordering::Acquire) != 0
-        {
-            for (to, word) in record.iter_mut().zip(at) {
-                *to = word.load(Ordering::Relaxed);
-            }
-        } else {
-            record.fill(0);
-        }
-        words += WORDS;
-    }
-    words
-}
-
-/// The words of a record; its piece is mapped if need be.
-fn place(number: u64, make: bool) -> Option<&'static [AtomicU64]> {
-    let piece = PIECE_AT.get(number as usize / PIECE)?;
-    let mut at = piece.load(Ordering::Acquire);
-    if at.is_null() {
-        let words = if make { zeroed_memory(PIECE * WORDS) } else { &[] };
-        if words.len() < PIECE * WORDS {
-            return None;
-        }
-        let new = words.as_ptr().cast_mut();
-        let none = std::ptr::null_mut();
-        // Who comes second leaves addresses behind that were never touched.
-        at = match piece.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => new,
-            Err(other) => other,
-        };
-    }
-    // SAFETY: a piece has `PIECE * WORDS` words and is never unmapped.
-    Some(unsafe { std::slice::from_raw_parts(at.add(number as usize % PIECE * WORDS), WORDS) })
+    JOURNAL.read(from, into)
 }
 
 unsafe extern "C" fn begins(result: *mut *mut c_void, function: *const u8) -> *mut *mut c_void {
@@ -214,30 +157,19 @@ fn failed() -> bool {
 }
 
 fn write(operator: LabelId, depth: u32) {
-    let number = TAKEN.fetch_add(1, Ordering::AcqRel);
-    let Some(record) = place(number, true) else {
-        LOST.fetch_add(1, Ordering::Relaxed);
-        return;
-    };
     let [allocated, reserved, ..] =
         gauges::of(DEVICE.load(Ordering::Relaxed) as usize).map_or([0; 4], gauges::Gauge::read);
     let label = guard::local(|local| local.label.get());
     let backward = u64::from(torch::in_backward());
-    record[1].store(
-        u64::from(MODULE.load(Ordering::Relaxed)) | u64::from(label) << 32,
-        Ordering::Relaxed,
-    );
-    record[2].store(allocated, Ordering::Relaxed);
-    record[3].store(reserved, Ordering::Relaxed);
-    record[4]
-        .store(gauges::waiting::of(DEVICE.load(Ordering::Relaxed) as usize), Ordering::Relaxed);
     let first = u64::from(operator)
         | u64::from(depth.min(0x1fff)) << 32
         | u64::from(failed()) << 45
         | u64::from(shut_out()) << 46
         | backward << 47
         | u64::from(thread()) << 48;
-    record[0].store(first, Ordering::Release);
+    let module = u64::from(MODULE.load(Ordering::Relaxed));
+    let waiting = gauges::waiting::of(DEVICE.load(Ordering::Relaxed) as usize);
+    JOURNAL.write([first, module | u64::from(label) << 32, allocated, reserved, waiting]);
 }
 
 fn thread() -> u32 {

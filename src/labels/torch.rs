@@ -113,6 +113,29 @@ pub unsafe fn name<'a>(function: *const u8) -> &'a CStr {
     }
 }
 
+/// What the calling thread is at.
+pub enum Work {
+    /// Anything outside a backward pass.
+    Forward,
+    /// Gradients.
+    Backward,
+    /// A module's forward inside a backward pass: a checkpoint computes it again.
+    Again,
+}
+
+/// What the calling thread is at.
+pub fn work() -> Work {
+    BACKWARD_OF.with(|backward| {
+        if backward.depth.get() == 0 && !backward.is_worker() {
+            Work::Forward
+        } else if super::opened() > backward.outside.get() {
+            Work::Again
+        } else {
+            Work::Backward
+        }
+    })
+}
+
 /// Does the calling thread run a node of autograd's?
 pub fn in_backward() -> bool {
     BACKWARD_OF.with(|backward| backward.depth.get() > 0)
@@ -199,6 +222,8 @@ struct Backward {
     /// The label before each node that is running.
     before: [Cell<LabelId>; NESTED],
     depth: Cell<u32>,
+    /// Ranges that were open when the outermost node began.
+    outside: Cell<u32>,
     /// That of the last node with a number.
     last: Cell<LabelId>,
     /// A thread of autograd's own: [`UNKNOWN`], [`NO`] or [`YES`].
@@ -214,6 +239,7 @@ thread_local! {
         Backward {
             before: [const { Cell::new(NO_LABEL) }; NESTED],
             depth: Cell::new(0),
+            outside: Cell::new(0),
             last: Cell::new(NO_LABEL),
             worker: Cell::new(UNKNOWN),
         }
@@ -247,6 +273,9 @@ unsafe extern "C" fn backward_begins(
     BACKWARD_OF.with(|backward| {
         let depth = backward.depth.get();
         backward.depth.set(depth.saturating_add(1));
+        if depth == 0 {
+            backward.outside.set(super::opened());
+        }
         guard::local(|local| {
             if let Some(place) = backward.before.get(depth as usize) {
                 place.set(local.label.get());

@@ -99,3 +99,54 @@ def test_without_matplotlib_it_says_what_to_do(tmp_path):
     program = "import sys, memtrace; memtrace.MemoryTracker().show_traces(sys.argv[1])"
     done = must(execute([PYTHON, "-c", program, tmp_path / "ours"], env=PACKAGE), 1)
     assert "pip install matplotlib" in done.stderr
+
+
+# --- MemTracker ---
+
+
+def tracked(how, tmp_path):
+    return json.loads(run("mem_tracker.py", how, out=tmp_path / "out").splitlines()[-1])
+
+
+@pytest.mark.parametrize("how", ["plain", "single", "fused", "checkpoint", "accumulate"])
+def test_mem_tracker_is_exact_where_pytorchs_is_near(tmp_path, how):
+    found = tracked(how, tmp_path)
+    for moment in found["said"]:
+        ours, peak = moment["ours"], moment["our peak"]
+        assert ours["Total"] == moment["allocated"], moment["when"]
+        assert peak["Total"] == moment["peak"], moment["when"]
+        for sums in (ours, peak):
+            assert sum(n for category, n in sums.items() if category != "Total") == sums["Total"]
+            assert min(sums.values()) >= 0
+        for category in ("Parameter", "Buffer", "Gradient", "Optstate"):
+            assert ours[category] == moment[category], (moment["when"], category)
+        # PyTorch's own promise for itself.
+        assert abs(moment["their peak"]["Total"] - moment["peak"]) <= 0.1 * moment["peak"], moment["when"]
+        assert moment["theirs"]["Parameter"] == ours["Parameter"]
+    at = {moment["when"]: moment["ours"] for moment in found["said"]}
+    assert at["begin"]["Gradient"] == at["begin"]["Optstate"] == 0 and at["begin"]["Input"] == 256 * 512 * 4
+    assert at["0 forward 0"]["Activation"] > 0 and at["0 forward 0"]["Temp"] == 0
+    assert at["0 backward 0"]["Activation"] == 0 and at["0 backward 0"]["Gradient"] == at["begin"]["Parameter"]
+    assert at["0 step"]["Optstate"] >= 2 * at["begin"]["Parameter"]
+    assert at["1 zero_grad"]["Gradient"] == 0
+
+
+def test_mem_tracker_knows_modules(tmp_path):
+    modules = tracked("alone", tmp_path)["modules"]
+    first, last = modules["layers.0"], modules["layers.3"]
+    assert {"", "layers.0", "layers.0.up", "layers.3.down", "head"} <= set(modules)
+    for states in (first, last):
+        assert all(len(states[s]) == 2 for s in ("Pre-Forward", "Post-Forward", "Peak-Forward", "Pre-Backward")), states
+        before, after = states["Pre-Forward"][0], states["Post-Forward"][0]
+        assert after["Activation"] > before["Activation"] and after["Parameter"] == before["Parameter"]
+        assert states["Peak-Forward"][0]["Total"] >= max(before["Total"], after["Total"])
+        before, after = states["Pre-Backward"][0], states["Post-Backward"][0]
+        assert after["Activation"] < before["Activation"] and after["Gradient"] > before["Gradient"]
+        assert states["Peak-Backward"][0]["Total"] >= max(before["Total"], after["Total"])
+
+
+def test_mem_tracker_knows_what_a_checkpoint_computes_again(tmp_path):
+    modules = tracked("checkpoint", tmp_path)["modules"]
+    again = modules["layers.1"]
+    assert len(again["Pre-Forward-AC"]) == 2
+    assert modules["layers.1.up"]["Post-Forward-AC"][0]["Activation"] > again["Pre-Forward-AC"][0]["Activation"]
