@@ -9,7 +9,8 @@ One process for each way, in turn, round after round. In a process steps with an
 runs, so that both see the same machine; the difference is what it adds. Three differences are shown:
 - *labels*: recorded steps with `memtrace.watch`, over recorded steps without: what the labels add;
 - *all of memtrace*: recorded steps with `watch`, over steps of a process without memtrace. Between processes, so less exact;
-- *MemoryTracker*, *MemTracker*: steps under each, over bare steps in the same process.
+- *memtrace.MemoryTracker*, *memtrace.MemTracker*: recorded steps under ours, over recorded steps without;
+- *MemoryTracker*, *MemTracker*: steps under PyTorch's, over bare steps in the same process.
 """
 
 import argparse
@@ -23,7 +24,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # name → recorded by memtrace?
-WAYS = {"memtrace": True, "MemoryTracker": False, "MemTracker": False}
+WAYS = {
+    "memtrace": True,
+    "memtrace.MemoryTracker": True,
+    "memtrace.MemTracker": True,
+    "MemoryTracker": False,
+    "MemTracker": False,
+}
 RUN = 5  # steps at a time
 
 
@@ -51,6 +58,19 @@ def enter(way, model, optimizer):
         import memtrace
 
         return memtrace.watch(model, optimizer).remove, lambda: None
+    if way == "memtrace.MemoryTracker":
+        import memtrace
+
+        ours = memtrace.MemoryTracker()
+        ours.start_monitor(model)
+        return ours.stop, lambda: None
+    if way == "memtrace.MemTracker":
+        import memtrace
+
+        books = memtrace.MemTracker()
+        books.track_external(model, optimizer)
+        books.__enter__()
+        return lambda: books.__exit__(None, None, None), lambda: None
     if way == "MemoryTracker":
         from torch.distributed._tools.memory_tracker import MemoryTracker
 
@@ -118,7 +138,7 @@ def main():
         ("labels (watch)", statistics.median(w for w, _ in found["memtrace"]), statistics.median(b - a for a, b in found["memtrace"])),
         ("all of memtrace", bare, statistics.median(b for _, b in found["memtrace"]) - bare),
     ]
-    for way in ("MemoryTracker", "MemTracker"):
+    for way in list(WAYS)[1:]:
         rows.append((way, statistics.median(a for a, _ in found[way]), statistics.median(b - a for a, b in found[way])))
     print("| what | step without, ms | added, ms | ratio | of memtrace's labels |")
     print("|---|---|---|---|---|")
