@@ -33,15 +33,6 @@ def operator_curves(curves: Mapping[str, Sequence[float]], markers: Mapping[str,
     return figure
 
 
-def stacked(times: Sequence[float], parts: Mapping[str, Sequence[int]], across: str = "event") -> Any:
-    """Bytes of each part over time, one on the other."""
-    figure, axes = _figure()
-    axes.stackplot(times, [[n / _MIB for n in values] for values in parts.values()], labels=list(parts), step="post")
-    axes.set(xlabel=across, ylabel="MiB")
-    axes.legend(loc="upper left")
-    return figure
-
-
 def bars(rows: Mapping[str, Mapping[str, int]]) -> Any:
     """A bar for each row, made of its parts."""
     figure, axes = _figure()
