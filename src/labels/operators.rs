@@ -5,7 +5,8 @@
 //! one, how deep inside others it ran, on which thread, and what the allocator had then. Nobody decides here which of them a
 //! reader wants to see; that is worked out afterwards, from the records of all.
 //!
-//! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor` does), says so by a bit, and so does one that an exception ended;
+//! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor` does), says so by a bit,
+//! and so does one that an exception ended;
 //! `record_function` ranges, which PyTorch does not report as operators, are written as those that they are.
 //!
 //! Facts it rests on, checked for each record before use: the operator's schema is what the second kind of name of a
@@ -61,8 +62,8 @@ static EXCEPTIONS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 type Exceptions = unsafe extern "C" fn() -> c_int;
 type IsExcluded = unsafe extern "C" fn(u16) -> bool;
 
-/// Begins anew: earlier records are forgotten. `modes` is the dispatch key of dispatch modes. False if PyTorch is not in this process, or not one whose callbacks we
-/// know.
+/// Begins anew: earlier records are forgotten. `modes` is the dispatch key of dispatch modes. False if PyTorch is not in
+/// this process, or not one whose callbacks we know.
 pub fn start(device: u32, modes: u32) -> bool {
     stop();
     JOURNAL.clear();

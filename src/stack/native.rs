@@ -8,14 +8,15 @@
 //!
 //! **What didn't change is not walked again.** A step out of a frame is a function of three registers (instruction,
 //! stack and frame pointer), of the rule for the first, and of at most two words of the stack, whose places follow
-//! from the registers and the rule. The thread's [`Trail`] has these registers and places for every frame of its last
-//! walk, and beside them what the words were. When a new walk comes to a frame whose three registers are those of a remembered one, the step out of it
-//! leads to the same caller if the two words are the same, and so on outwards: comparing words that are known
-//! beforehand proves, frame by frame, that the walk would go as before. Nothing is assumed about what happened
-//! in between: if the frames were left and entered again and all words are as before, the walk is as before,
-//! too. Memtrace's own frames at the inner end are proven the same way before any other. Where a word differs, the walk goes on by the rules from there. Rules change only when a library is
-//! unloaded, which changes [`super::rules::generation`], and then nothing is remembered. A frame whose place depends
-//! on a third word is never taken as proven.
+//! from the registers and the rule. The thread's [`Trail`] has the registers of every frame of its last walk, and beside
+//! them these places and what the words were (`Proof`). When a new walk comes to a frame whose three registers are
+//! those of a remembered one, the step out of it leads to the same caller if the two words are the same, and so on outwards:
+//! comparing words that are known beforehand proves, frame by frame, that the walk would go as before. Nothing is
+//! assumed about what happened in between: if the frames were left and entered again and all words are as before, the
+//! walk is as before, too. Memtrace's own frames at the inner end are proven the same way before any other. Where a word
+//! differs, the walk goes on by the rules from there. Rules change only when a library is unloaded, which changes
+//! [`super::rules::generation`], and then nothing is remembered. A frame whose place depends on a third word is never
+//! taken as proven.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
