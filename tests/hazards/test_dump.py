@@ -37,7 +37,9 @@ def test_a_dump_takes_little_memory_and_stops_nobody(extension, programs, gpu, t
     counters = hazard.about(path)["counters"]
     assert whole(counters) and counters["anomalies"] == 0 and counters["unpublished"] <= 2, counters
     assert counters["events_kept"] + counters["overwritten"] >= ring * 3 // 4, counters
-    assert counters["late"] == 0, counters
+    # A program that laps the writer, which a slow machine lets it do, leaves nothing of the history; then, and only then, the
+    # state is a later one, and the file says so.
+    assert counters["late"] == 0 or counters["events_kept"] == 0, counters
     names = sorted(p.name for p in tmp_path.iterdir() if not p.name.endswith(".blackbox"))
     assert names[-1] == path.name and not [n for n in names if n.startswith(".")], "scratch is left"
 
