@@ -5,6 +5,10 @@
 One file for each process goes into FOLDER: the trace and the segments of `torch.cuda.memory._snapshot()`, of each device
 `memory_stats()`, `memory_summary()` and what is free, and the error messages of out of memory. `test_install.py`
 compares the files of the two.
+
+Backward passes run on the thread that asks for them: autograd's own threads give memory back while the program goes on,
+so that with them two runs of the same program have two histories, also with PyTorch alone. With `MEMTRACE_TEST_THREADS=1`
+they run where they always do.
 """
 
 import json
@@ -54,7 +58,8 @@ def main():
         torch.empty = empty
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    alive = runpy.run_path(script, run_name="__main__")
+    with torch.autograd.set_multithreading_enabled(os.environ.get("MEMTRACE_TEST_THREADS") == "1"):
+        alive = runpy.run_path(script, run_name="__main__")
     # Frees are seen when the next request comes; and threads may still be at it.
     torch.cuda.synchronize()
     snapshot = torch.cuda.memory._snapshot()

@@ -24,11 +24,13 @@ def environment(extra=None):
     return {"PYTHONPATH": paths, "MEMTRACE_LIBRARY": str(support.LIBRARY), **(extra or {})}
 
 
-def run(program, way, folder, preloaded=False):
+def run(program, way, folder, preloaded=False, threads=False):
     """Everything that PyTorch says of memory after the program, by process."""
     # What is compiled for the one must not be found by the other; its name is in the stacks of both.
     shutil.rmtree(folder / "inductor", ignore_errors=True)
     env = environment({**program.env, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "MEMTRACE_OUT": str(folder / "out")})
+    if threads:
+        env["MEMTRACE_TEST_THREADS"] = "1"
     command = program.command(support.PYTHON, RUNNER, way, folder)
     options = ["--virtual", program.spec, "--out", folder / "out"]
     if not preloaded:
@@ -76,7 +78,7 @@ def test_same_as_pytorch(program, tmp_path):
 
 @pytest.mark.parametrize("program", [p for p in corpus.judged() if p.name in CHANCE], ids=lambda p: p.name)
 def test_runs_where_chance_decides(program, tmp_path):
-    for ours in run(program, "installed", tmp_path):
+    for ours in run(program, "installed", tmp_path, threads=True):
         assert any(stats["allocated_bytes.all.peak"] > 0 for stats in ours["stats"])
         for device, stats in enumerate(ours["stats"]):
             allocated = sum(s["allocated_size"] for s in ours["segments"] if s["device"] == device)
