@@ -21,25 +21,25 @@ def whole(counters):
     return counters["events"] == counters["events_kept"] + counters["events_retired"] + counters["unpublished"]
 
 
-@pytest.mark.parametrize("extension", ["pickle", "json"])
-def test_a_dump_takes_little_memory_and_stops_nobody(extension, programs, gpu, tmp_path):
+@pytest.mark.parametrize(("extension", "rest"), [("pickle", 150), ("json", 150), ("pickle", 0)])
+def test_a_dump_takes_little_memory_and_stops_nobody(extension, rest, programs, gpu, tmp_path):
     """The process's memory doesn't grow with its history, and its threads make more events meanwhile than the free part
-    of the ring has room for: nobody waits for the dump's end."""
+    of the ring has room for: nobody waits for the dump's end. Of a program that makes half a million events a second the
+    whole history is there, of one that does nothing else what it has not lapped."""
     path = tmp_path / f"snapshot.{extension}"
     # JSON is large: a smaller history shows the same.
     ring = RING if extension == "pickle" else RING // 4
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none", "MEMTRACE_EVENTS": str(ring)}
-    done = support.must(support.execute([programs / "dump", ring, path], env={**env, "MEMTRACE_QUIET": "1"}))
+    done = support.must(support.execute([programs / "dump", ring, path, rest], env={**env, "MEMTRACE_QUIET": "1"}))
     grew, meanwhile = map(int, re.search(r"grew (-?\d+) KiB, (\d+) pairs", done.stdout).groups())
     assert grew < LITTLE, done.stdout
     assert 2 * meanwhile > ring // 8, done.stdout
     support.must(support.memtrace("check", path))
     counters = hazard.about(path)["counters"]
     assert whole(counters) and counters["anomalies"] == 0 and counters["unpublished"] <= 2, counters
-    assert counters["events_kept"] + counters["overwritten"] >= ring * 3 // 4, counters
-    # A program that laps the writer, which a slow machine lets it do, leaves nothing of the history; then, and only then, the
-    # state is a later one, and the file says so.
-    assert counters["late"] == 0 or counters["events_kept"] == 0, counters
+    lost = counters["overwritten"] if rest == 0 else 0
+    assert counters["events_kept"] + lost >= ring * 3 // 4, counters
+    assert counters["late"] == 0 or rest == 0 and counters["events_kept"] == 0, counters
     names = sorted(p.name for p in tmp_path.iterdir() if not p.name.endswith(".blackbox"))
     assert names[-1] == path.name and not [n for n in names if n.startswith(".")], "scratch is left"
 

@@ -4,12 +4,13 @@
 //! the ring is read from that table's ticket on, a batch at a time, and each event's entries go straight into the file;
 //! the state at the end, which the reader of the file sees first, is written last ([`memtrace_format::stream`]).
 //!
-//! A program that fills its ring in less time than this needs overwrites what has not been read. Then everything begins
-//! again, and this time the events are first copied as they are into a scratch file, which is several times faster than any
-//! program makes them. So the state is exact whatever happens, and what the history lacks at its beginning is counted.
+//! A program that makes events faster than they are written here would overwrite what has not been read. When it gains on
+//! the reader, the rest is first copied as it is into a scratch file, which is several times faster than any program makes
+//! events. A reader that is overtaken all the same, because it did not get a processor for that long, begins again and
+//! copies at once. So the state is exact whatever happens, and what the history lacks at its beginning is counted.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufReader, Read, Seek, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,8 @@ use crate::names::Namer;
 const BATCH: u64 = 1024;
 /// Beginnings; long before, a program so fast has retired all that was asked for, and there is no history left to read.
 const TRIES: u32 = 10_000;
+/// Beginnings after which the present is no longer what it is then.
+const NEW_PRESENTS: u32 = 8;
 /// Bytes of an event in the scratch file.
 const EVENT_BYTES: usize = (WORDS - 1) * 8;
 
@@ -89,13 +92,16 @@ pub fn write<W: Words>(
     rest: &mut dyn FnMut(&mut Snapshot, &Counts, &Namer<W>),
 ) -> io::Result<Counts> {
     namer.read_libraries();
-    let mut begun = None;
+    let (mut oldest, mut present) = (None, 0);
     for tries in 0..TRIES {
         let (mut state, first) = recording.live()?;
-        let (oldest, to) = match begun {
-            Some(begun) => begun,
-            None => *begun.insert((first, to.min(recording.written()?))),
-        };
+        let oldest = *oldest.get_or_insert(first);
+        // Whoever asks for the present gets that of the last beginning, and with it a ring full of history; but what is
+        // asked for must not go on for ever.
+        if tries < NEW_PRESENTS {
+            present = recording.written()?;
+        }
+        let to = to.min(present);
         let events = to.max(first);
         let mut counts = Counts {
             events,
@@ -105,7 +111,8 @@ pub fn write<W: Words>(
             ..Counts::default()
         };
         let source = if tries == 0 {
-            Source::Ring { recording: &mut *recording, next: first, end: events }
+            let may_lag = Some((recording.written()? - first, path));
+            Source::Ring { recording: &mut *recording, next: first, end: events, may_lag }
         } else if let Some(aside) = copy_aside(recording, first..events, path)? {
             Source::Aside(aside)
         } else {
@@ -150,8 +157,9 @@ pub fn carry_over(known: &Value, about: &mut Value) {
 
 /// Where the events of the history come from.
 enum Source<'a> {
-    /// The ring itself, from the ticket `next` to `end`.
-    Ring { recording: &'a mut dyn Recording, next: u64, end: u64 },
+    /// The ring itself, from the ticket `next` to `end`. If the program gets ahead by clearly more than the events that
+    /// `may_lag` names, which it was ahead by at the beginning, the rest is put beside the path.
+    Ring { recording: &'a mut dyn Recording, next: u64, end: u64, may_lag: Option<(u64, &'a Path)> },
     /// A copy of it.
     Aside(Aside),
 }
@@ -176,10 +184,22 @@ enum Next {
 }
 
 impl Source<'_> {
+    /// Changes the ring for a copy of what is left, if the program gains on the reader. `false`: it was too late for that.
+    fn keep_up(&mut self) -> io::Result<bool> {
+        let Source::Ring { recording, next, end, may_lag: Some((lag, path)) } = self else {
+            return Ok(true);
+        };
+        if recording.written()? - *next <= *lag + *lag / 32 + BATCH {
+            return Ok(true);
+        }
+        let aside = copy_aside(&mut **recording, *next..*end, path)?;
+        Ok(aside.map(|aside| *self = Source::Aside(aside)).is_some())
+    }
+
     fn next(&mut self, events: &mut Vec<Event>) -> io::Result<Next> {
         match self {
             Source::Ring { next, end, .. } if *next >= *end => Ok(Next::End),
-            Source::Ring { recording, next, end } => {
+            Source::Ring { recording, next, end, .. } => {
                 let to = next.saturating_add(BATCH).min(*end);
                 let unpublished = recording.read(*next, to, events)?;
                 *next = to;
@@ -210,9 +230,11 @@ fn copy_aside(
     tickets: Range<u64>,
     path: &Path,
 ) -> io::Result<Option<Aside>> {
-    let mut ring = Source::Ring { recording, next: tickets.start, end: tickets.end };
-    let mut file = BufWriter::with_capacity(1 << 18, scratch(path, ".ring")?);
+    let Range { start: next, end } = tickets;
+    let mut ring = Source::Ring { recording, next, end, may_lag: None };
+    let mut file = scratch(path, ".ring")?;
     let mut events = Vec::with_capacity(BATCH as usize);
+    let mut bytes = Vec::with_capacity(BATCH as usize * EVENT_BYTES);
     let (mut left, mut unpublished) = (0, 0);
     loop {
         match ring.next(&mut events)? {
@@ -221,13 +243,10 @@ fn copy_aside(
             Next::Batch(missing) => unpublished += missing,
         }
         left += events.len() as u64;
-        for event in events.drain(..) {
-            for word in event.pack() {
-                file.write_all(&word.to_le_bytes())?;
-            }
-        }
+        bytes.clear();
+        bytes.extend(events.drain(..).flat_map(|e| e.pack()).flat_map(u64::to_le_bytes));
+        file.write_all(&bytes)?;
     }
-    let mut file = file.into_inner()?;
     file.rewind()?;
     Ok(Some(Aside { file: BufReader::with_capacity(1 << 18, file), left, unpublished }))
 }
@@ -270,6 +289,9 @@ fn history<W: Words>(
     };
     let mut events = Vec::with_capacity(BATCH as usize);
     loop {
+        if !source.keep_up()? {
+            return Ok(false);
+        }
         match source.next(&mut events)? {
             Next::Overtaken => return Ok(false),
             Next::End => break,
@@ -325,11 +347,20 @@ mod tests {
         pace: u64,
         /// Batches until then.
         rest_after: u64,
+        /// Events that it writes while a batch is turned into entries, after which the reader looks how far it is.
+        meanwhile: u64,
     }
 
     impl Tape {
         fn of(events: &[Event], capacity: u64, head: u64, pace: u64) -> Tape {
-            Tape { events: events.to_vec(), capacity, head, pace, rest_after: u64::MAX }
+            Tape {
+                events: events.to_vec(),
+                capacity,
+                head,
+                pace,
+                rest_after: u64::MAX,
+                meanwhile: 0,
+            }
         }
 
         fn retired(&self) -> u64 {
@@ -339,6 +370,7 @@ mod tests {
 
     impl Recording for Tape {
         fn written(&mut self) -> io::Result<u64> {
+            self.head = (self.head + self.meanwhile).min(self.events.len() as u64);
             Ok(self.head)
         }
 
@@ -466,8 +498,19 @@ mod tests {
         let events = program(20_000);
         let mut tape = Tape { rest_after: 1, ..Tape::of(&events, 8192, 8192, 2000) };
         let (counts, found) = written(&mut tape, u64::MAX);
-        assert_eq!((counts.events, counts.first, counts.overwritten), (8192, 2000, 2000));
-        same(&found, &expected(&events, 2000, 8192));
+        assert_eq!((counts.events, counts.first, counts.overwritten), (10_192, 2000, 2000));
+        assert_eq!((counts.kept, counts.late), (8192, 0));
+        same(&found, &expected(&events, 2000, 10_192));
+    }
+
+    #[test]
+    fn a_program_twice_as_fast_as_the_reader_loses_nothing() {
+        let events = program(60_000);
+        let mut tape = Tape { meanwhile: 2 * BATCH, ..Tape::of(&events, 1 << 14, 10_000, 128) };
+        let (counts, found) = written(&mut tape, u64::MAX);
+        assert_eq!((counts.first, counts.overwritten, counts.late), (0, 0, 0));
+        assert_eq!(counts.events, 10_000 + 2 * BATCH);
+        same(&found, &expected(&events, 0, counts.events));
     }
 
     #[test]

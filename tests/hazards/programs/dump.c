@@ -1,7 +1,7 @@
 // Fills the ring and asks for a snapshot while two threads go on allocating. Prints by how much the process's memory was
 // larger than before at its peak, and how many pairs the threads made meanwhile.
 //
-// Arguments: pairs before the snapshot, the snapshot's path.
+// Arguments: pairs before the snapshot, the snapshot's path, and microseconds that each thread rests after 32 pairs.
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,6 +15,7 @@
 
 enum { THREADS = 2 };
 static _Atomic long pairs[THREADS];
+static long rest;
 
 static void pair(void) {
     void *at = NULL;
@@ -27,7 +28,8 @@ static void pair(void) {
 static void *work(void *argument) {
     for (;;) {
         pair();
-        ++*(_Atomic long *)argument;
+        long made = ++*(_Atomic long *)argument;
+        if (rest && made % 32 == 0) usleep(rest);
     }
     return NULL;
 }
@@ -43,7 +45,8 @@ static long memory(const char *what) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3) return 8;
+    if (argc != 4) return 8;
+    rest = atol(argv[3]);
     int (*dump)(const char *) = (int (*)(const char *))dlsym(RTLD_DEFAULT, "memtrace_dump");
     for (long i = atol(argv[1]); i > 0; i--) pair();
     for (int i = 0; i < THREADS; i++) {
