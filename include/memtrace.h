@@ -71,10 +71,30 @@ void memtrace_restart_peak(int device);
 /* The most was at least that: gives back what was known before memtrace_restart_peak. */
 void memtrace_raise_peak(int device, uint64_t allocated, uint64_t reserved);
 
+/* --- Modules that are called: for the Python package --- */
+
+/* How Python calls (vectorcall) the function that stands for torch.nn.Module._compiled_call_impl: says which module is called and
+ * goes on. */
+void *memtrace_module_called(void *function, void *const *arguments, size_t count, void *keywords);
+
+/* Python's PyObject_VectorcallMethod, and the name, a string of Python's that lives for ever, of the method with which
+ * memtrace_module_called goes on. */
+void memtrace_calls_begin(void *call, void *method);
+
+/* Whenever the module at this address is called, until watch is removed: the phase "forward" begins (sort 0), the module of this
+ * name runs (1), the module of this number runs, for the records of operators (2). */
+void memtrace_calls_add(uintptr_t module, uint32_t watch, int sort, const char *name, uint32_t number);
+
+/* Ends all that watch has added. */
+void memtrace_calls_remove(uint32_t watch);
+
+/* The module at this address is gone. */
+void memtrace_calls_forget(uintptr_t module);
+
 /* --- Operators of PyTorch's: a record at the end of each, while asked for --- */
 
-/* From here on every operator leaves a record, with what the device has then; earlier records are forgotten. Returns 1 if
- * PyTorch is there and says its operators, else 0. modes: the number of PyTorch's dispatch key for dispatch modes. */
+/* From here on every operator leaves a record, with what the device has then. Returns 1 if PyTorch
+ * is there and says its operators, else 0. modes: the number of PyTorch's dispatch key for dispatch modes. */
 int memtrace_operators_start(int device, uint32_t modes);
 
 /* No more records; those that were made can still be read. */
@@ -83,7 +103,7 @@ void memtrace_operators_stop(void);
 /* Operators from here on belong to this module, in the caller's own numbering. */
 void memtrace_operators_module(uint32_t number);
 
-/* How many records there are; lost, if not NULL, gets how many found no room. */
+/* The number of the next record; lost, if not NULL, gets how many found no room so far. */
 uint64_t memtrace_operators_count(uint64_t *lost);
 
 /* Copies up to so many records from number from on; returns how many. Each is five words: the operator's label (its
@@ -91,19 +111,26 @@ uint64_t memtrace_operators_count(uint64_t *lost);
  * the module and, from bit 32, the thread's label; bytes allocated, reserved, and waiting for other streams. */
 size_t memtrace_operators_read(uint64_t from, size_t records, uint64_t *into);
 
+/* Records before this number will not be read again. */
+void memtrace_operators_release(uint64_t upto);
+
 /* --- Changes of what is allocated: a record of each, while asked for --- */
 
-/* With on, every block that PyTorch's allocator hands out or takes back and every change of a thread's label leaves a
- * record, and earlier ones are forgotten; without, no more. */
+/* With on, one tracker more: every block that PyTorch's allocator hands out or takes back and every change of a thread's
+ * label leaves a record; without, one less. */
 void memtrace_changes_ask(int on);
 
-/* How many records there are, those included that found no room. */
-uint64_t memtrace_changes_count(void);
+/* The number of the next record; lost, if not NULL, gets how many found no room so far. */
+uint64_t memtrace_changes_count(uint64_t *lost);
 
-/* Copies up to so many records from number from on; returns how many. Each is four words: what happened (1 allocated, 2
- * freed, 3 labelled), from bit 8 the work it was part of (1 backward, 2 computed again by a checkpoint), from bit 16 the
- * device, from bit 32 the thread; the thread's label; address; bytes. */
+/* Copies up to so many records from number from on, up to the first that isn't there; returns how many. Each is four words:
+ * what happened (1 allocated, 2 freed, 3 labelled), from bit 8 the work it was part of (1 backward, 2 computed again by a
+ * checkpoint, 3 a gradient is put into its place), from bit 16 the device, from bit 32 the thread; the thread's label; address;
+ * bytes. */
 size_t memtrace_changes_read(uint64_t from, size_t records, uint64_t *into);
+
+/* Records before this number will not be read again. */
+void memtrace_changes_release(uint64_t upto);
 
 /* How recording goes, as JSON: a C string of at most size bytes; returns the length of the whole. */
 size_t memtrace_stats(char *into, size_t size);

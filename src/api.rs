@@ -1,8 +1,9 @@
 //! The C functions for programs and for the Python package; declared in `include/memtrace.h`.
 
-use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 
 use memtrace_format::event::Point;
 use memtrace_format::labels::Sort;
@@ -167,6 +168,65 @@ pub unsafe extern "C" fn memtrace_mark(name: *const c_char, sort: c_int, number:
     }
 }
 
+// --- modules that are called -------------------------------------------------------------------------------------------
+
+/// How Python calls (*vectorcall*) the function that stands for `torch.nn.Module._compiled_call_impl`: says which module is called
+/// and goes on. See `labels/calls.rs`.
+///
+/// # Safety
+/// Called by Python, after [`memtrace_calls_begin`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_module_called(
+    function: *mut c_void,
+    arguments: *const *mut c_void,
+    count: usize,
+    keywords: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: promised by the caller.
+    unsafe { labels::calls::called(function, arguments, count, keywords) }
+}
+
+/// Python's `PyObject_VectorcallMethod`, and the name (a string of Python's that lives for ever) of the method with which
+/// [`memtrace_module_called`] goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_calls_begin(call: *mut c_void, method: *mut c_void) {
+    labels::calls::begin(call, method);
+}
+
+/// Whenever the module at this address is called, until `watch` is removed: the phase `forward` begins (`sort` 0), the module of
+/// this name runs (1), the module of this number runs, for the records of operators (2).
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memtrace_calls_add(
+    module: usize,
+    watch: u32,
+    sort: c_int,
+    name: *const c_char,
+    number: u32,
+) {
+    let say = match sort {
+        0 => labels::calls::Say::Forward,
+        // SAFETY: promised by the caller.
+        1 => labels::calls::Say::Module(unsafe { bytes(name) }.into(), AtomicU64::default()),
+        _ => labels::calls::Say::Number(number),
+    };
+    labels::calls::add(module, watch, say);
+}
+
+/// Ends all that `watch` has added.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_calls_remove(watch: u32) {
+    labels::calls::remove(watch);
+}
+
+/// The module at this address is gone.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_calls_forget(module: usize) {
+    labels::calls::forget(module);
+}
+
 // --- numbers --------------------------------------------------------------------------------------------------------
 
 /// What PyTorch's allocator has on a device, bytes: allocated, reserved, and the most of each since
@@ -201,7 +261,7 @@ pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u
 
 // --- operators -------------------------------------------------------------------------------------------------------
 
-/// From here on every operator leaves a record, with what `device` has when it ends; earlier records are forgotten. 1 if
+/// From here on every operator leaves a record, with what `device` has when it ends. 1 if
 /// PyTorch is there and says its operators, else 0. `modes` is the number of PyTorch's dispatch key for dispatch modes.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_start(device: c_int, modes: u32) -> c_int {
@@ -220,7 +280,7 @@ pub extern "C" fn memtrace_operators_module(number: u32) {
     labels::operators::module(number);
 }
 
-/// How many records there are. `lost`, if not null, gets how many found no room.
+/// The number of the next record. `lost`, if not null, gets how many found no room so far.
 ///
 /// # Safety
 /// `lost` is null or has room for a number.
@@ -252,25 +312,39 @@ pub unsafe extern "C" fn memtrace_operators_read(
     labels::operators::read(from, into) / words
 }
 
+/// Records before this number will not be read again.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_operators_release(upto: u64) {
+    labels::operators::release(upto);
+}
+
 // --- changes ---------------------------------------------------------------------------------------------------------
 
-/// With `on`, every block that PyTorch's allocator hands out or takes back and every change of a thread's label leaves a
-/// record from here on, and earlier ones are forgotten; without, no more.
+/// With `on`, one tracker more: every block that PyTorch's allocator hands out or takes back and every change of a thread's
+/// label leaves a record; without, one less.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_changes_ask(on: c_int) {
     labels::torch::attach();
     labels::changes::ask(on != 0);
 }
 
-/// How many records there are, those included that found no room.
+/// The number of the next record. `lost`, if not null, gets how many found no room so far.
+///
+/// # Safety
+/// `lost` is null or has room for a number.
 #[unsafe(no_mangle)]
-pub extern "C" fn memtrace_changes_count() -> u64 {
-    labels::changes::count().iter().sum()
+pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
+    let [count, none] = labels::changes::count();
+    if !lost.is_null() {
+        // SAFETY: promised by the caller.
+        unsafe { lost.write(none) };
+    }
+    count
 }
 
-/// Copies up to `records` records from number `from` on; returns how many. Each is four words: what happened (1 allocated, 2
-/// freed, 3 labelled), the work it was part of (bit 8: 1 backward, 2 computed again by a checkpoint), device (bit 16)
-/// and thread (bit 32); the thread's label; address; bytes.
+/// Copies up to `records` records from number `from` on, up to the first that isn't there; returns how many. Each is four
+/// words: what happened (1 allocated, 2 freed, 3 labelled), the work it was part of (bit 8: 1 backward, 2 computed again by a
+/// checkpoint, 3 a gradient is put into its place), device (bit 16) and thread (bit 32); the thread's label; address; bytes.
 ///
 /// # Safety
 /// `into` has room for four words for each record.
@@ -280,6 +354,12 @@ pub unsafe extern "C" fn memtrace_changes_read(from: u64, records: usize, into: 
     // SAFETY: promised by the caller.
     let into = unsafe { std::slice::from_raw_parts_mut(into, records * words) };
     labels::changes::read(from, into) / words
+}
+
+/// Records before this number will not be read again.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_changes_release(upto: u64) {
+    labels::changes::release(upto);
 }
 
 /// How recording goes, as JSON: a C string of at most `size` bytes. Returns the length of the whole.

@@ -35,8 +35,14 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_operators_module": (None, [ctypes.c_uint32]),
     "memtrace_operators_count": (ctypes.c_uint64, [ctypes.c_void_p]),
     "memtrace_operators_read": (ctypes.c_size_t, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]),
+    "memtrace_calls_begin": (None, [ctypes.c_void_p, ctypes.c_void_p]),
+    "memtrace_calls_add": (None, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]),
+    "memtrace_calls_remove": (None, [ctypes.c_uint32]),
+    "memtrace_calls_forget": (None, [ctypes.c_void_p]),
+    "memtrace_operators_release": (None, [ctypes.c_uint64]),
     "memtrace_changes_ask": (None, [ctypes.c_int]),
-    "memtrace_changes_count": (ctypes.c_uint64, []),
+    "memtrace_changes_count": (ctypes.c_uint64, [ctypes.c_void_p]),
+    "memtrace_changes_release": (None, [ctypes.c_uint64]),
     "memtrace_changes_read": (ctypes.c_size_t, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]),
     "memtrace_stats": (ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
 }
@@ -66,9 +72,16 @@ class Native:
         self.operators_module: Callable[[int], None] = library.memtrace_operators_module
         self.operators_count: Callable[[Any], int] = library.memtrace_operators_count
         self.operators_read: Callable[[int, int, Any], int] = library.memtrace_operators_read
+        self.operators_release: Callable[[int], None] = library.memtrace_operators_release
         self.changes_ask: Callable[[int], None] = library.memtrace_changes_ask
-        self.changes_count: Callable[[], int] = library.memtrace_changes_count
+        self.changes_count: Callable[[Any], int] = library.memtrace_changes_count
+        self.changes_release: Callable[[int], None] = library.memtrace_changes_release
         self.changes_read: Callable[[int, int, Any], int] = library.memtrace_changes_read
+        self.calls_begin: Callable[[int, int], None] = library.memtrace_calls_begin
+        self.calls_add: Callable[[int, int, int, bytes, int], None] = library.memtrace_calls_add
+        self.calls_remove: Callable[[int], None] = library.memtrace_calls_remove
+        self.calls_forget: Callable[[int], None] = library.memtrace_calls_forget
+        self.module_called = ctypes.cast(library.memtrace_module_called, ctypes.c_void_p).value or 0
         self._path = library.memtrace_label_path
         self._memory = library.memtrace_memory
         self._stats = library.memtrace_stats

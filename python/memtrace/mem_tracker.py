@@ -1,26 +1,33 @@
 """Memory by what it is for: what PyTorch's `torch.distributed._tools.mem_tracker.MemTracker` offers, by the same names.
 
 The library writes down every block that is handed out or taken back and every change of a thread's label; nothing runs in
-Python but `watch`'s hooks, and a look at gradients and optimizer states around each optimizer step. The books are made
-from that when somebody asks. So totals are the allocator's own, to the byte, and the first and last word on a block is
-the allocator's; only what it is for is ours to say:
+Python while the model does. The books (`_books.py`) are made from that when somebody asks, or
+when two million records have come together. So totals are the allocator's own, to the byte, and the first and last word on a
+block is the allocator's; only what it is for is ours to say:
 
 - a block has the category of the tensor in it: parameter, buffer, gradient, optimizer state, input. It has that from its
   beginning, also in the peak, however late it was known;
+- what a backward pass takes and leaves behind is a *gradient*, too, of whatever it is, and also if it is gone before anybody asks;
+- what PyTorch's FSDP and its collectives take, inside the ranges that they name themselves, is *communication*;
 - what is no such tensor's is an *activation* if it was taken outside a backward pass, or inside one by a module's forward
-  (a checkpoint computes it again), and *temporary* if it was taken by a backward pass or an optimizer step;
+  (a checkpoint computes it again), and *temporary* if a backward pass took it and gave it back, or an optimizer step took it;
 - what was there before and is nobody's is *other*.
 
-Known limits: a gradient that is gone before the next optimizer step or snapshot counts as temporary; modules must be handed
-to `track_external`, or their parameters are unknown; what a collective needs is not told apart.
+Known limits: a gradient that the program puts in place itself (`p.grad = ...`) is known at the next snapshot, one of a tensor
+subclass also at the next optimizer step; modules must be handed to `track_external`, or their parameters are unknown; DDP's
+buckets have no range of their own, so they are activations, or other if they were there before.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
+import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
+from ._books import BUFFER, CATEGORIES, GRADIENT, INPUT, OPTIMIZER_STATE, OTHER, PARAMETER, TOTAL, WORDS
+from ._books import Block, Books, Moment, Place, Sums
 from ._library import MemtraceError
 from ._native import Native, native
 from .watching import Watch, watch
@@ -28,28 +35,16 @@ from .watching import Watch, watch
 if TYPE_CHECKING:
     import torch
 
-PARAMETER, BUFFER, GRADIENT, ACTIVATION = "Parameter", "Buffer", "Gradient", "Activation"
-TEMPORARY, OPTIMIZER_STATE, INPUT, OTHER = "Temp", "Optstate", "Input", "Other"
-CATEGORIES = (PARAMETER, BUFFER, GRADIENT, ACTIVATION, TEMPORARY, OPTIMIZER_STATE, INPUT, OTHER)
-TOTAL = "Total"
-
-_WORDS, _BATCH = 4, 1 << 14
-_ALLOCATED, _FREED, _LABELLED = 1, 2, 3
-_BACKWARD, _AGAIN = 1, 2
+_BATCH = 1 << 14
+_MOST_UNREAD = 1 << 21
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
+# How PyTorch names its ranges: FSDP2, process groups, functional collectives.
+_COMMUNICATION = ("FSDP::all_gather", "FSDP::all_reduce", "FSDP::reduce_scatter", "nccl:", "c10d::")
 
-Sums = dict[str, int]
 Snapshot = dict["torch.device", Sums]
 
-
-class _Moment:
-    """The sums of each device at a position of the journal."""
-
-    __slots__ = ("at", "sums")
-
-    def __init__(self, at: int, sums: dict[int, Sums]) -> None:
-        self.at = at
-        self.sums = {device: dict(parts) for device, parts in sums.items()}
+_running: set[MemTracker] = set()
 
 
 class ModuleStats:
@@ -59,7 +54,7 @@ class ModuleStats:
         self.mod_fqn = name
         self.parameter_mem = parameters
         self.buffer_mem = buffers
-        self._moments: dict[str, list[_Moment]] = {}
+        self._moments: dict[str, list[Moment]] = {}
 
     @property
     def snapshots(self) -> dict[str, list[Snapshot]]:
@@ -85,39 +80,37 @@ class MemTracker:
         self.memory_tracking: dict[str, ModuleStats] = {}
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._inputs: list[torch.Tensor] = []
+        self._inputs: list[weakref.ref[torch.Tensor]] = []
         self._native: Native | None = None
-        self._is_on = False
         self._watches: list[Watch] = []
         self._handles: list[Any] = []
         self._states_seen: dict[int, int] = {}
         self._named: dict[str, torch.nn.Module] = {}
-        self._forget()
-
-    def _forget(self) -> None:
-        self._live: dict[int, tuple[int, int, str, int]] = {}  # address → device, bytes, category, born at
-        self._now: dict[int, Sums] = {}
-        self._peaks: dict[int, _Moment] = {}
-        self._moments: list[_Moment] = []
-        self._known: list[tuple[int, list[tuple[int, str]]]] = []  # position, and whose block each address is
-        self._next = 0
-        self._paths: dict[int, tuple[str, list[str]]] = {}
-        self._open: dict[tuple[int, str], list[str]] = {}  # thread and kind of work → modules that are open
-        self._module_peak: dict[tuple[str, str], tuple[int, _Moment]] = {}
+        self._subclasses: list[torch.nn.Parameter] = []
+        self._places: dict[int, Place] = {}
+        self._lost = 0
+        self._books = Books(self._place, self._note, 0)
 
     # --- what is tracked ---
 
     def track_external(self, *external: Any) -> None:
-        """Makes models, optimizers and input tensors known (also in lists, tuples and dicts); before the `with` block."""
+        """Makes models, optimizers and input tensors known, also in lists, tuples and dicts, before or in the `with` block."""
         import torch
 
         for thing in external:
             if isinstance(thing, torch.nn.Module):
                 self._models.append(thing)
+                if self in _running:
+                    self._watch(len(self._models) - 1)
+                    self._say(self._of_model(thing))
             elif isinstance(thing, torch.optim.Optimizer):
                 self._optimizers.append(thing)
+                if self in _running:
+                    self._say(_states(thing))
             elif isinstance(thing, torch.Tensor):
-                self._inputs.append(thing)
+                self._inputs.append(weakref.ref(thing))
+                if self in _running:
+                    self._say(_blocks(thing, INPUT))
             elif isinstance(thing, (list, tuple)):
                 self.track_external(*thing)
             elif isinstance(thing, dict):
@@ -129,30 +122,31 @@ class MemTracker:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        if self._is_on:
+        if self in _running:
             raise MemtraceError("this MemTracker is running already")
         known = native()
         if known is None:
             raise MemtraceError("MemTracker needs memtrace in the process: start it as `memtrace run -- python ...`")
-        self._native, self._is_on = known, True
-        self._forget()
+        self._native = known
         self._states_seen.clear()
-        self._named = {
-            name: module
-            for i, model in enumerate(self._models)
-            for name, module in model.named_modules(prefix=f"model{i}" if i else "")
-        }
+        self._places.clear()
+        self._named.clear()
+        self._subclasses.clear()
         known.changes_ask(1)
+        self._lost = self._count_lost()
+        self._books = books = Books(self._place, self._note, known.changes_count(None))
+        _running.add(self)
         for segment in torch.cuda.memory_snapshot():
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated":
-                    self._born(block["address"], segment["device"], block["size"], OTHER, -1)
-        self._peaks = {device: _Moment(-1, {device: sums}) for device, sums in self._now.items()}
+                    found = Block(segment["device"], block["size"], OTHER, books.next - 1)
+                    books.born(block["address"], found)
+        books.peaks = {device: Moment(books.next - 1, {device: sums}) for device, sums in books.now.items()}
+        for i in range(len(self._models)):
+            self._watch(i)
         self._say_all()
-        for i, model in enumerate(self._models):
-            self._watches.append(watch(model, name=f"model{i}" if i else ""))
-        self._handles = [
-            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._say(self._gradients())),
+        self._handles += [
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._before_step()),
             register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._stepped(optimizer)),
         ]
         return self
@@ -160,41 +154,64 @@ class MemTracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._sync()
-        self._is_on = False
-        if self._native is not None:
-            self._native.changes_ask(0)
-        for each in (*self._watches, *self._handles):
-            each.remove()
-        self._watches.clear()
-        self._handles.clear()
+        if self not in _running:
+            return
+        try:
+            self._sync()
+        finally:
+            _running.discard(self)
+            if self._native is not None:
+                self._native.changes_ask(0)
+                _release(self._native)
+            for each in (*self._watches, *self._handles):
+                each.remove()
+            self._watches.clear()
+            self._handles.clear()
+
+    def _watch(self, i: int) -> None:
+        import torch
+
+        model, name = self._models[i], f"model{i}" if i else ""
+        self._named.update(model.named_modules(prefix=name))
+        plain = (torch.nn.Parameter, torch.Tensor)
+        self._subclasses.extend(p for p in model.parameters() if type(p) not in plain)
+        self._watches.append(watch(model, name=name))
+
+        def called(module: Any, args: Any, output: Any) -> None:
+            if not torch.compiler.is_dynamo_compiling():
+                self._bound()
+
+        self._handles.append(model.register_forward_hook(called))
 
     # --- whose is which block ---
 
-    def _say(self, whose: Iterator[tuple[int, str]]) -> None:
+    def _say(self, whose: Iterable[tuple[int, str]]) -> None:
         if self._native is not None:
-            self._known.append((self._native.changes_count(), list(whose)))
+            self._books.say(self._native.changes_count(None), list(whose))
+
+    def _of_model(self, model: torch.nn.Module) -> Iterator[tuple[int, str]]:
+        for tensor in model.buffers():
+            yield from _blocks(tensor, BUFFER)
+        for tensor in model.parameters():
+            yield from _blocks(tensor, PARAMETER)
+        yield from _gradients(model.parameters())
 
     def _say_all(self) -> None:
         def everything() -> Iterator[tuple[int, str]]:
-            for tensor in self._inputs:
-                yield from _blocks(tensor, INPUT)
+            for known in self._inputs:
+                tensor = known()
+                if tensor is not None:
+                    yield from _blocks(tensor, INPUT)
             for model in self._models:
-                for tensor in model.buffers():
-                    yield from _blocks(tensor, BUFFER)
-                for tensor in model.parameters():
-                    yield from _blocks(tensor, PARAMETER)
-            yield from self._gradients()
+                yield from self._of_model(model)
             for optimizer in self._optimizers:
                 yield from _states(optimizer)
 
         self._say(everything())
 
-    def _gradients(self) -> Iterator[tuple[int, str]]:
-        for model in self._models:
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    yield from _blocks(parameter.grad, GRADIENT)
+    def _before_step(self) -> None:
+        if self._subclasses:  # whose gradients PyTorch's wrappers put in place
+            self._say(_gradients(self._subclasses))
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         # States come with the first step and stay; a snapshot looks again in any case.
@@ -204,137 +221,60 @@ class MemTracker:
             if optimizer not in self._optimizers:
                 self._optimizers.append(optimizer)
             self._say(_states(optimizer))
+        self._bound()
+
+    def _bound(self) -> None:
+        if self._native is not None and self._native.changes_count(None) - self._books.next > _MOST_UNREAD:
+            self._sync()
 
     # --- the books ---
 
     def _sync(self) -> None:
-        known = self._native
-        if known is None or not self._is_on:
+        known, books = self._native, self._books
+        if known is None or self not in _running:
             return
         self._say_all()
-        total = known.changes_count()
-        words = (ctypes.c_uint64 * (_BATCH * _WORDS))()
-        while self._next < total:
-            got = known.changes_read(self._next, min(_BATCH, total - self._next), words)
-            if not got:
-                raise MemtraceError("more happened than MemTracker can hold: leave its `with` block more often")
-            flat = words[: got * _WORDS]
-            for i in range(0, len(flat), _WORDS):
-                self._happened(flat[i], flat[i + 1], flat[i + 2], flat[i + 3])
-                self._next += 1
-        self._learn(self._next)
+        total = known.changes_count(None)
+        words = (ctypes.c_uint64 * (_BATCH * WORDS))()
+        waited = 0
+        while books.next < total:
+            if self._count_lost() != self._lost:
+                raise MemtraceError(
+                    "more happened than MemTracker can hold: ask it for a snapshot from time to time, as "
+                    "optimizer steps make it do by themselves"
+                )
+            got = known.changes_read(books.next, min(_BATCH, total - books.next), words)
+            books.read(words[: got * WORDS])
+            if not got:  # another thread is just writing the next one
+                waited += 1
+                if waited > 10_000:
+                    raise MemtraceError("a thread was lost while it wrote a record for MemTracker")
+                time.sleep(0.001)
+        books.settle(in_backward=self._place(known.current()).phase == "backward")
+        _release(known)
 
-    def _learn(self, position: int) -> None:
-        while self._known and self._known[0][0] <= position:
-            for address, category in self._known.pop(0)[1]:
-                self._becomes(address, category)
+    def _count_lost(self) -> int:
+        lost = ctypes.c_uint64()
+        if self._native is not None:
+            self._native.changes_count(ctypes.byref(lost))
+        return lost.value
 
-    def _happened(self, first: int, label: int, address: int, size: int) -> None:
-        if self._known:
-            self._learn(self._next)
-        sort, work, device, thread = first & 0xFF, first >> 8 & 0xFF, first >> 16 & 0xFF, first >> 32
-        if sort == _ALLOCATED:
-            optimizing = self._path(label)[0] == "optimizer_step"
-            temporary = work == _BACKWARD or optimizing
-            self._born(address, device, size, TEMPORARY if temporary else ACTIVATION, self._next)
-            self._look_for_peaks(device)
-        elif sort == _FREED:
-            block = self._live.pop(address, None)
-            if block is not None:
-                device, size, category, _ = block
-                self._now[device][category] -= size
-                self._now[device][TOTAL] -= size
-        elif sort == _LABELLED:
-            self._labelled(thread, work, *self._path(label))
-
-    def _born(self, address: int, device: int, size: int, category: str, at: int) -> None:
-        if address in self._live:  # taken while the list of what was there before was made
-            return
-        self._live[address] = (device, size, category, at)
-        sums = self._now.setdefault(device, dict.fromkeys((*CATEGORIES, TOTAL), 0))
-        sums[category] += size
-        sums[TOTAL] += size
-
-    def _look_for_peaks(self, device: int) -> None:
-        total = self._now[device][TOTAL]
-        peak = self._peaks.get(device)
-        if peak is None or total > peak.sums[device][TOTAL]:
-            self._peaks[device] = _Moment(self._next, {device: self._now[device]})
-        everything = sum(sums[TOTAL] for sums in self._now.values())
-        for key, (most, moment) in self._module_peak.items():
-            if everything > most:
-                moment.at = self._next
-                moment.sums = {d: dict(sums) for d, sums in self._now.items()}
-                self._module_peak[key] = (everything, moment)
-
-    def _becomes(self, address: int, category: str) -> None:
-        block = self._live.get(address)
-        if block is None or block[2] == category:
-            return
-        device, size, before, born = block
-        self._live[address] = (device, size, category, born)
-        past = [m.sums[device] for m in (*self._moments, *self._peaks.values()) if m.at >= born and device in m.sums]
-        for sums in (self._now[device], *past):
-            sums[before] -= size
-            sums[category] += size
-
-    # --- modules ---
-
-    def _path(self, label: int) -> tuple[str, list[str]]:
-        """Phase of a label, and its module with those around it, outermost first."""
-        found = self._paths.get(label)
+    def _place(self, label: int) -> Place:
+        found = self._places.get(label)
         if found is None:
             assert self._native is not None
             parts = self._native.label_path(label).split("/") if label else []
-            phases = [part for part in parts if part in ("forward", "backward", "optimizer_step", "zero_grad")]
-            phase = phases[-1] if phases else ""
-            modules = self._named
-            inner = next((part for part in reversed(parts) if part in modules), "")
+            phase = next((part for part in reversed(parts) if part in _PHASES), "")
+            inner = next((part for part in reversed(parts) if part in self._named), "")
             names = inner.split(".") if inner else []
             chain = [".".join(names[: i + 1]) for i in range(len(names))]
-            inside = [name for name in chain if name in modules]
-            found = self._paths[label] = (phase, ["", *inside] if phase in ("forward", "backward") else [])
+            modules = ["", *(name for name in chain if name in self._named)] if phase in ("forward", "backward") else []
+            found = Place(phase, modules, any(part.startswith(_COMMUNICATION) for part in parts))
+            self._places[label] = found
         return found
 
-    def _labelled(self, thread: int, work: int, phase: str, chain: list[str]) -> None:
-        kind = "Forward-AC" if work == _AGAIN else "Backward" if work == _BACKWARD else "Forward"
-        if kind == "Backward" and phase != "backward":
-            chain = []
-        elif kind == "Forward" and phase != "forward":
-            chain = []
-        if kind == "Forward" and phase in ("forward", "optimizer_step"):
-            # Autograd's threads do not say that they are done.
-            for other, what in [key for key in self._open if key[1] == "Backward"]:
-                self._move(other, what, [])
-        if kind != "Forward-AC":
-            self._move(thread, "Forward-AC", [])
-        self._move(thread, kind, chain)
-
-    def _move(self, thread: int, kind: str, chain: list[str]) -> None:
-        before = self._open.get((thread, kind), [])
-        common = 0
-        while common < min(len(before), len(chain)) and before[common] == chain[common]:
-            common += 1
-        for name in reversed(before[common:]):
-            self._note(name, f"Post-{kind}")
-            self._module_peak.pop((name, kind), None)
-        for name in chain[common:]:
-            moment = self._note(name, f"Pre-{kind}")
-            if kind != "Forward-AC":
-                peak = _Moment(moment.at, moment.sums)
-                self._moments.append(peak)
-                self._stats(name)._moments.setdefault(f"Peak-{kind}", []).append(peak)
-                self._module_peak[name, kind] = (sum(s[TOTAL] for s in moment.sums.values()), peak)
-        if chain:
-            self._open[thread, kind] = chain
-        else:
-            self._open.pop((thread, kind), None)
-
-    def _note(self, name: str, state: str) -> _Moment:
-        moment = _Moment(self._next, self._now)
-        self._moments.append(moment)
+    def _note(self, name: str, state: str, moment: Moment) -> None:
         self._stats(name)._moments.setdefault(state, []).append(moment)
-        return moment
 
     def _stats(self, name: str) -> ModuleStats:
         if name not in self.memory_tracking:
@@ -356,8 +296,8 @@ class MemTracker:
             raise ValueError(f"a snapshot is 'current' or 'peak', not {type!r}")
         self._sync()
         if type == "current":
-            return _public(self._now)
-        return _public({device: moment.sums[device] for device, moment in self._peaks.items()})
+            return _public(self._books.now)
+        return _public({device: moment.sums[device] for device, moment in self._books.peaks.items()})
 
     def display_snapshot(self, type: str = "current", units: str = "B", tabulate: bool = False) -> None:
         """Prints a snapshot, in `B`, `KiB`, `MiB` or `GiB`; as a table on request."""
@@ -375,8 +315,7 @@ class MemTracker:
         """Forgets what is known of modules; the books go on."""
         self._sync()
         self.memory_tracking.clear()
-        self._moments.clear()
-        self._module_peak.clear()
+        self._books.forget_moments()
 
     def plot_modules(self, state: str = "Peak-Forward") -> Any:
         """A bar for each module, by category, in its last call's state; matplotlib's figure."""
@@ -389,6 +328,11 @@ class MemTracker:
                 parts = {c: sum(sums[c] for sums in snapshot.values()) for c in CATEGORIES}
                 rows[stats.mod_fqn] = {c: n for c, n in parts.items() if n}
         return bars(rows)
+
+
+def _release(known: Native) -> None:
+    """Gives back the records that every tracker has read."""
+    known.changes_release(min((t._books.next for t in _running), default=known.changes_count(None)))
 
 
 def _storages(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
@@ -405,6 +349,12 @@ def _storages(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 def _blocks(tensor: torch.Tensor, category: str) -> Iterator[tuple[int, str]]:
     for address, _ in _storages(tensor):
         yield address, category
+
+
+def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[tuple[int, str]]:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            yield from _blocks(parameter.grad, GRADIENT)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str]]:

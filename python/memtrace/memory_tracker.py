@@ -16,8 +16,9 @@ import ctypes
 import pickle
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ._calls import NUMBER, Calls
 from ._library import MemtraceError
 from ._native import Native, native
 
@@ -31,6 +32,9 @@ _FAILED = 1 << 45  # a recomputation under a checkpoint ends by an exception in 
 _SHUT_OUT = 1 << 46
 # The first PyTorch's tracker leaves out; the second ends in autograd's part and never comes to a dispatch mode.
 _NOT_SHOWN = ("aten::detach.default", "aten::detach_.default")
+
+
+_running: set[MemoryTracker] = set()
 
 
 class OperatorCall(NamedTuple):
@@ -69,7 +73,9 @@ class MemoryTracker:
         self._num_alloc_retries = 0
         self._hooks: list[Any] = []
         self._native: Native | None = None
+        self._calls: Calls | None = None
         self._modules: list[str] = []
+        self._first = self._lost = 0
 
     @property
     def markers(self) -> dict[str, int]:
@@ -96,13 +102,16 @@ class MemoryTracker:
         key: Any = torch._C.DispatchKey.Python
         if not known.operators_start(torch.cuda.current_device(), int(key)):
             raise MemtraceError("this PyTorch does not say its operators: MemoryTracker needs 2.6 or later")
+        _running.add(self)
         self._native = known
+        self._first, self._lost = _count(known)
         self._modules = [""]
         self._markers = {}
+        self._calls = Calls(known)
         for name, module in root_module.named_modules():
             self._modules.append(f"{name}.forward")
-            before = self._entered(len(self._modules) - 1, module is root_module)
-            self._hooks.append(module.register_forward_pre_hook(before))
+            self._calls.add(module, NUMBER, number=len(self._modules) - 1)
+        self._hooks.append(root_module.register_forward_pre_hook(self._entered))
         self._hooks.append(root_module.register_forward_hook(self._left))
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -116,6 +125,9 @@ class MemoryTracker:
         if known is None:
             raise MemtraceError("this MemoryTracker is not running: call start_monitor() first")
         known.operators_stop()
+        _running.discard(self)
+        if self._calls is not None:
+            self._calls.remove()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -125,34 +137,26 @@ class MemoryTracker:
 
     # --- while it runs ---
 
-    def _entered(self, number: int, is_root: bool) -> Callable[..., None]:
-        assert self._native is not None
-        tell = self._native.operators_module
-        count = self._native.operators_count
-
-        def hook(module: Any, args: Any) -> None:
-            tell(number)
-            if is_root:
-                self._markers["fw_start"] = count(None)
-
-        return hook
+    def _entered(self, module: Any, args: Any) -> None:
+        if self._native is not None:
+            self._markers["fw_start"] = self._native.operators_count(None) - self._first
 
     def _left(self, module: Any, args: Any, output: Any) -> None:
         if self._native is not None:
-            self._markers["fw_bw_boundary"] = self._native.operators_count(None)
+            self._markers["fw_bw_boundary"] = self._native.operators_count(None) - self._first
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._native is not None:
-            self._markers["optimizer_step"] = self._native.operators_count(None)
+            self._markers["optimizer_step"] = self._native.operators_count(None) - self._first
 
     # --- afterwards ---
 
     def _tabulate(self, known: Native) -> None:
-        lost = ctypes.c_uint64()
-        total = known.operators_count(ctypes.byref(lost))
-        if lost.value:
-            raise MemtraceError(f"{lost.value} operators found no room: stop() more often")
-        records = _read(known, total)
+        upto, lost = _count(known)
+        records = _read(known, self._first, upto) if lost == self._lost else []
+        known.operators_release(upto)
+        if lost != self._lost:
+            raise MemtraceError(f"{lost - self._lost} operators found no room: stop() more often")
         shown = _shown(known, records)
         names: dict[str, int] = defaultdict(int)
         self.calls = []
@@ -231,15 +235,23 @@ class MemoryTracker:
         self.calls = []
 
 
-def _read(known: Native, total: int) -> list[tuple[int, ...]]:
+def _count(known: Native) -> tuple[int, int]:
+    """The number of the next record, and how many found no room so far."""
+    lost = ctypes.c_uint64()
+    return known.operators_count(ctypes.byref(lost)), lost.value
+
+
+def _read(known: Native, first: int, upto: int) -> list[tuple[int, ...]]:
     records: list[tuple[int, ...]] = []
     words = (ctypes.c_uint64 * (_BATCH * _WORDS))()
-    while len(records) < total:
-        got = known.operators_read(len(records), min(_BATCH, total - len(records)), words)
-        if not got:
-            break
+    while first < upto:
+        got = known.operators_read(first, min(_BATCH, upto - first), words)
         flat = words[: got * _WORDS]
         records.extend(tuple(flat[i : i + _WORDS]) for i in range(0, len(flat), _WORDS))
+        first += got
+        if not got:  # another thread was lost in the middle of it
+            records.append((0,) * _WORDS)
+            first += 1
     return records
 
 

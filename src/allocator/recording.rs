@@ -12,6 +12,7 @@ use memtrace_format::replay::PAGE;
 
 use crate::gauges;
 use crate::hooks::{event, torch};
+use crate::labels::changes;
 use crate::record::guard;
 
 /// Listens to the allocator of one device.
@@ -46,6 +47,14 @@ impl Recording {
             let ticket = recorder.write(&event);
             if let Some(gauge) = usize::try_from(self.device).ok().and_then(gauges::of) {
                 gauge.change(self.allocated, reserved_by(kind, told.size));
+            }
+            let change = match kind {
+                Kind::Alloc => event.extra as i64,
+                Kind::FreeRequested => -(event.extra as i64),
+                _ => 0,
+            };
+            if change != 0 {
+                changes::block(local.tid(), local.label.get(), told.addr, change, self.device);
             }
             match kind {
                 Kind::Alloc => recorder.emitter.allocated(recorder, self.allocated, ticket),

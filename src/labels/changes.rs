@@ -4,7 +4,7 @@
 //! a tracker asks. What a block is *for* is worked out by the reader, from tensors that it knows; what the thread was
 //! doing when it asked for it is said here, because nobody can say it later.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_format::event::LabelId;
 
@@ -21,15 +21,23 @@ const FREED: u64 = 2;
 /// The thread has another label.
 const LABELLED: u64 = 3;
 
-static ASKED: AtomicBool = AtomicBool::new(false);
+/// How many trackers ask.
+static ASKED: AtomicU32 = AtomicU32::new(0);
 static JOURNAL: Journal<WORDS> = Journal::empty();
 
-/// Begins anew, or ends.
+/// One tracker more, or one less.
 pub fn ask(on: bool) {
     if on {
-        JOURNAL.clear();
+        ASKED.fetch_add(1, Ordering::AcqRel);
+    } else if ASKED.fetch_sub(1, Ordering::AcqRel) == 1 {
+        JOURNAL.release(JOURNAL.count()[0]);
     }
-    ASKED.store(on, Ordering::Release);
+}
+
+/// Does a tracker ask?
+#[inline]
+pub fn asked() -> bool {
+    ASKED.load(Ordering::Relaxed) > 0
 }
 
 /// See [`Journal::count`].
@@ -42,10 +50,15 @@ pub fn read(from: u64, into: &mut [u64]) -> usize {
     JOURNAL.read(from, into)
 }
 
+/// See [`Journal::release`].
+pub fn release(upto: u64) {
+    JOURNAL.release(upto);
+}
+
 /// A block was handed out, or, with `change` below zero, taken back.
 #[inline]
 pub fn block(tid: u32, label: LabelId, addr: u64, change: i64, device: i8) {
-    if ASKED.load(Ordering::Relaxed) {
+    if asked() {
         let sort = if change > 0 { ALLOCATED } else { FREED };
         write(tid, sort | u64::from(device as u8) << 16, label, addr, change.unsigned_abs());
     }
@@ -54,7 +67,7 @@ pub fn block(tid: u32, label: LabelId, addr: u64, change: i64, device: i8) {
 /// The thread has this label from here on.
 #[inline]
 pub fn label(tid: impl FnOnce() -> u32, label: LabelId) {
-    if ASKED.load(Ordering::Relaxed) {
+    if asked() {
         write(tid(), LABELLED, label, 0, 0);
     }
 }
@@ -64,6 +77,7 @@ fn write(tid: u32, first: u64, label: LabelId, addr: u64, size: u64) {
         Work::Forward => 0,
         Work::Backward => 1,
         Work::Again => 2,
+        Work::Accumulate => 3,
     };
     JOURNAL.write([first | work << 8 | u64::from(tid) << 32, u64::from(label), addr, size]);
 }

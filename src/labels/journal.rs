@@ -1,7 +1,9 @@
 //! Records of a fixed number of words, written by all threads side by side, read from Python: what trackers ask for.
 //!
-//! They fill pieces of memory that are mapped as they are needed; a piece is never moved or given back, so nobody takes a
-//! lock. What finds no room is counted and not kept. A record's first word is written last and is never zero.
+//! They fill pieces of memory that are mapped as they are needed, in a circle, so nobody takes a lock. A reader gives pieces
+//! back when it has read them, and their memory goes back to the system. What finds no room, because nobody has read for four million
+//! records, is counted and not kept. Records have numbers that go on for the life of the process: a reader begins
+//! at the number that is next, and stops at a record that is just being written: its first word is written last and is never zero.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -9,12 +11,16 @@ use crate::sync::zeroed_memory;
 
 /// Records of a piece, and pieces.
 const PIECE: usize = 1 << 16;
-const PIECES: usize = 1 << 10;
+const PIECES: usize = 1 << 6;
+/// Bytes of a large page.
+const HUGE: usize = 1 << 21;
 
 /// See the module's essay.
 pub struct Journal<const WORDS: usize> {
     pieces: [AtomicPtr<AtomicU64>; PIECES],
     taken: AtomicU64,
+    /// Pieces before this one were given back.
+    first: AtomicU64,
     lost: AtomicU64,
 }
 
@@ -24,53 +30,63 @@ impl<const WORDS: usize> Journal<WORDS> {
         Journal {
             pieces: [const { AtomicPtr::new(std::ptr::null_mut()) }; PIECES],
             taken: AtomicU64::new(0),
+            first: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         }
     }
 
-    /// Forgets all records.
-    pub fn clear(&self) {
-        for number in 0..self.count()[0] {
-            if let Some(record) = self.place(number, false) {
-                record[0].store(0, Ordering::Relaxed);
+    /// The number that the next record gets, and how many found no room.
+    pub fn count(&self) -> [u64; 2] {
+        [self.taken.load(Ordering::Acquire), self.lost.load(Ordering::Relaxed)]
+    }
+
+    /// Records before this number will not be read again.
+    pub fn release(&self, upto: u64) {
+        let upto = upto / PIECE as u64;
+        let first = self.first.load(Ordering::Acquire);
+        for number in first..upto.min(first + PIECES as u64) {
+            let at = self.pieces[number as usize % PIECES].load(Ordering::Acquire);
+            if !at.is_null() {
+                // SAFETY: a piece is one private mapping of our own of this size, and its readers are done: it reads as zeros from
+                // here on.
+                unsafe { libc::madvise(at.cast(), PIECE * WORDS * 8, libc::MADV_DONTNEED) };
             }
         }
-        self.taken.store(0, Ordering::Release);
-        self.lost.store(0, Ordering::Relaxed);
+        self.first.fetch_max(upto, Ordering::AcqRel);
     }
 
-    /// How many records there are, and how many found no room.
-    pub fn count(&self) -> [u64; 2] {
-        let taken = self.taken.load(Ordering::Acquire).min((PIECES * PIECE) as u64);
-        [taken, self.lost.load(Ordering::Relaxed)]
-    }
-
-    /// One more.
-    pub fn write(&self, words: [u64; WORDS]) {
+    /// One more. Returns its number, if it found room.
+    #[inline]
+    pub fn write(&self, words: [u64; WORDS]) -> Option<u64> {
         let number = self.taken.fetch_add(1, Ordering::AcqRel);
         let Some(record) = self.place(number, true) else {
             self.lost.fetch_add(1, Ordering::Relaxed);
-            return;
+            return None;
         };
         for (to, word) in record.iter().zip(words).skip(1) {
             to.store(word, Ordering::Relaxed);
         }
         record[0].store(words[0], Ordering::Release);
+        Some(number)
     }
 
-    /// Copies records, from the one of this number on; returns how many words were there. A record that is just being
-    /// written is all zeros.
+    /// The words of a record that its writer changes later.
+    #[inline]
+    pub fn record(&self, number: u64) -> Option<&'static [AtomicU64]> {
+        self.place(number, false)
+    }
+
+    /// Copies records, from the one of this number on, up to the first that isn't there; returns how many words they are.
     pub fn read(&self, from: u64, into: &mut [u64]) -> usize {
         let mut words = 0;
-        for (number, record) in (from..self.count()[0]).zip(into.chunks_exact_mut(WORDS)) {
-            if let Some(at) = self.place(number, false)
-                && at[0].load(Ordering::Acquire) != 0
-            {
-                for (to, word) in record.iter_mut().zip(at) {
-                    *to = word.load(Ordering::Relaxed);
-                }
-            } else {
-                record.fill(0);
+        let upto = self.taken.load(Ordering::Acquire);
+        for (number, record) in (from..upto).zip(into.chunks_exact_mut(WORDS)) {
+            let Some(at) = self.place(number, false) else { break };
+            if at[0].load(Ordering::Acquire) == 0 {
+                break;
+            }
+            for (to, word) in record.iter_mut().zip(at) {
+                *to = word.load(Ordering::Relaxed);
             }
             words += WORDS;
         }
@@ -78,24 +94,38 @@ impl<const WORDS: usize> Journal<WORDS> {
     }
 
     /// The words of a record; its piece is mapped if need be.
+    #[inline]
     fn place(&self, number: u64, make: bool) -> Option<&'static [AtomicU64]> {
-        let piece = self.pieces.get(number as usize / PIECE)?;
-        let mut at = piece.load(Ordering::Acquire);
+        let piece = number / PIECE as u64;
+        if piece.wrapping_sub(self.first.load(Ordering::Acquire)) >= PIECES as u64 {
+            return None;
+        }
+        let slot = &self.pieces[piece as usize % PIECES];
+        let mut at = slot.load(Ordering::Acquire);
         if at.is_null() {
-            let words = if make { zeroed_memory(PIECE * WORDS) } else { &[] };
-            if words.len() < PIECE * WORDS {
-                return None;
-            }
-            let new = words.as_ptr().cast_mut();
-            let none = std::ptr::null_mut();
-            // Who comes second leaves addresses behind that were never touched.
-            at = match piece.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => new,
-                Err(other) => other,
-            };
+            at = if make { Self::map(slot)? } else { return None };
         }
         // SAFETY: a piece has `PIECE * WORDS` words and is never unmapped.
         Some(unsafe { std::slice::from_raw_parts(at.add(number as usize % PIECE * WORDS), WORDS) })
+    }
+
+    #[cold]
+    fn map(slot: &AtomicPtr<AtomicU64>) -> Option<*mut AtomicU64> {
+        let words = zeroed_memory(PIECE * WORDS + HUGE / 8);
+        if words.is_empty() {
+            return None;
+        }
+        let skipped = words.as_ptr().align_offset(HUGE);
+        let new = words.get(skipped..)?.as_ptr().cast_mut();
+        // A page that is met for the first time costs as much as dozens of records.
+        // SAFETY: the rest of our own mapping is longer than that. Where it is refused, pages are small.
+        unsafe { libc::madvise(new.cast(), PIECE * WORDS * 8, libc::MADV_HUGEPAGE) };
+        let none = std::ptr::null_mut();
+        // Who comes second leaves addresses behind that were never touched.
+        Some(match slot.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new,
+            Err(other) => other,
+        })
     }
 }
 
@@ -120,8 +150,24 @@ mod tests {
         let mut seen: Vec<u64> = words.chunks(2).take(40_000).map(|r| r[1]).collect();
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..40_000));
-        JOURNAL.clear();
-        assert_eq!(JOURNAL.count(), [0, 0]);
-        assert_eq!(JOURNAL.read(0, &mut words), 0);
+    }
+
+    #[test]
+    fn a_circle_has_room_again_for_what_was_read_and_counts_what_has_none() {
+        static JOURNAL: Journal<1> = Journal::empty();
+        let all = (PIECE * PIECES) as u64;
+        assert!((0..all).all(|i| JOURNAL.write([i + 1]).is_some()));
+        assert_eq!(JOURNAL.write([7]), None);
+        assert_eq!(JOURNAL.count(), [all + 1, 1]);
+        JOURNAL.release(PIECE as u64 - 1);
+        assert_eq!(JOURNAL.write([7]), None, "no piece is read to its end");
+        JOURNAL.release(2 * PIECE as u64);
+        assert_eq!(JOURNAL.write([8]), Some(all + 2));
+        let mut words = [0; 4];
+        assert_eq!(JOURNAL.read(0, &mut words), 0, "given back");
+        assert_eq!(JOURNAL.read(2 * PIECE as u64, &mut words), 4);
+        assert_eq!(words[0], 2 * PIECE as u64 + 1);
+        assert_eq!(JOURNAL.read(all, &mut words), 0, "lost, so never written");
+        assert_eq!((JOURNAL.read(all + 2, &mut words), words[0]), (1, 8));
     }
 }

@@ -8,6 +8,7 @@
 //! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a name's first sight. A range
 //! that is closed on another thread than it was opened on is left alone there; on its own it ends with the one around it.
 
+pub mod calls;
 pub mod changes;
 pub mod journal;
 pub mod nvtx;
@@ -16,6 +17,7 @@ pub mod store;
 pub mod torch;
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Point};
 use memtrace_format::labels::Sort;
@@ -75,6 +77,23 @@ pub fn push(name: &[u8]) -> u32 {
 /// Opens the range of a module that is called ([`store::Store::module`]).
 pub fn push_module(name: &[u8]) -> u32 {
     open(|current| store::store().map_or(current, |s| s.module(current, name)))
+}
+
+/// The same, with a place that remembers the label and what it was in the last time.
+pub fn push_module_again(name: &[u8], last: &AtomicU64) -> u32 {
+    open(|current| {
+        let (then, label) = unpair(last.load(Ordering::Relaxed));
+        if then == current && label != NO_LABEL {
+            return label;
+        }
+        let label = store::store().map_or(current, |s| s.module(current, name));
+        last.store(u64::from(current) << 32 | u64::from(label), Ordering::Relaxed);
+        label
+    })
+}
+
+fn unpair(words: u64) -> (LabelId, LabelId) {
+    ((words >> 32) as LabelId, words as LabelId)
 }
 
 /// Opens a phase, and writes its beginning down. What a backward pass computes again belongs to that pass, and a phase

@@ -62,11 +62,10 @@ static EXCEPTIONS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 type Exceptions = unsafe extern "C" fn() -> c_int;
 type IsExcluded = unsafe extern "C" fn(u16) -> bool;
 
-/// Begins anew: earlier records are forgotten. `modes` is the dispatch key of dispatch modes. False if PyTorch is not in
-/// this process, or not one whose callbacks we know.
+/// Begins. `modes` is the dispatch key of dispatch modes. False if PyTorch is not in this process, or not one whose
+/// callbacks we know.
 pub fn start(device: u32, modes: u32) -> bool {
     stop();
-    JOURNAL.clear();
     MODULE.store(0, Ordering::Relaxed);
     DEVICE.store(device, Ordering::Relaxed);
     MODES.store(modes, Ordering::Relaxed);
@@ -91,6 +90,11 @@ pub fn stop() {
 /// From here on this module runs.
 pub fn module(number: u32) {
     MODULE.store(number, Ordering::Relaxed);
+}
+
+/// See [`Journal::release`].
+pub fn release(upto: u64) {
+    JOURNAL.release(upto);
 }
 
 /// See [`Journal::count`].

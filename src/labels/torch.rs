@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
 
-use super::store;
+use super::{changes, store};
 use crate::hooks::resolve;
 use crate::record::guard;
 use crate::sync::zeroed_memory;
@@ -37,6 +37,8 @@ const OPERATOR: usize = 0;
 const BACKWARD: usize = 1;
 const USER: usize = 7;
 const SCOPES: usize = 10;
+/// The node that puts a gradient into its place.
+const ACCUMULATE: &[u8] = b"torch::autograd::AccumulateGrad";
 
 /// `at::RecordFunctionCallback`.
 #[repr(C)]
@@ -121,6 +123,8 @@ pub enum Work {
     Backward,
     /// A module's forward inside a backward pass: a checkpoint computes it again.
     Again,
+    /// The node that puts a gradient into its place, hooks on it included. Known while a tracker asks ([`changes`]).
+    Accumulate,
 }
 
 /// What the calling thread is at.
@@ -128,6 +132,8 @@ pub fn work() -> Work {
     BACKWARD_OF.with(|backward| {
         if backward.depth.get() == 0 && !backward.is_worker() {
             Work::Forward
+        } else if backward.accumulates.get() >> backward.depth.get() & 1 != 0 {
+            Work::Accumulate
         } else if super::opened() > backward.outside.get() {
             Work::Again
         } else {
@@ -222,6 +228,8 @@ struct Backward {
     /// The label before each node that is running.
     before: [Cell<LabelId>; NESTED],
     depth: Cell<u32>,
+    /// A bit for each depth: is the node an `AccumulateGrad`?
+    accumulates: Cell<u32>,
     /// Ranges that were open when the outermost node began.
     outside: Cell<u32>,
     /// That of the last node with a number.
@@ -239,6 +247,7 @@ thread_local! {
         Backward {
             before: [const { Cell::new(NO_LABEL) }; NESTED],
             depth: Cell::new(0),
+            accumulates: Cell::new(0),
             outside: Cell::new(0),
             last: Cell::new(NO_LABEL),
             worker: Cell::new(UNKNOWN),
@@ -276,6 +285,13 @@ unsafe extern "C" fn backward_begins(
         if depth == 0 {
             backward.outside.set(super::opened());
         }
+        if changes::asked() {
+            // SAFETY: PyTorch hands in a live `RecordFunction`.
+            let accumulates = unsafe { name(function) }.to_bytes() == ACCUMULATE;
+            let bit = 1_u32.checked_shl(depth + 1).unwrap_or(0);
+            let others = backward.accumulates.get() & !bit;
+            backward.accumulates.set(if accumulates { others | bit } else { others });
+        }
         guard::local(|local| {
             if let Some(place) = backward.before.get(depth as usize) {
                 place.set(local.label.get());
@@ -299,6 +315,8 @@ unsafe extern "C" fn backward_ends(_: *const u8, _: *mut c_void) {
     BACKWARD_OF.with(|backward| {
         let Some(depth) = backward.depth.get().checked_sub(1) else { return };
         backward.depth.set(depth);
+        let bit = 1_u32.checked_shl(depth + 1).unwrap_or(0);
+        backward.accumulates.set(backward.accumulates.get() & !bit);
         if depth == 0 && backward.is_worker() {
             return;
         }

@@ -162,3 +162,8 @@ def test_sub_totals_at_the_peak_add_up_to_it(tmp_path):
 
 def test_the_library_takes_part_in_nvtx_by_its_documented_name():
     assert b"InitializeInjectionNvtx2" in LIBRARY.read_bytes()
+
+
+def test_watching_leaves_modules_and_their_copies_alone(tmp_path):
+    done = must(record([PYTHON, HERE / "scripts" / "watching.py"], tmp_path / "out", env=PACKAGE))
+    assert done.stdout.startswith("left alone None")

@@ -152,3 +152,22 @@ def test_mem_tracker_knows_what_a_checkpoint_computes_again(tmp_path):
     again = modules["layers.1"]
     assert len(again["Pre-Forward-AC"]) == 2
     assert modules["layers.1.up"]["Post-Forward-AC"][0]["Activation"] > again["Pre-Forward-AC"][0]["Activation"]
+
+
+def test_mem_tracker_where_gradients_are_short_lived_and_trackers_are_many(tmp_path):
+    said = json.loads(run("mem_tracker_cases.py", out=tmp_path / "out").splitlines()[-1])
+    size = said["parameters"]
+    peak, now = said["gone"]
+    assert peak["Gradient"] > 0 and now["Gradient"] == now["Temp"] == 0
+    assert said["in a hook"]["Gradient"] + said["in a hook"]["Temp"] > 0
+    now, peak, given = said["given back"]
+    assert sum(given) == size and now["Gradient"] == 0 and 0 < peak["Gradient"] < size
+    now, allocated = said["one thread"]
+    assert now["Gradient"] == size and now["Temp"] == 0 and now["Total"] == allocated
+    assert said["inner"]["Input"] == 64 * 512 * 4 and said["inner"]["Gradient"] == size
+    outer, allocated = said["outer"]
+    assert outer["Total"] == allocated and outer["Gradient"] == size and outer["Optstate"] >= 2 * size
+    most, times = said["unread"]
+    assert most < 30_000 and times >= 1
+    now, allocated = said["after"]
+    assert now["Total"] == allocated
