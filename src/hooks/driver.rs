@@ -13,7 +13,7 @@ use memtrace_format::replay::PAGE;
 
 use super::roles::{note, pass};
 use super::table::{Door, Out, Ptr, real};
-use super::{contexts, event, lookup, torch};
+use super::{captures, contexts, event, lookup, torch};
 use crate::record::guard;
 
 macro_rules! forward {
@@ -89,6 +89,7 @@ pub(super) fn cuMemSetAccess(
         if bytes == 0 {
             return; // access for a peer device, to memory that was mapped before
         }
+        captures::settle(recorder, local);
         let request = torch::doing(recorder, local, -1);
         recorder.write(&Event {
             flags: if piece == PAGE { FLAG_SMALL } else { 0 },
@@ -108,6 +109,7 @@ pub(super) fn cuMemSetAccess(
 pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
     if torch::is_caller(door.caller) {
         guard::observe(|recorder, local| {
+            captures::settle(recorder, local);
             let request = torch::doing(recorder, local, -1);
             recorder.write(&Event {
                 addr: addr as u64,

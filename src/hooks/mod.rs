@@ -3,6 +3,7 @@
 //! [`table`] lists the doors, [`roles`] says what each does to memory, [`lookup`] sees to it that a program that asks
 //! for a function by name is shown the same door, and [`place`] knows which device a call is about.
 
+pub mod captures;
 pub mod communicators;
 pub mod contexts;
 pub mod deepbind;
@@ -10,6 +11,7 @@ pub mod driver;
 pub mod elf;
 pub mod interposers;
 pub mod lookup;
+pub mod methods;
 pub mod place;
 pub mod pools;
 pub mod records;

@@ -6,23 +6,17 @@
 //! hand on a filter of ours that asks the real one and remembers a yes, for the request that is under way in
 //! this thread. The allocator itself does the asking, when and as often as it would without us.
 //!
-//! The slot moves from release to release. It is found by name: the wheels' `libc10_cuda.so` has its symbol table. Where
-//! it hasn't, pools are (0, 0), and that is said once.
-//!
 //! `std::function` is libstdc++'s, whose layout is part of its stable ABI: two words of storage, a manager (what it is
 //! asked to do: 0 the type, 1 the functor, 2 copy, 3 destroy), an invoker. An exception of the real filter passes
 //! through.
 
-use std::ffi::{OsStr, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
 
 use memtrace_format::event::Pool;
-use memtrace_naming::symbols;
 
-use super::resolve::Loaded;
-use crate::message;
+use super::captures;
+use super::methods::Methods;
 use crate::record::guard;
 
 type Storage = [usize; 2];
@@ -140,42 +134,21 @@ unsafe extern "C-unwind" fn begin(
     unsafe {
         let real: Begin = std::mem::transmute(REAL_BEGIN.load(Ordering::Acquire));
         let Some(copy) = Function::copy(filter) else {
-            return real(this, device, first, second, filter);
+            real(this, device, first, second, filter);
+            return captures::begins_pool(device);
         };
         let pool = Pool::of((first, second));
         let ours = Box::new(Filter { owners: AtomicUsize::new(1), pool, real: copy });
         let storage = [Box::into_raw(ours) as usize, 0];
         let mut ours = Function { storage, manage: Some(manage), invoke: Some(invoke) };
         real(this, device, first, second, &raw mut ours);
+        captures::begins_pool(device);
     }
 }
 
 /// Puts our function into a copy of the allocator's table.
-pub fn watch(functions: &mut [usize], library: &Loaded) {
-    let path = Path::new(OsStr::from_bytes(library.path.as_bytes()));
-    // What follows the table is other data of the library's.
-    let code = library.text_start..library.text_end;
-    let mut addresses: Vec<usize> =
-        functions.iter().copied().filter(|f| code.contains(f)).collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    let places: Vec<u64> = addresses.iter().map(|f| (f - library.base) as u64).collect();
-    let names = guard::uncancelled(|| symbols::names_at(path, &[], &places)).unwrap_or_default();
-    if names.iter().all(Option::is_none) {
-        message!(
-            "this PyTorch's libc10_cuda.so doesn't name its functions: private pools are written as (0, 0)"
-        );
-    }
-    let is_begin = |name: &Option<String>| {
-        name.as_ref().is_some_and(|n| {
-            n.contains("NativeCachingAllocator") && n.contains("beginAllocateToPool")
-        })
-    };
-    // The allocator behind cudaMallocAsync has no pools.
-    if let Some(real) = names.iter().position(is_begin).map(|i| addresses[i])
-        && let Some(slot) = functions.iter_mut().find(|f| **f == real)
-    {
+pub fn watch(methods: &mut Methods) {
+    methods.replace("beginAllocateToPool", begin as *const (), |real| {
         REAL_BEGIN.store(real as *mut c_void, Ordering::Release);
-        *slot = begin as *const () as usize;
-    }
+    });
 }

@@ -20,7 +20,7 @@ use super::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
 };
 use super::table::{Api, Door, Out, Ptr};
-use super::{communicators, contexts, event, place, torch};
+use super::{captures, communicators, contexts, event, place, torch};
 
 pub use super::contexts::*;
 use crate::message;
@@ -146,6 +146,7 @@ fn allocated(door: Door, it: Allocated) {
 
 /// PyTorch's allocator got a segment for the request that is under way.
 fn segment(recorder: &Recorder, local: &Local, it: Allocated) -> Event {
+    captures::settle(recorder, local);
     let request = torch::doing(recorder, local, -1);
     // PyTorch asks the driver for exactly 2 MiB for requests of at most 1 MiB and never otherwise.
     let flags = if it.size == 2 << 20 { FLAG_SMALL } else { 0 };
@@ -284,6 +285,9 @@ pub unsafe fn frees(
 fn freed(door: Door, what: What, addr: usize, stream: usize) {
     guard::observe(|recorder, local| {
         let framework = door.api == Api::cudaFree && torch::is_caller(door.caller);
+        if framework {
+            captures::settle(recorder, local);
+        }
         let stack = match local.request.get() {
             Some(request) if framework => request.stack,
             _ if framework => recorder.stack_of_free(local),

@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 use memtrace_format::event::{Event, Kind, Layer};
 
-use super::table::{Door, Handle, Out, real};
-use super::{contexts, event, lookup, place, sites, torch};
+use super::table::{Door, Handle, Out, Ptr, real};
+use super::{captures, contexts, event, lookup, place, sites, torch};
 use crate::record::guard::{self, MAX_WAITS};
 use crate::stack::Site;
 
@@ -51,6 +51,10 @@ pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
     if code == 0 && sites::is_allocator(door.caller) {
         guard::local(|l| {
             let n = l.recorded_len.get();
+            if n == MAX_WAITS {
+                captures::settle_some();
+            }
+            let n = l.recorded_len.get();
             if n < MAX_WAITS {
                 l.recorded[n].set((ev as u64, stream as u64));
                 l.recorded_len.set(n + 1);
@@ -79,6 +83,7 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
     }
     crate::gauges::waiting::reached(ev as u64);
     guard::observe(|recorder, local| {
+        captures::settle(recorder, local);
         let request = local.request.get();
         recorder.write(&Event {
             extra: ev as u64,
@@ -87,6 +92,26 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
         });
     });
 }
+
+/// The allocator asks so whether a graph is being captured.
+macro_rules! tells_capture {
+    ($name:ident ($($arg:ident),*)) => {
+        #[allow(clippy::too_many_arguments, reason = "NVIDIA's prototype, and the door")]
+        pub(super) fn $name(door: Door, stream: Handle, status: *mut c_int, $($arg: Ptr),*) -> c_int {
+            let code = forward!($name(stream, status, $($arg),*));
+            if code == 0 && !status.is_null() {
+                // SAFETY: the real function succeeded with this out-parameter.
+                let status = unsafe { *status };
+                guard::local(|local| captures::told(local, door.caller, status));
+            }
+            code
+        }
+    };
+}
+
+tells_capture!(cudaStreamGetCaptureInfo(id, graph, dependencies, edges, count));
+tells_capture!(cudaStreamGetCaptureInfo_v2(id, graph, dependencies, count));
+tells_capture!(cudaStreamGetCaptureInfo_v3(id, graph, dependencies, edges, count));
 
 /// A look-up through the runtime, which asks for the version that it was built with.
 macro_rules! looks_up {

@@ -266,6 +266,12 @@ entry_points! {
         cudaEventRecord(event: Handle, stream: Handle) => own;
         cudaEventQuery(event: Handle) => own;
         cudaEventSynchronize(event: Handle) => own;
+        // Until CUDA 12 this had three arguments, since then seven.
+        cudaStreamGetCaptureInfo(stream: Handle, status: *mut c_int, id: Ptr, graph: Ptr, dependencies: Ptr, edges: Ptr, count: Ptr)
+            => own;
+        cudaStreamGetCaptureInfo_v2(stream: Handle, status: *mut c_int, id: Ptr, graph: Ptr, dependencies: Ptr, count: Ptr) => own;
+        cudaStreamGetCaptureInfo_v3(stream: Handle, status: *mut c_int, id: Ptr, graph: Ptr, dependencies: Ptr, edges: Ptr, count: Ptr)
+            => own;
         // Until CUDA 11 this had five arguments, since then three.
         cudaGraphInstantiate(out: Out, graph: Handle, a: usize, b: usize, c: usize) => creates(What::Executable, out);
         cudaGraphInstantiateWithFlags(out: Out, graph: Handle, flags: c_ulonglong) => creates(What::Executable, out);

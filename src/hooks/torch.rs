@@ -20,7 +20,8 @@ use memtrace_format::event::{
     Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
 };
 
-use super::{event, pools, resolve};
+use super::methods::Methods;
+use super::{captures, event, pools, resolve};
 use crate::gauges;
 use crate::labels::changes;
 use crate::record::Recorder;
@@ -75,7 +76,7 @@ pub fn attach() -> bool {
 /// `c10::cuda::CUDAStream`: a device (type and index, a byte each, in the first word) and a stream id.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct CudaStream {
+pub struct CudaStream {
     device: u64,
     id: u64,
 }
@@ -94,13 +95,18 @@ pub fn current_stream(local: &Local, device: i8) -> (u64, i8) {
     // returned in two registers, as `CudaStream` is.
     let stream = unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) };
     let device = (stream.device >> 8) as i8;
-    // In every 2.x the default stream has the id 0, and no other one has (`c10/core/Stream.h`).
-    (if stream.id == 0 { 0 } else { raw_stream(local, stream) }, device)
+    (raw_stream(local, stream), device)
 }
 
-/// The handle of a stream that isn't the default one. It never changes, and to ask for it costs PyTorch two calls of
-/// the CUDA runtime: so the thread remembers its last one.
-fn raw_stream(local: &Local, stream: CudaStream) -> u64 {
+/// The handle of a stream. It never changes, and to ask for it costs PyTorch two calls of the CUDA runtime: so the thread
+/// remembers its last one.
+#[inline]
+pub fn raw_stream(local: &Local, stream: CudaStream) -> u64 {
+    // In every 2.x the default stream has the id 0, and no other one has (`c10/core/Stream.h`).
+    if stream.id == 0 { 0 } else { other_stream(local, stream) }
+}
+
+fn other_stream(local: &Local, stream: CudaStream) -> u64 {
     static RAW: resolve::Real = resolve::Real::new();
     let (device, id, raw) = local.stream.get();
     if (device, id) == (stream.device, stream.id) {
@@ -229,7 +235,9 @@ unsafe fn swap_table(object: *mut usize) {
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
         REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
         if let Some(library) = resolve::loaded(LIBRARY) {
-            pools::watch(&mut copy[LEADING..words], &library);
+            let mut methods = Methods::of(&mut copy[LEADING..words], &library);
+            pools::watch(&mut methods);
+            captures::watch(&mut methods);
         }
         let ours = Box::leak(copy).as_ptr().add(LEADING) as usize;
         OUR_TABLE.store(ours, Ordering::Release);
@@ -337,8 +345,10 @@ fn forward_usage(
 }
 
 fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) -> u64 {
+    captures::settle(recorder, local);
     local.recorded_len.set(0);
     let asked = doing(recorder, local, device);
+    captures::handed_out(local, addr, asked.stream);
     let (size, flags) =
         if asked.size == 0 { (block, FLAG_SIZE_IS_ROUNDED) } else { (asked.size, 0) };
     recorder.write(&Event {
@@ -355,7 +365,8 @@ fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
 }
 
 fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) {
-    let pending = local.recorded_len.get() > 0;
+    let deferred = captures::taken_back(local, addr, block, device);
+    let pending = deferred || local.recorded_len.get() > 0;
     let free = Event {
         addr,
         size: block,
@@ -366,7 +377,7 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         ..event(local, Kind::FreeRequested, Layer::Framework)
     };
     recorder.write(&free);
-    if pending {
+    if pending && !deferred {
         let mut events = [0; guard::MAX_WAITS];
         let n = local.recorded_len.get().min(events.len());
         for (event, recorded) in events.iter_mut().zip(&local.recorded) {
@@ -394,6 +405,7 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
     static REAL: resolve::Real = resolve::Real::new();
     if device & 0xff == CUDA {
         guard::observe(|recorder, local| {
+            captures::settle(recorder, local);
             let asked = doing(recorder, local, (device >> 8) as i8);
             let ticket = recorder.write(&Event {
                 size: size as u64,

@@ -49,6 +49,8 @@ pub struct Local {
     pub pool: Cell<Pool>,
     /// PyTorch's stream that was last asked for its handle: device word and id, and the handle.
     pub stream: Cell<(u64, u64, u64)>,
+    /// What PyTorch's allocator was last answered when it asked whether this thread's stream captures a graph.
+    pub capturing: Cell<bool>,
     /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
     pub device_free: Cell<u64>,
     /// Pieces that PyTorch's allocator mapped since it last set access: bytes, and the largest piece.
@@ -70,6 +72,7 @@ thread_local! {
             request: Cell::new(None),
             pool: Cell::new(Pool::DEFAULT),
             stream: Cell::new((0, 0, 0)),
+            capturing: Cell::new(false),
             device_free: Cell::new(0),
             stacks: Mine::new(),
             recorded: [const { Cell::new((0, 0)) }; MAX_WAITS],

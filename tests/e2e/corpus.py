@@ -64,6 +64,8 @@ PROGRAMS = [
     Program("mem-pools", "mem_pools.py", closing="pools done"),
     Program("mem-pools-expandable", "mem_pools.py", closing="pools done", env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     Program("cuda-graphs", "cuda_graphs.py", closing="captured and replayed"),
+    Program("capture-frees", "capture_frees.py", closing="captured 10 graphs"),
+    Program("capture-frees-lazy", "capture_frees.py", spec=LAZY, real=False, closing="captured 10 graphs"),
     Program("random-eager", "random_program.py", ("1",), closing="live"),
     Program("random-lazy", "random_program.py", ("2",), spec=LAZY, real=False, closing="live"),
     Program("backward-threads", "backward_threads.py", closing="ran backward in 4 threads"),

@@ -129,13 +129,16 @@ fn deferred(out: &mut String, waits: &Value) {
         || "and still does".to_owned(),
         |end| format!("{} us long", count(end.saturating_sub(number(&first["requested_us"])))),
     );
+    let what_for = match &streams[..] {
+        [] => "the end of a graph capture".to_owned(),
+        streams => format!("stream {}", streams.join(" and ")),
+    };
     let _ = writeln!(
         out,
-        "\nfrees that waited for other streams: {}, at most {} at a time; {} waited for stream {} {how_long}",
+        "\nfrees that waited for other streams: {}, at most {} at a time; {} waited for {what_for} {how_long}",
         count(number(&waits["count"])),
         size(number(&waits["most_bytes"])),
         size(number(&first["bytes"])),
-        streams.join(" and ")
     );
 }
 

@@ -1,6 +1,6 @@
 //! The table from hand-made events: it adds up, whatever happened, and charges what changed to what came or went.
 
-use memtrace_format::event::{FLAG_PROCESSES, Pool};
+use memtrace_format::event::{FLAG_PENDING, FLAG_PROCESSES, Layer, Pool};
 use memtrace_format::stacks::RawFrame;
 use proptest::prelude::*;
 
@@ -226,6 +226,40 @@ fn nccls_memory_is_told_apart_by_communicator() {
             line(1, Some(4), Some(3), 8 * MIB, 1),
             line(2, None, None, 4 * MIB, 1)
         ])
+    );
+}
+
+#[test]
+fn a_free_waits_for_events_or_for_the_end_of_a_capture() {
+    let framework = |kind, addr| Event {
+        layer: Layer::Framework,
+        addr,
+        extra: MIB,
+        size: MIB,
+        ..event(kind, What::Device)
+    };
+    let freed = |addr| Event { flags: FLAG_PENDING, ..framework(Kind::FreeRequested, addr) };
+    let wait = |ev, addr| Event { extra: ev, stream: 7, ..framework(Kind::WaitsFor, addr) };
+    let ready = |ev| Event { extra: ev, ..framework(Kind::EventReady, 0) };
+    let about = told([
+        framework(Kind::Alloc, 1 << 21),
+        framework(Kind::Alloc, 2 << 21),
+        freed(1 << 21),
+        freed(2 << 21),
+        wait(70, 2 << 21),
+        framework(Kind::FreeCompleted, 1 << 21),
+        ready(70),
+        framework(Kind::FreeCompleted, 1 << 21), // it does not wait any more
+    ]);
+    let waits = &about["deferred_frees"];
+    assert_eq!((&waits["count"], &waits["most_bytes"]), (&json!(2), &json!(2 * MIB)));
+    let told: Vec<_> = waits["longest"].as_array().expect("both").iter().collect();
+    let of =
+        |w: &Value| (w["requested_us"].clone(), w["completed_us"].clone(), w["streams"].clone());
+    let expected = [(3000, 6000, json!([])), (4000, 7000, json!([7]))];
+    assert_eq!(
+        told.into_iter().map(of).collect::<Vec<_>>(),
+        expected.map(|(from, to, streams)| (json!(from), json!(to), streams))
     );
 }
 

@@ -70,17 +70,21 @@ impl Waits {
                 let Some(addr) = self.events.remove(&event.extra) else { return };
                 let Some(wait) = self.waiting.get_mut(&addr) else { return };
                 wait.left = wait.left.saturating_sub(1);
-                if wait.left == 0
-                    && let Some(wait) = self.waiting.remove(&addr)
-                {
-                    self.now = self.now.saturating_sub(wait.bytes);
-                    self.done.push(Wait { until_us: Some(time_us), ..wait });
-                    if self.done.len() >= 4 * TOLD {
-                        self.keep_longest(time_us);
-                    }
+                if wait.left == 0 {
+                    self.complete(addr, time_us);
                 }
             }
+            Kind::FreeCompleted => self.complete(event.addr, time_us),
             _ => {}
+        }
+    }
+
+    fn complete(&mut self, addr: u64, time_us: u64) {
+        let Some(wait) = self.waiting.remove(&addr) else { return };
+        self.now = self.now.saturating_sub(wait.bytes);
+        self.done.push(Wait { until_us: Some(time_us), ..wait });
+        if self.done.len() >= 4 * TOLD {
+            self.keep_longest(time_us);
         }
     }
 

@@ -1,0 +1,68 @@
+//! The functions in the table of PyTorch's allocator, by name.
+//!
+//! But for the first three, a function's place in the table moves from release to release. So it is found by its
+//! name: the wheels' `libc10_cuda.so` has its symbol table. Where it hasn't, these doors stay closed, and that is
+//! said once.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use memtrace_naming::symbols;
+
+use super::resolve::Loaded;
+use crate::message;
+use crate::record::guard;
+
+/// The class of the allocator that keeps blocks. The one behind cudaMallocAsync has no pools and no waiting frees.
+const CLASS: &str = "NativeCachingAllocator::";
+
+/// A copy of the table, in which functions can be replaced.
+pub struct Methods<'a> {
+    slots: &'a mut [usize],
+    names: Vec<(usize, String)>,
+}
+
+impl<'a> Methods<'a> {
+    /// Looks up the names of what is in the slots.
+    pub fn of(slots: &'a mut [usize], library: &Loaded) -> Methods<'a> {
+        let path = Path::new(OsStr::from_bytes(library.path.as_bytes()));
+        // What follows the table is other data of the library's.
+        let code = library.text_start..library.text_end;
+        let mut addresses: Vec<usize> =
+            slots.iter().copied().filter(|f| code.contains(f)).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let places: Vec<u64> = addresses.iter().map(|f| (f - library.base) as u64).collect();
+        let names =
+            guard::uncancelled(|| symbols::names_at(path, &[], &places)).unwrap_or_default();
+        if names.iter().all(Option::is_none) {
+            message!(
+                "this PyTorch's libc10_cuda.so doesn't name its functions: private pools are written as (0, 0), and \
+                 frees that wait for the end of a graph capture as complete"
+            );
+        }
+        let both = addresses.into_iter().zip(names);
+        Methods { slots, names: both.filter_map(|(f, name)| Some((f, name?))).collect() }
+    }
+
+    /// Where the real function of this name is.
+    pub fn find(&self, method: &str) -> Option<usize> {
+        let is_it = |name: &str| {
+            name.split_once(CLASS)
+                .and_then(|(_, rest)| rest.strip_prefix(method))
+                .is_some_and(|rest| rest.starts_with('('))
+        };
+        self.names.iter().find(|(_, name)| is_it(name)).map(|(f, _)| *f)
+    }
+
+    /// Puts `ours` where the function of this name is; `keep` is told of the real one before anybody can call ours.
+    pub fn replace(&mut self, method: &str, ours: *const (), keep: impl FnOnce(usize)) {
+        if let Some(real) = self.find(method)
+            && let Some(slot) = self.slots.iter_mut().find(|f| **f == real)
+        {
+            keep(real);
+            *slot = ours as usize;
+        }
+    }
+}
