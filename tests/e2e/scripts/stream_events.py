@@ -25,6 +25,8 @@ for step in range(30):
         later.synchronize()
 
 # Autograd joins streams with events of the same kind.
+# In this thread: a thread of autograd's own that still wants the GIL when Python ends aborts the process, with memtrace or without.
+torch.autograd.set_multithreading_enabled(False)
 net_a, net_b = nn.Linear(256, 256).cuda(), nn.Linear(256, 256).cuda()
 for step in range(5):
     x = torch.randn(64, 256, device="cuda", requires_grad=True)
