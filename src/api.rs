@@ -129,6 +129,18 @@ pub extern "C" fn memtrace_current() -> u32 {
     labels::current()
 }
 
+/// The sort of a label, as in [`memtrace_label`]; 0 if there is none of this number.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_label_sort(label: u32) -> c_int {
+    labels::store::existing().filter(|s| s.has(label)).map_or(0, |s| s.sort(label) as c_int)
+}
+
+/// The label that a label is inside of; 0 if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_label_parent(label: u32) -> u32 {
+    labels::store::existing().filter(|s| s.has(label)).map_or(0, |s| s.parent(label))
+}
+
 /// Writes the names of a label, outermost first and with `/` between them, as a C string of at most `size` bytes.
 /// Returns the length of the whole.
 ///
@@ -342,12 +354,14 @@ pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
     count
 }
 
-/// Copies up to `records` records from number `from` on, up to the first that isn't there; returns how many. Each is four
+/// Copies up to `records` records from number `from` on, up to the first that isn't there; returns how many. Each is five
 /// words: what happened (1 allocated, 2 freed, 3 labelled), the work it was part of (bit 8: 1 backward, 2 computed again by a
-/// checkpoint, 3 a gradient is put into its place), device (bit 16) and thread (bit 32); the thread's label; address; bytes.
+/// checkpoint, 3 a gradient is put into its place), device (bit 16) and thread (bit 32); the thread's label; address; bytes;
+/// and, while operators are asked for, how many of them are open on this thread, the thread's number in their records (bit 16) and
+/// the number of their next record (bit 32).
 ///
 /// # Safety
-/// `into` has room for four words for each record.
+/// `into` has room for five words for each record.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_changes_read(from: u64, records: usize, into: *mut u64) -> usize {
     let words = labels::changes::WORDS;

@@ -20,11 +20,14 @@ _HOME = {
     "MemTracker": "mem_tracker",
     "MemoryTracker": "memory_tracker",
     "MemtraceError": "_library",
+    "Tracer": "tracer",
     "Usage": "recording",
     "Watch": "watching",
     "annotate": "labels",
+    "configure_logging": "logs",
     "current_label": "labels",
     "dump": "recording",
+    "ensure_device": "tracer",
     "install": "allocator",
     "is_installed": "allocator",
     "is_recording": "recording",
@@ -47,9 +50,11 @@ if TYPE_CHECKING:
     from .integrations.loop import steps
     from .jupyter import load_ipython_extension
     from .labels import annotate, current_label, mark, step
+    from .logs import configure_logging
     from .recording import Usage, dump, is_recording, peak, profile, snapshot, start, stats, stop
     from .mem_tracker import MemTracker
     from .memory_tracker import MemoryTracker
+    from .tracer import Tracer, ensure_device
     from .watching import Watch, watch
 
 __all__ = [
@@ -57,12 +62,15 @@ __all__ = [
     "MemTracker",
     "MemoryTracker",
     "MemtraceError",
+    "Tracer",
     "Usage",
     "Watch",
     "__version__",
     "annotate",
+    "configure_logging",
     "current_label",
     "dump",
+    "ensure_device",
     "install",
     "is_installed",
     "is_recording",

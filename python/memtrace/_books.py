@@ -27,7 +27,7 @@ CATEGORIES = (
 TOTAL = "Total"
 Sums = dict[str, int]
 
-WORDS = 4
+WORDS = 5
 _ALLOCATED, _FREED, _LABELLED = 1, 2, 3
 _FORWARD, _BACKWARD, _AGAIN, _ACCUMULATE = 0, 1, 2, 3
 
@@ -51,6 +51,19 @@ class Block:
         self.thread, self.work = thread, work
 
 
+class Life(NamedTuple):
+    """A block, from when the allocator handed it out until it was taken back."""
+
+    born: int
+    """The number of the record that began it; below the first: it was there before."""
+    died: int | None
+    """And that ended it; `None`: it is still there."""
+    device: int
+    address: int
+    size: int
+    category: str
+
+
 class Moment:
     """The sums of each device at a position of the records."""
 
@@ -67,6 +80,8 @@ class Books:
     def __init__(self, place: Callable[[int], Place], note: Callable[[str, str, Moment], None], at: int) -> None:
         self._place, self._note = place, note
         self.next = at
+        # Blocks that are gone, if they are to be kept.
+        self.gone: list[Life] | None = None
         self.now: dict[int, Sums] = {}
         self.peaks: dict[int, Moment] = {}
         self._live: dict[int, Block] = {}
@@ -98,10 +113,15 @@ class Books:
         sums[category] += size
         sums[TOTAL] += size
 
+    def lives(self) -> list[Life]:
+        """Every block, in order of birth; those that are gone if they are kept."""
+        alive = [Life(b.born, None, b.device, address, b.size, b.category) for address, b in self._live.items()]
+        return sorted((*(self.gone or ()), *alive), key=lambda life: life.born)
+
     def read(self, words: list[int]) -> None:
         """The next records."""
         for i in range(0, len(words), WORDS):
-            first, label, address, size = words[i : i + WORDS]
+            first, label, address, size, _ = words[i : i + WORDS]
             if self._said and self._said[0][0] <= self.next:
                 self.learn()
             sort, work, thread = first & 0xFF, first >> 8 & 0xFF, first >> 32
@@ -166,6 +186,8 @@ class Books:
             if given_back or work == _FORWARD and block.work != _FORWARD and left:
                 self._becomes(address, GRADIENT)
         del self._live[address]
+        if self.gone is not None:
+            self.gone.append(Life(block.born, self.next, block.device, address, block.size, block.category))
         sums = self.now[block.device]
         sums[block.category] -= block.size
         sums[TOTAL] -= block.size

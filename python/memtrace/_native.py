@@ -25,6 +25,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_label": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.c_int, ctypes.c_char_p]),
     "memtrace_enter": (ctypes.c_uint32, [ctypes.c_uint32]),
     "memtrace_current": (ctypes.c_uint32, []),
+    "memtrace_label_sort": (ctypes.c_int, [ctypes.c_uint32]),
+    "memtrace_label_parent": (ctypes.c_uint32, [ctypes.c_uint32]),
     "memtrace_label_path": (ctypes.c_size_t, [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]),
     "memtrace_mark": (None, [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64]),
     "memtrace_memory": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
@@ -67,6 +69,8 @@ class Native:
         self.mark: Callable[[bytes, int, int], None] = library.memtrace_mark
         self.restart_peak: Callable[[int], None] = library.memtrace_restart_peak
         self.raise_peak: Callable[[int, int, int], None] = library.memtrace_raise_peak
+        self.label_sort: Callable[[int], int] = library.memtrace_label_sort
+        self.label_parent: Callable[[int], int] = library.memtrace_label_parent
         self.operators_start: Callable[[int, int], int] = library.memtrace_operators_start
         self.operators_stop: Callable[[], None] = library.memtrace_operators_stop
         self.operators_module: Callable[[int], None] = library.memtrace_operators_module

@@ -5,6 +5,7 @@ Figures are returned, not shown, so that they work in notebooks, in scripts with
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Mapping, Sequence
 
 from ._library import MemtraceError
@@ -44,4 +45,24 @@ def bars(rows: Mapping[str, Mapping[str, int]]) -> Any:
     axes.invert_yaxis()
     axes.set(xlabel="MiB")
     axes.legend()
+    return figure
+
+
+def stacked(spans: Sequence[tuple[int, int | None, int, str]], order: Sequence[str]) -> Any:
+    """MiB over the number of the change, what there is of each name on top of the one before. A span is of a block: the
+    change that began it (below zero: it was there), the one that ended it (or `None`), its bytes, and its name."""
+    figure, axes = _figure()
+    times = sorted({max(at, 0) for begin, end, _, _ in spans for at in (begin, end) if at is not None})
+    times = times or [0]
+    which = {at: i for i, at in enumerate(times)}
+    changes = {name: [0] * len(times) for name in order if any(span[3] == name for span in spans)}
+    for begin, end, size, name in spans:
+        changes[name][which[max(begin, 0)]] += size
+        if end is not None:
+            changes[name][which[end]] -= size
+    heights = [[n / _MIB for n in itertools.accumulate(row)] for row in changes.values()]
+    if heights:
+        axes.stackplot(times, heights, labels=list(changes), step="post")
+        axes.legend(loc="upper left")
+    axes.set(xlabel="change of what is allocated", ylabel="MiB")
     return figure

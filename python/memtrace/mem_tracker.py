@@ -20,6 +20,7 @@ buckets have no range of their own, so they are activations, or other if they we
 
 from __future__ import annotations
 
+import array
 import ctypes
 import time
 import weakref
@@ -27,7 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
 from ._books import BUFFER, CATEGORIES, GRADIENT, INPUT, OPTIMIZER_STATE, OTHER, PARAMETER, TOTAL, WORDS
-from ._books import Block, Books, Moment, Place, Sums
+from ._books import Block, Books, Life, Moment, Place, Sums
 from ._library import MemtraceError
 from ._native import Native, native
 from .watching import Watch, watch
@@ -73,10 +74,14 @@ class MemTracker:
         tracker.display_snapshot("peak", units="MiB")
         tracker.display_modulewise_snapshots(depth=2, units="MiB")
 
+    With `history=True` blocks that are gone are kept in the books, for `plot()`.
     The process must run under memtrace (`memtrace run -- python train.py`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, history: bool = False) -> None:
+        # All records, for a reader that wants more of them than the books have.
+        self._history: array.array[int] | None = array.array("Q") if history else None
+        self._begun = 0
         self.memory_tracking: dict[str, ModuleStats] = {}
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -135,6 +140,9 @@ class MemTracker:
         known.changes_ask(1)
         self._lost = self._count_lost()
         self._books = books = Books(self._place, self._note, known.changes_count(None))
+        self._begun = books.next
+        if self._history is not None:
+            self._history, books.gone = array.array("Q"), []
         _running.add(self)
         for segment in torch.cuda.memory_snapshot():
             for block in segment["blocks"]:
@@ -245,6 +253,8 @@ class MemTracker:
                 )
             got = known.changes_read(books.next, min(_BATCH, total - books.next), words)
             books.read(words[: got * WORDS])
+            if self._history is not None:
+                self._history.frombytes(memoryview(words).cast("B")[: got * WORDS * 8])
             if not got:  # another thread is just writing the next one
                 waited += 1
                 if waited > 10_000:
@@ -316,6 +326,20 @@ class MemTracker:
         self._sync()
         self.memory_tracking.clear()
         self._books.forget_moments()
+
+    def plot(self, device: int = 0) -> Any:
+        """What a device had over time, stacked by category; matplotlib's figure. Needs `history=True`."""
+        from ._plots import stacked
+
+        begun, lives = self._begun, [life for life in self._lives() if life.device == device]
+        spans = [(b.born - begun, None if b.died is None else b.died - begun, b.size, b.category) for b in lives]
+        return stacked(spans, CATEGORIES)
+
+    def _lives(self) -> list[Life]:
+        if self._history is None:
+            raise MemtraceError("blocks that are gone were not kept: make it MemTracker(history=True)")
+        self._sync()
+        return self._books.lives()
 
     def plot_modules(self, state: str = "Peak-Forward") -> Any:
         """A bar for each module, by category, in its last call's state; matplotlib's figure."""

@@ -34,9 +34,6 @@ _SHUT_OUT = 1 << 46
 _NOT_SHOWN = ("aten::detach.default", "aten::detach_.default")
 
 
-_running: set[MemoryTracker] = set()
-
-
 class OperatorCall(NamedTuple):
     """One operator of a run."""
 
@@ -99,12 +96,9 @@ class MemoryTracker:
                 "MemoryTracker needs memtrace in the process: start it as `memtrace run -- python ...`"
             )
         torch.cuda.empty_cache()
-        key: Any = torch._C.DispatchKey.Python
-        if not known.operators_start(torch.cuda.current_device(), int(key)):
-            raise MemtraceError("this PyTorch does not say its operators: MemoryTracker needs 2.6 or later")
-        _running.add(self)
+        begin_operators(known)
         self._native = known
-        self._first, self._lost = _count(known)
+        self._first, self._lost = count_operators(known)
         self._modules = [""]
         self._markers = {}
         self._calls = Calls(known)
@@ -124,8 +118,7 @@ class MemoryTracker:
         known = self._native
         if known is None:
             raise MemtraceError("this MemoryTracker is not running: call start_monitor() first")
-        known.operators_stop()
-        _running.discard(self)
+        end_operators(known)
         if self._calls is not None:
             self._calls.remove()
         for hook in self._hooks:
@@ -152,12 +145,12 @@ class MemoryTracker:
     # --- afterwards ---
 
     def _tabulate(self, known: Native) -> None:
-        upto, lost = _count(known)
-        records = _read(known, self._first, upto) if lost == self._lost else []
+        upto, lost = count_operators(known)
+        records = read_operators(known, self._first, upto) if lost == self._lost else []
         known.operators_release(upto)
         if lost != self._lost:
             raise MemtraceError(f"{lost - self._lost} operators found no room: stop() more often")
-        shown = _shown(known, records)
+        shown = shown_operators(known, records)
         names: dict[str, int] = defaultdict(int)
         self.calls = []
         paths: dict[int, str] = {}
@@ -235,13 +228,36 @@ class MemoryTracker:
         self.calls = []
 
 
-def _count(known: Native) -> tuple[int, int]:
+_recorded = False
+
+
+def begin_operators(known: Native) -> None:
+    """Operators leave records from here on, with what the current device has."""
+    global _recorded
+    import torch
+
+    if _recorded:
+        raise MemtraceError("operators are recorded for one tracker at a time; another MemoryTracker or Tracer is running")
+    key: Any = torch._C.DispatchKey.Python
+    if not known.operators_start(torch.cuda.current_device(), int(key)):
+        raise MemtraceError("this PyTorch does not say its operators: 2.6 or later does")
+    _recorded = True
+
+
+def end_operators(known: Native) -> None:
+    """No more records."""
+    global _recorded
+    known.operators_stop()
+    _recorded = False
+
+
+def count_operators(known: Native) -> tuple[int, int]:
     """The number of the next record, and how many found no room so far."""
     lost = ctypes.c_uint64()
     return known.operators_count(ctypes.byref(lost)), lost.value
 
 
-def _read(known: Native, first: int, upto: int) -> list[tuple[int, ...]]:
+def read_operators(known: Native, first: int, upto: int) -> list[tuple[int, ...]]:
     records: list[tuple[int, ...]] = []
     words = (ctypes.c_uint64 * (_BATCH * _WORDS))()
     while first < upto:
@@ -255,7 +271,7 @@ def _read(known: Native, first: int, upto: int) -> list[tuple[int, ...]]:
     return records
 
 
-def _shown(known: Native, records: list[tuple[int, ...]]) -> list[int]:
+def shown_operators(known: Native, records: list[tuple[int, ...]]) -> list[int]:
     """The positions of the operators that a dispatch mode would have seen.
 
     Records are in the order in which operators ended. Backwards, an operator comes before all that ran inside it, so one

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import pickle
 import re
@@ -20,14 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, TypeVar, overload
 
-from . import _library
+from . import _library, logs
 from ._library import MemtraceError
 from ._native import Native, native
 from .labels import annotate, mark
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-log = logging.getLogger("memtrace")
+log = logs.get("recording")
 
 HOW = (
     "start the program as `memtrace run -- python …` (or with LD_PRELOAD=libmemtrace.so), or call memtrace.start() before "

@@ -1,6 +1,7 @@
-//! Everything that changes what is allocated, in order, with what the thread was doing: for `memtrace.MemTracker`.
+//! Everything that changes what is allocated, in order, with what the thread was doing: for `memtrace.MemTracker` and
+//! `memtrace.Tracer`.
 //!
-//! Four words for each block that PyTorch's allocator hands out or takes back, and for each change of a thread's label, while
+//! Five words for each block that PyTorch's allocator hands out or takes back, and for each change of a thread's label, while
 //! a tracker asks. What a block is *for* is worked out by the reader, from tensors that it knows; what the thread was
 //! doing when it asked for it is said here, because nobody can say it later.
 
@@ -9,10 +10,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_format::event::LabelId;
 
 use super::journal::Journal;
+use super::operators;
 use super::torch::{self, Work};
 
-/// Words of a record: sort, work (from bit 8), device (bit 16), thread (bit 32); label; address; bytes.
-pub const WORDS: usize = 4;
+/// Words of a record: sort, work (from bit 8), device (bit 16), thread (bit 32); label; address; bytes; the operator
+/// ([`operators::inside`]).
+pub const WORDS: usize = 5;
 
 /// A block was handed out.
 const ALLOCATED: u64 = 1;
@@ -79,5 +82,6 @@ fn write(tid: u32, first: u64, label: LabelId, addr: u64, size: u64) {
         Work::Again => 2,
         Work::Accumulate => 3,
     };
-    JOURNAL.write([first | work << 8 | u64::from(tid) << 32, u64::from(label), addr, size]);
+    let first = first | work << 8 | u64::from(tid) << 32;
+    JOURNAL.write([first, u64::from(label), addr, size, operators::inside()]);
 }

@@ -161,6 +161,18 @@ fn failed() -> bool {
     !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, Exceptions>(asked)() } > 0
 }
 
+/// What operator the calling thread is in, for a record of something else: how many are open (16 bits), the thread's number
+/// (from bit 16), and the number of the next record (from bit 32). Of the records from there on with this thread's number, the first of
+/// each smaller depth is of an operator that is open now. 0 if nobody asks for operators.
+#[inline]
+pub fn inside() -> u64 {
+    if HANDLE.load(Ordering::Relaxed) == 0 || DEPTH.get() == 0 {
+        return 0;
+    }
+    let [records, _] = JOURNAL.count();
+    u64::from(DEPTH.get().min(0xffff)) | u64::from(thread()) << 16 | records << 32
+}
+
 fn write(operator: LabelId, depth: u32) {
     let [allocated, reserved, ..] =
         gauges::of(DEVICE.load(Ordering::Relaxed) as usize).map_or([0; 4], gauges::Gauge::read);

@@ -1,0 +1,188 @@
+"""memtrace.Tracer, with PyTorch's own statistics as the judge."""
+
+import json
+import importlib.util
+
+import pytest
+from support import HERE, MEMTRACE, PYTHON, ROOT, execute, load, must, only_file, record
+
+PACKAGE = {"PYTHONPATH": str(ROOT / "python")}
+
+
+def traced(how, out):
+    """What a program reports, and what is true."""
+    done = must(record([PYTHON, HERE / "scripts" / "tracer.py", how], out, env=PACKAGE))
+    found = json.loads(done.stdout)
+    return found["report"], found["said"], done.stderr
+
+
+@pytest.mark.parametrize("how", ["plain", "checkpoint"])
+def test_training_is_what_pytorch_counts(tmp_path, how):
+    report, said, text = traced(how, tmp_path)
+    assert "an estimate, on the virtual GPU h100" in text and "backward" in text and "layers.0.up" in text
+    assert (report["virtual"], report["version"]) == ("h100", 1)
+    check_phases(report, said)
+    blocks = report["lifetimes"]["blocks"]
+    check_lives(report, said, blocks)
+    relus = [b for b in blocks if b["operator"] == "aten::relu.default" and not b["in_backward"]]
+    again = [b for b in relus if b["created_in_phase"] == "backward"]
+    assert {b["freed_in_phase"] for b in relus} == ({"backward", "forward"} if how == "checkpoint" else {"backward"})
+    assert len(again) == (2 * 3 if how == "checkpoint" else 0)
+    assert {b["module"] for b in relus} == {f"layers.{i}" for i in range(3)}
+    if how == "plain":
+        check_saved(report, said, blocks)
+        # The hook on saved tensors keeps nothing: without it, the same steps take the same.
+        unhooked, without, _ = traced("unhooked", tmp_path / "unhooked")
+        assert without["phases"] == said["phases"]
+        assert not any(block["saved"] for block in unhooked["lifetimes"]["blocks"])
+
+
+def check_phases(report, said):
+    for name, calls in said["phases"].items():
+        assert report["phases"][name]["cuda:0"]["calls"] == calls, name
+        assert report["phases"][name]["cuda:0"]["max"] == max(call["max"] for call in calls)
+    device = report["devices"]["cuda:0"]
+    assert device["max"] == max(call["max"] for calls in said["phases"].values() for call in calls)
+    assert sum(device["categories"].values()) == device["max"]
+    assert device["current"] == said["now"] == said["until now"]
+    assert device["max_reserved"] >= device["reserved"] >= device["current"]
+    # Phases that nobody named are found.
+    steps = report["phases"]["optimizer_step"]["cuda:0"]["calls"]
+    assert len(steps) == len(report["phases"]["zero_grad"]["cuda:0"]["calls"]) == 2
+    assert [call["max"] for call in steps] == [call["max"] for call in said["phases"]["update"]]
+
+
+def check_lives(report, said, blocks):
+    alive = {str(b["address"]): b["bytes"] for b in blocks if b["freed"] is None}
+    assert alive == said["alive"]
+    assert sum(b["bytes"] for b in blocks if b["created"] < 0) == report["devices"]["cuda:0"]["start"]
+    for block in blocks:
+        assert block["freed"] is None or block["freed"] > block["created"]
+    states = [b for b in blocks if b["category"] == "Optstate" and b["created"] >= 0]
+    assert states and all(b["created_in_phase"] == "update/optimizer_step" and b["freed"] is None for b in states)
+    gradients = [b for b in blocks if b["category"] == "Gradient"]
+    assert gradients and all((b["created_in_phase"], b["in_backward"]) == ("backward", True) for b in gradients)
+    assert "update/zero_grad" in {b["freed_in_phase"] for b in gradients}
+
+
+def check_saved(report, said, blocks):
+    # By address, since the second step gets the same ones.
+    saved = [b for b in blocks if b["saved"] is not None]
+    assert len(said["saved"]) == 2
+    assert {b["address"] for b in saved} == set(said["saved"][0]) | set(said["saved"][1])
+    for block in saved:
+        assert block["created"] < block["saved"] and (block["freed"] is None or block["saved"] < block["freed"])
+    assert any((b["module"], b["saved_in_module"]) == ("layers.1.norm", "layers.1.up") for b in saved)
+    by_module = report["lifetimes"]["by_module"]
+    assert by_module["layers.1"]["saved"] == sum(b["bytes"] for b in saved if b["module"] == "layers.1") > 0
+
+
+def test_a_phase_is_of_every_thread(tmp_path):
+    report, said, _ = traced("threads", tmp_path)
+    ours = report["phases"]["backward"]["cuda:0"]["calls"]
+    for call, theirs in zip(ours, said["phases"]["backward"]):
+        assert {what: call[what] for what in ("max", "allocated", "blocks")}.items() <= theirs.items()
+    blocks = [b for b in report["lifetimes"]["blocks"] if b["in_backward"]]
+    assert {b["created_in_phase"] for b in blocks} == {"backward"} and {"layers.0.up", "head"} <= {b["module"] for b in blocks}
+
+
+def test_operators_and_modules_are_what_pytorch_counts(tmp_path):
+    report, said, _ = traced("operators", tmp_path)
+    ours = {name: use["cuda:0"]["allocated"] for name, use in report["operators"].items()}
+    theirs = {name: n for name, n in said["operators"].items() if n}
+    assert len(theirs) >= 4
+    for name, taken in theirs.items():
+        assert ours[name] == taken, name
+    assert set(ours) - set(theirs) == {"aten::stack.default", "aten::sum.dim_IntList"}
+    for name, taken in said["modules"].items():
+        assert report["modules"][name]["cuda:0"]["allocated"] == taken, name
+    assert all(use["cuda:0"]["current"] == 0 for use in report["modules"].values())
+
+
+# --- the device ---
+
+PROGRAM = """
+import sys, memtrace
+memtrace.ensure_device({device!r})
+import torch
+with memtrace.Tracer(device={device!r}) as tracer:
+    kept = torch.empty(1 << 20, device="cuda", dtype=torch.uint8)
+report = tracer.report()
+print(report.virtual, report.devices["cuda:0"].max, *sys.argv[1:])
+"""
+
+
+def test_a_program_starts_itself_anew_on_the_device(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.format(device="virtual:h100"))
+    env = {**PACKAGE, "MEMTRACE_LIBRARY": str(MEMTRACE.parent / "libmemtrace.so"), "MEMTRACE_OUT": str(tmp_path)}
+    done = must(execute([PYTHON, script, "an argument", "-x"], env=env, cwd=tmp_path))
+    assert done.stdout.split("\n")[0] == "h100 1048576 an argument -x"
+    assert load(only_file(tmp_path))["memtrace"]["virtual"]
+
+
+def test_another_device_than_the_one_at_hand_is_refused(tmp_path):
+    program = "import memtrace\nmemtrace.Tracer(device={!r}).__enter__()"
+    done = must(record([PYTHON, "-c", program.format("virtual:a100-80")], tmp_path, env=PACKAGE), 1)
+    assert "on the virtual GPU h100" in done.stderr and "memtrace run --virtual a100-80 -- " in done.stderr
+    done = must(execute([PYTHON, "-c", program.format("virtual:h100")], env=PACKAGE), 1)
+    assert "memtrace run --virtual h100 -- " in done.stderr and "ensure_device('virtual:h100')" in done.stderr
+    done = must(execute([PYTHON, "-c", program.format("cuda")], env=PACKAGE), 1)
+    assert "`memtrace run -- " in done.stderr
+    done = must(execute([PYTHON, "-c", program.format("tpu")], env=PACKAGE), 1)
+    assert "'cuda', 'cuda:0' or 'virtual:'" in done.stderr
+
+
+# --- what it says, and pictures ---
+
+
+def test_logging(tmp_path):
+    program = """
+import memtrace
+with memtrace.Tracer() as tracer, tracer.track_phase("loading"):
+    pass
+"""
+    file = tmp_path / "log" / "memtrace.jsonl"
+    run = [PYTHON, "-c", program]
+    quiet = must(record(run, tmp_path, env={**PACKAGE, "MEMTRACE_QUIET": "1"}))
+    assert quiet.stderr == ""
+    env = {**PACKAGE, "MEMTRACE_LOG_LEVEL": "debug", "MEMTRACE_LOG_FILE": str(file), "RANK": "3"}
+    done = must(record(run, tmp_path, env=env))
+    assert "memtrace: DEBUG: phase begins phase=loading\n" in done.stderr
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {"level": "debug", "message": "phase ends", "phase": "loading", "rank": 3}.items() <= lines[-1].items()
+    assert all(line["logger"] == "memtrace.tracer" and line["time"].endswith("Z") for line in lines)
+    odd = must(record(run, tmp_path, env={**PACKAGE, "MEMTRACE_LOG_LEVEL": "loudly", "MEMTRACE_QUIET": "1"}))
+    assert odd.stderr == (
+        "memtrace: MEMTRACE_LOG_LEVEL='loudly' is not one of debug, info, warning, error, off; warnings are shown\n"
+    )
+
+
+PICTURES = """
+import sys, memtrace, torch
+layer = torch.nn.Linear(64, 64).cuda()
+with memtrace.Tracer(layer) as tracer:
+    with tracer.track_phase("forward"):
+        loss = layer(torch.ones(8, 64, device="cuda")).sum()
+    loss.backward()
+report = tracer.report()
+for what in ("time", "phases", "modules", "operators", "devices"):
+    figure = report.plot(what)
+    (axes,) = figure.axes
+    print(what, len(axes.collections) + len(axes.patches))
+    figure.savefig(f"{sys.argv[1]}/{what}.png")
+most = max(tracer.report().lifetimes.plot().axes[0].get_ylim())
+print("most", most * 2**20, report.devices["cuda:0"].max)
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib is not here")
+def test_pictures(tmp_path):
+    env = {**PACKAGE, "MPLBACKEND": "agg"}
+    done = must(record([PYTHON, "-c", PICTURES, tmp_path], tmp_path / "out", env=env))
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    for what in ("time", "phases", "modules", "operators", "devices"):
+        assert int(lines[what]) > 0
+        assert (tmp_path / f"{what}.png").read_bytes().startswith(b"\x89PNG")
+    top, most = map(float, lines["most"].split())
+    assert most <= top <= 1.1 * most
