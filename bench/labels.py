@@ -9,7 +9,7 @@ One process for each way, in turn, round after round. In a process steps with an
 runs, so that both see the same machine; the difference is what it adds. Three differences are shown:
 - *labels*: recorded steps with `memtrace.watch`, over recorded steps without: what the labels add;
 - *all of memtrace*: recorded steps with `watch`, over steps of a process without memtrace. Between processes, so less exact;
-- *memtrace.MemoryTracker*, *memtrace.MemTracker*: recorded steps under ours, over recorded steps without;
+- *memtrace.MemoryTracker*, *memtrace.MemTracker*, *memtrace.Tracer*: recorded steps under ours, over recorded steps without;
 - *MemoryTracker*, *MemTracker*: steps under PyTorch's, over bare steps in the same process.
 """
 
@@ -28,6 +28,9 @@ WAYS = {
     "memtrace": True,
     "memtrace.MemoryTracker": True,
     "memtrace.MemTracker": True,
+    "memtrace.Tracer": True,
+    "memtrace.Tracer, no operators": True,
+    "memtrace.Tracer, saved tensors": True,
     "MemoryTracker": False,
     "MemTracker": False,
 }
@@ -71,6 +74,13 @@ def enter(way, model, optimizer):
         books.track_external(model, optimizer)
         books.__enter__()
         return lambda: books.__exit__(None, None, None), lambda: None
+    if way.startswith("memtrace.Tracer"):
+        import memtrace
+
+        kind = {"operators": "no operators" not in way, "saved_tensors": "saved" in way}
+        tracer = memtrace.Tracer(model, optimizer, **kind)
+        tracer.__enter__()
+        return lambda: tracer.__exit__(None, None, None), lambda: None
     if way == "MemoryTracker":
         from torch.distributed._tools.memory_tracker import MemoryTracker
 

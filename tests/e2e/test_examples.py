@@ -20,6 +20,7 @@ def labels(path):
     ("name", "expected"),
     [
         ("single_gpu", {"forward/layers.0.mlp.0", "backward/layers.3.mlp.2", "backward/head", "optimizer_step"}),
+        ("tracer", {"forward/layers.0.mlp.0", "backward/layers.3.mlp.2", "backward/head", "optimizer_step"}),
         ("checkpointing", {"forward/layers.0.mlp.0", "backward/layers.0.mlp.0", "backward/head"}),
         ("mixed_precision", {"forward/layers.0.mlp.0", "backward/head", "optimizer_step"}),
         ("compiled", {"forward", "backward/forward", "optimizer_step"}),
