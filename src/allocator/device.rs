@@ -50,7 +50,16 @@ pub struct Gpu {
     streams: Vec<(u64, u64)>,
     /// Devices that may use memory which is mapped here.
     peers: Option<Vec<c_int>>,
-    failure: c_int,
+    failure: Option<Failure>,
+}
+
+/// What a call was answered that did not fail for want of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// By the runtime.
+    Runtime(c_int),
+    /// By the driver.
+    Driver(c_int),
 }
 
 /// A number for a pool, as `Route::Ask` names it.
@@ -77,7 +86,7 @@ impl Gpu {
             sources: HashMap::new(),
             streams: Vec::new(),
             peers: None,
-            failure: cuda::SUCCESS,
+            failure: None,
         }
     }
 
@@ -98,14 +107,16 @@ impl Gpu {
     }
 
     /// What the device said of a call that failed for another reason than a want of memory.
-    pub fn take_failure(&mut self) -> Option<c_int> {
-        let failure = std::mem::replace(&mut self.failure, cuda::SUCCESS);
-        (failure != cuda::SUCCESS).then_some(failure)
+    pub fn take_failure(&mut self) -> Option<Failure> {
+        self.failure.take()
     }
 
-    fn failed(&mut self, error: c_int) {
-        if error != cuda::OUT_OF_MEMORY {
-            self.failure = error;
+    fn failed(&mut self, failure: Failure) {
+        if !matches!(
+            failure,
+            Failure::Runtime(cuda::OUT_OF_MEMORY) | Failure::Driver(cuda::OUT_OF_MEMORY)
+        ) {
+            self.failure = Some(failure);
         }
         // SAFETY: only words of this thread's. The program must not find an error that it has no call for.
         unsafe { cuda::cudaGetLastError() };
@@ -250,7 +261,7 @@ impl Device for Gpu {
         if code == cuda::SUCCESS {
             return Some(addr);
         }
-        self.failed(code);
+        self.failed(Failure::Runtime(code));
         None
     }
 
@@ -273,7 +284,7 @@ impl Device for Gpu {
             torch::remember_reservation(addr, size);
             return Some(addr);
         }
-        self.failed(code);
+        self.failed(Failure::Driver(code));
         None
     }
 
@@ -285,7 +296,7 @@ impl Device for Gpu {
     fn map(&mut self, addr: u64, size: u64, chunk: u64, _: u64) -> bool {
         let mapped = self.map_chunks(addr, size, chunk);
         if let Err(code) = mapped {
-            self.failed(code);
+            self.failed(Failure::Driver(code));
         }
         mapped.is_ok()
     }
@@ -294,6 +305,10 @@ impl Device for Gpu {
         // SAFETY: the stream that used the memory, which PyTorch never destroys.
         self.here(|| unsafe { cuda::cudaStreamSynchronize(stream) });
         unmap_chunks(addr, size, chunk);
+    }
+
+    fn broken(&self) -> bool {
+        self.failure.is_some()
     }
 
     fn record(&mut self, stream: u64) -> u64 {
@@ -335,7 +350,7 @@ impl Device for Gpu {
         // SAFETY: a place of ours.
         let code = unsafe { cuda::cudaStreamIsCapturing(stream, &raw mut status) };
         if code != cuda::SUCCESS {
-            self.failed(code);
+            self.failed(Failure::Runtime(code));
         }
         status != cuda::NOT_CAPTURING
     }

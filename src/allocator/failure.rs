@@ -33,7 +33,7 @@ pub fn text(device: c_int, failure: &OutOfMemory, cached: u64, expandable: bool)
                    per_process_memory_fraction limit. Requested size: "
                 + &size(failure.segment);
         }
-        Why::Exhausted => {}
+        Why::Exhausted | Why::Broken => {}
     }
     let in_use = failure.allocated + cached;
     let _ = write!(

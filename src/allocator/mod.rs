@@ -26,7 +26,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use memtrace_caching::{Allocator, OutOfMemory, Pointers, Settings, Why};
 use memtrace_format::event::{NO_STACK, StackId};
 
-use self::device::Gpu;
+use self::device::{Failure, Gpu};
 use self::recording::Recording;
 use crate::hooks::torch;
 use crate::message;
@@ -149,6 +149,7 @@ impl Owner {
     /// There is none, or the device has failed.
     pub fn malloc(&mut self, size: u64, stream: u64, stack: StackId) -> Result<u64, Refusal> {
         self.allocator.device_mut().sees(stream);
+        self.allocator.device_mut().take_failure();
         self.allocator.sink_mut().stack = stack;
         match self.pointers.malloc(&mut self.allocator, size, stream) {
             Ok(Some(block)) => {
@@ -175,8 +176,16 @@ impl Owner {
     }
 
     fn refusal(&mut self, failure: &OutOfMemory) -> Refusal {
-        if let Some(code) = self.allocator.device_mut().take_failure() {
-            return Refusal::error(format!("CUDA error: {}", cuda::words(code)));
+        if let Some(failure) = self.allocator.device_mut().take_failure() {
+            return match failure {
+                Failure::Runtime(code) => Refusal {
+                    kind: throw::Kind::Cuda(code),
+                    ..Refusal::error(format!("CUDA error: {}", cuda::words(code)))
+                },
+                Failure::Driver(code) => {
+                    Refusal::error(format!("CUDA driver error: {}", cuda::words(code)))
+                }
+            };
         }
         let cached = self.allocator.cached_in_private_pools();
         let expandable = self.allocator.settings().expandable_segments;

@@ -6,7 +6,7 @@
 //!
 //! Only a caller in one of PyTorch's libraries gets an exception. Any other (C, `ctypes`) could not catch one.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use crate::hooks::resolve;
 
@@ -17,6 +17,8 @@ pub enum Kind {
     OutOfMemory,
     /// `c10::Error`: `RuntimeError` in Python.
     Error,
+    /// What PyTorch makes of an error of the CUDA runtime's: `torch.AcceleratorError` in Python, with its code.
+    Cuda(c_int),
 }
 
 /// `c10::SourceLocation`.
@@ -64,7 +66,7 @@ impl Means {
     fn find(kind: Kind) -> Option<Means> {
         let (info, table) = match kind {
             Kind::OutOfMemory => (c"_ZTIN3c1016OutOfMemoryErrorE", c"_ZTVN3c1016OutOfMemoryErrorE"),
-            Kind::Error => (c"_ZTIN3c105ErrorE", c"_ZTVN3c105ErrorE"),
+            Kind::Error | Kind::Cuda(_) => (c"_ZTIN3c105ErrorE", c"_ZTVN3c105ErrorE"),
         };
         // A class that is defined in a header alone has its tables where it is used.
         let c10 = |name| find("libc10.so", name).or_else(|| find("libc10_cuda.so", name));
@@ -97,6 +99,10 @@ pub unsafe fn throw(kind: Kind, message: &str) {
     if !caller_is_pytorch() {
         return;
     }
+    if let Kind::Cuda(code) = kind {
+        // SAFETY: the caller's.
+        unsafe { check(code) };
+    }
     let Some(means) = Means::find(kind) else { return };
     let Ok(text) = CString::new(message.replace('\0', " ")) else { return };
     // SAFETY: the text is copied into memory of C++'s allocator, as a string of libstdc++ has it; the constructor may take
@@ -119,6 +125,36 @@ pub unsafe fn throw(kind: Kind, message: &str) {
         }
         exception.cast::<*const *const c_void>().write(means.table);
         (means.throw)(exception, means.info, *means.table);
+    }
+}
+
+/// `c10::cuda::c10_cuda_check_implementation(error, file, function, line, with device assertions)`: how PyTorch's own calls
+/// of CUDA are checked. Its last argument, of the newest, is a place for a log; the line has been signed.
+const CHECKS: [&CStr; 3] = [
+    c"_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jbPNS0_19CUDAErrorLogCaptureE",
+    c"_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb",
+    c"_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_ib",
+];
+
+/// Throws what PyTorch throws for an error of the runtime's; returns if this PyTorch has another function for that.
+unsafe fn check(code: c_int) {
+    type Check =
+        unsafe extern "C-unwind" fn(c_int, *const c_char, *const c_char, u32, bool, *const c_void);
+    let found = CHECKS.iter().find_map(|name| find("libc10_cuda.so", name));
+    if let Some(found) = found {
+        // SAFETY: libc10_cuda exports it under one of these names, with this signature; the older ones don't look at the last
+        // argument, and the newest takes none.
+        unsafe {
+            let check = std::mem::transmute::<*mut c_void, Check>(found);
+            check(
+                code,
+                c"memtrace".as_ptr(),
+                c"memtrace_malloc".as_ptr(),
+                0,
+                true,
+                std::ptr::null(),
+            );
+        }
     }
 }
 

@@ -195,6 +195,42 @@ print("lent")
     assert done.stdout.splitlines()[-1] == "lent"
 
 
+FAILING = """
+import sys
+if sys.argv[1] == "installed":
+    import memtrace; memtrace.install(stacks="none")
+import torch
+torch.cuda.memory._record_memory_history()
+kept = torch.ones(1000, device="cuda")
+try:
+    torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+except RuntimeError as e:
+    print(type(e).__name__, getattr(e, "error_code", None), str(e).splitlines()[0])
+after = torch.ones(5000, device="cuda")
+stats = torch.cuda.memory_stats()
+print([stats[k] for k in ("num_ooms", "num_alloc_retries", "num_sync_all_streams", "num_device_alloc", "num_device_free")])
+print([e["action"] for e in torch.cuda.memory._snapshot()["device_traces"][0]])
+"""
+
+
+@pytest.mark.parametrize("error", [2, 719], ids=["out-of-memory", "launch-failure"])
+def test_an_error_that_is_no_want_of_memory(error, tmp_path):
+    """PyTorch throws it at once, as what it is, and tries nothing else; only a want of memory is one."""
+    library = tmp_path / "librefuses.so"
+    support.must(support.execute(["cc", "-shared", "-fPIC", "-o", library, support.HERE / "scripts" / "refuses.c", "-ldl"]))
+    between = 'LD_PRELOAD="${LD_PRELOAD%%:*}:$0:${LD_PRELOAD#*:}" exec "$@"'  # behind memtrace, in front of the GPU
+    said = []
+    for way in ("native", "installed"):
+        command = ["sh", "-c", between, library, support.PYTHON, "-c", FAILING, way]
+        options = ["--virtual", "h100", "--stacks", "none", "--out", tmp_path / way]
+        done = support.must(support.memtrace("run", *options, "--", *command, env=environment({"REFUSES": str(error)}), cwd=tmp_path))
+        said.append(done.stdout.splitlines())
+    native, installed = said
+    assert installed == native
+    assert ("oom" in native[-1]) == (error == 2)
+    assert native[0].startswith("OutOfMemoryError" if error == 2 else ("AcceleratorError 719 CUDA error: ", "RuntimeError None CUDA error: "))
+
+
 def test_the_profiler_sees_memory(tmp_path):
     """PyTorch's profiler hears of each block, as it does from PyTorch's own allocator."""
     program = """

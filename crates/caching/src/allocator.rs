@@ -67,6 +67,8 @@ pub enum Why {
     Rejected,
     /// 2^60 bytes or more: not even tried.
     Absurd,
+    /// It was not for want of memory: the device has failed.
+    Broken,
 }
 
 impl fmt::Display for OutOfMemory {
@@ -325,6 +327,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             Err(Why::Rejected) => {
                 self.stats.num_oom_rejections += 1;
                 Err(self.out_of_memory(size, rounded, request.segment, Why::Rejected))
+            }
+            Err(Why::Broken) => {
+                Err(self.out_of_memory(size, rounded, request.segment, Why::Broken))
             }
             Err(why) => {
                 let failure = self.out_of_memory(size, rounded, request.segment, why);

@@ -51,6 +51,12 @@ pub trait Device {
     /// Waits for an event.
     fn synchronize(&mut self, event: u64);
 
+    /// Whether it was for another reason than a want of memory that the last [`Self::alloc`], [`Self::reserve`] or
+    /// [`Self::map`] failed: then nothing else is tried.
+    fn broken(&self) -> bool {
+        false
+    }
+
     /// Whether the calling thread's current stream is being captured into a graph.
     fn capturing(&mut self) -> bool;
 

@@ -51,6 +51,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let (small, id) = (pool.small, pool.id);
         if r.expandable {
             let found = self.expand(r);
+            if found.is_none() && self.device.broken() {
+                return Err(Why::Broken);
+            }
             if found.is_some()
                 && let Some(private) = self.private.get_mut(&id)
             {
@@ -58,7 +61,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             }
             return Ok(found);
         }
-        let Some(addr) = self.device.alloc(r.segment, id) else { return Ok(None) };
+        let Some(addr) = self.device.alloc(r.segment, id) else {
+            return if self.device.broken() { Err(Why::Broken) } else { Ok(None) };
+        };
         if let Some(private) = self.private.get_mut(&id) {
             private.segments += 1;
         }
