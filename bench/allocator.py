@@ -6,9 +6,9 @@ One process for each way, the ways taken in turn, round after round, so that a s
 A process measures each kind of sizes with each number of threads: the time of one pair of a request and its free,
 in batches of 50, asked of the allocator as C++ asks it (`caching_allocator_alloc`, without the making of a tensor) and as
 Python programs do (`torch.empty`). A request comes while 200 other blocks of its kind are held, so that the
-allocator has something to look through. It is the thread's own processor time. The least of the rounds' medians is
-printed, because a machine that others use too adds and never takes away, and the ratio to PyTorch's own; ratios are what
-counts, the times belong to the machine.
+allocator has something to look through. It is the thread's own processor time. Printed is the median of a stretch of ten
+batches, the least of all stretches and rounds, because what else runs adds and never takes away (see `steady.py`), and
+the ratio to PyTorch's own; ratios are what counts, the times belong to the machine.
 """
 
 import argparse
@@ -16,15 +16,16 @@ import json
 import os
 import platform
 import random
-import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+
+import steady
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = (1, 2, 4, 8)
-BATCH = 50
 HELD = 200
 
 # name → memtrace's stacks, or None for PyTorch's allocator
@@ -39,8 +40,6 @@ SIZES = {
 
 def measure(pairs):
     """In a process of one way: {door: {sizes: {threads: nanoseconds a pair}}}."""
-    import threading
-
     import torch
 
     device = torch.device("cuda")
@@ -53,7 +52,7 @@ def measure(pairs):
             start = clock()
             for size in sizes:
                 delete(alloc(size, 0))
-            out.append((clock() - start) / BATCH)
+            out.append((clock() - start) / steady.BATCH)
 
     def tensors(sizes, n, out):
         empty, kind = torch.empty, torch.uint8
@@ -61,7 +60,7 @@ def measure(pairs):
             start = clock()
             for size in sizes:
                 empty(size, dtype=kind, device=device)
-            out.append((clock() - start) / BATCH)
+            out.append((clock() - start) / steady.BATCH)
 
     result = {}
     for name, door in (("raw", raw), ("torch.empty", tensors)):
@@ -69,17 +68,11 @@ def measure(pairs):
             r = random.Random(0)
             held = [torch.empty(size(r), dtype=torch.uint8, device=device) for _ in range(2 * HELD)]
             del held[::2]  # every other one is a gap
-            sizes = [size(r) for _ in range(BATCH)]
+            sizes = [size(r) for _ in range(steady.BATCH)]
             for threads in THREADS:
-                outs = [[] for _ in range(threads)]
-                each = max(20, pairs // BATCH // threads)
                 door(sizes, 20, [])
-                workers = [threading.Thread(target=door, args=(sizes, each, out)) for out in outs]
-                for w in workers:
-                    w.start()
-                for w in workers:
-                    w.join()
-                result.setdefault(name, {}).setdefault(kind, {})[threads] = statistics.median(t for o in outs for t in o)
+                outs = steady.run(threads, max(20, pairs // steady.BATCH // threads), partial(door, sizes))
+                result.setdefault(name, {}).setdefault(kind, {})[threads] = min(map(steady.least, outs))
             del held
             torch.cuda.empty_cache()
     return result
@@ -107,9 +100,7 @@ def run(way, pairs, build):
         found = json.loads(done.stdout)
     except ValueError:
         sys.exit(f"bench: {way}: no result\n{done.stderr}")
-    for box in out.glob("*.blackbox"):
-        box.resolve().unlink(missing_ok=True)
-        box.unlink(missing_ok=True)
+    steady.clean(out)
     return found
 
 

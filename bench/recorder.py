@@ -6,9 +6,10 @@ One process for each way of recording (memtrace is preloaded or it isn't), the w
 a slow minute of the machine hits all of them. A process measures each number of Python frames and of threads: the time
 of one `torch.empty` and the free that follows, in batches short enough to see a pause and long enough not to measure
 the clock. It is the thread's own processor time: waiting for the GIL is not a recorder's doing. Printed: nanoseconds
-*added* to the unrecorded pair (the least of the rounds' medians: what else runs on a machine only ever adds to it, by a half
-and more), the 99th percentile of a batch likewise, and the ratio to PyTorch's own recorder with the same stacks. Ratios are
-what counts; the times belong to the machine.
+*added* to the unrecorded pair (the median of a stretch of ten batches, the least of all stretches and rounds: what else
+runs, on the machine and in other threads, only ever adds to it; see `steady.py`), the 99th percentile of a batch (least
+of the rounds), and the ratio to PyTorch's own recorder with the same stacks. Ratios are what counts; the times belong to
+the machine.
 """
 
 import argparse
@@ -20,10 +21,11 @@ import sys
 import time
 from pathlib import Path
 
+import steady
+
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES = (10, 40, 80)
 THREADS = (1, 2, 8)
-BATCH = 50
 
 # name → (memtrace's stacks or None, PyTorch's stacks or None)
 WAYS = {
@@ -47,9 +49,7 @@ def calls(depth, innermost):
 
 
 def measure(pairs):
-    """In a process of one way: {frames: {threads: [p50, p99]}}, nanoseconds a pair."""
-    import threading
-
+    """In a process of one way: {frames: {threads: [median in quiet, p99]}}, nanoseconds a pair."""
     import torch
 
     device = torch.device("cuda")
@@ -58,25 +58,20 @@ def measure(pairs):
         empty, clock = torch.empty, time.thread_time_ns
         for _ in range(n):
             start = clock()
-            for _ in range(BATCH):
+            for _ in range(steady.BATCH):
                 empty(1000, device=device)
-            out.append((clock() - start) / BATCH)
+            out.append((clock() - start) / steady.BATCH)
 
-    here = 5  # frames that stand above `chain` in each thread, about
+    here = 6  # frames that stand above `chain` in each thread, about
     result = {}
     for frames in FRAMES:
         chain = calls(frames - here, batches)
         chain(500, [])  # warm
         for threads in THREADS:
-            outs = [[] for _ in range(threads)]
-            each = max(50, pairs // BATCH // threads)
-            workers = [threading.Thread(target=chain, args=(each, out)) for out in outs]
-            for w in workers:
-                w.start()
-            for w in workers:
-                w.join()
+            outs = steady.run(threads, max(50, pairs // steady.BATCH // threads), chain)
             every = sorted(t for out in outs for t in out)
-            result.setdefault(frames, {})[threads] = [every[len(every) // 2], every[len(every) * 99 // 100]]
+            p50 = min(steady.least(out) for out in outs)
+            result.setdefault(frames, {})[threads] = [p50, every[len(every) * 99 // 100]]
     return result
 
 
@@ -102,14 +97,8 @@ def run(way, pairs, build):
         found = json.loads(out.stdout)
     except ValueError:
         sys.exit(f"bench: {way}: no result\n{out.stderr}")
-    clean(ROOT / "memtrace-out")
+    steady.clean(ROOT / "memtrace-out")
     return {int(f): {int(t): v for t, v in by.items()} for f, by in found.items()}
-
-
-def clean(folder):
-    for box in folder.glob("*.blackbox"):
-        box.resolve().unlink(missing_ok=True)
-        box.unlink(missing_ok=True)
 
 
 def main():
