@@ -17,12 +17,21 @@
 //! differs, the walk goes on by the rules from there. Rules change only when a library is unloaded, which changes
 //! [`super::rules::generation`], and then nothing is remembered. A frame whose place depends on a third word is never
 //! taken as proven.
+//!
+//! **Where the frame pointer does not matter it is not compared.** Most code uses that register for anything, a size or an
+//! address that is another one each time. Its value in a frame *matters* if the step out of the frame needs it, or hands
+//! it on to a frame where it matters; whether it does follows from the rules of that frame and those further out alone. If
+//! in a frame the other two registers are as remembered, and the frame pointer if it matters there, and the words are as
+//! they were (the frame pointer's only if it matters in the caller), the same is true of the caller. So what is
+//! remembered of a frame pointer that does not matter may be out of date. Where a walk leaves what is remembered it is
+//! read again, from where the nearest frame further in keeps it.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::stacks::Reason;
 
+use self::system::by_system;
 use super::deep::Deep;
 pub use super::rules::Registers;
 use super::rules::{Outcome, Rule, Step, generation, object_at, rule_for};
@@ -61,11 +70,6 @@ struct Proof {
 static ZERO: u64 = 0;
 
 impl Proof {
-    /// The step needs no words: the rule says that it leads nowhere.
-    fn always() -> Proof {
-        Proof::that_holds(&raw const ZERO as u64, 0)
-    }
-
     /// The step rests on other words, too.
     fn never() -> Proof {
         Proof::that_holds(&raw const ZERO as u64, 1)
@@ -76,12 +80,17 @@ impl Proof {
         Proof { pc_at: at, pc: value, fp_at: at, fp: value }
     }
 
-    fn of(step: &Step) -> Proof {
-        if step.pc_at == 0 {
+    /// That the step goes this way, and comes out with this frame pointer if it matters.
+    #[inline]
+    fn of(way: &Way, fp: Option<u64>) -> Proof {
+        if way.pc_at == 0 {
             return Proof::never();
         }
-        let pc = Proof::that_holds(step.pc_at, step.caller.pc);
-        if step.fp_at == 0 { pc } else { Proof { fp_at: step.fp_at, fp: step.caller.fp, ..pc } }
+        let pc = Proof::that_holds(way.pc_at, way.pc);
+        match fp {
+            Some(fp) if way.fp_at != 0 => Proof { fp_at: way.fp_at, fp, ..pc },
+            _ => pc,
+        }
     }
 
     /// 0 if the step is certain to come to the remembered caller again.
@@ -115,11 +124,52 @@ unsafe fn changed(proofs: &[Proof]) -> Option<usize> {
     proofs[..proofs.len() - same].iter().rposition(|proof| differs(proof) != 0)
 }
 
-/// A frame that was found, and what the step out of it rests on.
+/// The step out of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    /// Where the return address is, and what it is; no place: it rests on other words, too.
+    pc_at: u64,
+    pc: u64,
+    /// Where the caller's frame pointer is; 0: where this frame has it.
+    fp_at: u64,
+    /// It takes the frame pointer as it is in this frame to make it.
+    needs_fp: bool,
+    /// The frame pointer matters in this frame.
+    fp_matters: bool,
+}
+
+impl Way {
+    /// One of which only the system's unwinder knows.
+    const UNKNOWN: Way = Way { pc_at: 0, pc: 0, fp_at: 0, needs_fp: true, fp_matters: true };
+
+    /// By a rule that needs the frame pointer or not.
+    fn by(step: &Step, needs_fp: bool) -> Way {
+        let Step { caller, pc_at, fp_at } = *step;
+        Way { pc_at, pc: caller.pc, fp_at, needs_fp, fp_matters: needs_fp }
+    }
+
+    /// Nowhere: the rule says so, or else the return address at this place is 0.
+    fn end(rule: Rule, zero_at: Option<u64>) -> Way {
+        let pc_at = match zero_at {
+            Some(at) => at,
+            None if rule == Rule::END => &raw const ZERO as u64,
+            None => return Way::UNKNOWN,
+        };
+        let needs_fp = rule.needs_fp();
+        Way { pc_at, pc: 0, fp_at: 0, needs_fp, fp_matters: needs_fp }
+    }
+
+    /// To a caller in which the frame pointer matters or not.
+    fn to(self, matters: bool) -> Way {
+        Way { fp_matters: self.needs_fp || self.fp_at == 0 && matters, ..self }
+    }
+}
+
+/// A frame that was found, and the step out of it.
 #[derive(Clone, Copy)]
 struct Stop {
     frame: Native,
-    proof: Proof,
+    way: Way,
 }
 
 /// Frames while they are found, innermost first.
@@ -142,19 +192,23 @@ pub struct Trail {
     same: bool,
     /// Memtrace's own frames further in, which are in no stack, innermost first. More than `OWN`: too many.
     own_len: usize,
-    /// Where the walk begins in them.
-    own_at: Registers,
+    /// Where the walk begins, in them if there are any.
+    begin: Registers,
+    /// The frame pointer matters there.
+    fp_matters: bool,
     own: [Proof; OWN],
     /// Of each frame. Beside the words above: an unchanged stack touches nothing else.
     proofs: [Proof; MAX],
     frames: [Native; MAX],
+    ways: [Way; MAX],
+    own_ways: [Way; OWN],
 }
 
 impl Trail {
     /// Forgets everything.
     pub fn clear(&mut self) {
         (self.len, self.gap, self.generation, self.kept, self.own_len) = (0, 0, 0, 0, 0);
-        self.same = false;
+        (self.same, self.fp_matters) = (false, true);
     }
 
     /// The frames, outermost first.
@@ -188,54 +242,109 @@ impl Trail {
     }
 
     /// Puts frames that were found at the inner end of the first `kept` ones.
+    ///
+    /// # Safety
+    /// If there are frames of memtrace's own, they are active.
     #[inline]
-    fn extend(&mut self, kept: usize, found: &Found) {
+    unsafe fn extend(&mut self, kept: usize, found: &Found) {
         let n = found.0.len();
         self.same = (kept, n) == (self.len, 0);
-        let places = self.frames[kept..].iter_mut().zip(&mut self.proofs[kept..]);
-        for (i, (frame, proof)) in places.take(n).enumerate() {
-            Stop { frame: *frame, proof: *proof } = found.0.get(n - 1 - i);
+        for i in 0..n {
+            let Stop { frame, way } = found.0.get(n - 1 - i);
+            let fp = self.fp_that_matters(kept + i);
+            self.proofs[kept + i] = Proof::of(&way, fp);
+            self.ways[kept + i] = way.to(fp.is_some());
+            self.frames[kept + i] = frame;
         }
         self.kept = kept;
         self.len = kept + n;
         self.gap = found.0.gap().map_or(0, |_| HALF);
+        // SAFETY: as promised.
+        unsafe { self.prove_own() };
+    }
+
+    /// The frame pointer in the frame outside of the `i`-th, if it matters there.
+    #[inline]
+    fn fp_that_matters(&self, i: usize) -> Option<u64> {
+        let outside = i.checked_sub(1)?;
+        self.ways[outside].fp_matters.then_some(self.frames[outside].fp)
+    }
+
+    /// Works out what proves the way out of memtrace's own frames.
+    ///
+    /// # Safety
+    /// They are active.
+    #[inline]
+    unsafe fn prove_own(&mut self) {
+        let mut fp = self.fp_that_matters(self.len);
+        let n = self.own_len.min(OWN);
+        // The frame pointer in each frame.
+        let mut fps = [self.begin.fp; OWN];
+        for i in 1..n {
+            // SAFETY: as promised.
+            fps[i] = unsafe { self.own_ways[i - 1].fp_outside(fps[i - 1]) };
+        }
+        for i in (0..n).rev() {
+            let way = self.own_ways[i].to(fp.is_some());
+            self.own[i] = Proof::of(&way, fp);
+            fp = way.fp_matters.then_some(fps[i]);
+        }
+        self.fp_matters = fp.is_some();
     }
 
     /// Does a walk from `here` come to no other frames than the last one, and to all of them, for certain?
     #[inline(always)]
     pub fn is_unchanged(&self, here: Option<Registers>) -> bool {
-        let Some(here) = here else { return false };
-        generation() == Some(self.generation)
-            && self.beyond_own(here).is_some_and(|inner| {
-                // SAFETY: this is where the last walk was, too.
-                self.frames().last().is_some_and(|last| last.is_at(inner))
-                    && unsafe { changed(&self.proofs[..self.len]) }.is_none()
-            })
+        here.is_some_and(|here| {
+            // SAFETY: this is where the last walk was, too.
+            generation() == Some(self.generation)
+                && self.begins(here)
+                && unsafe { changed(&self.proofs[..self.len]) }.is_none()
+        })
+    }
+
+    /// Does a walk from `here`, under the same generation of rules, come to the innermost frame of the last one for certain?
+    #[inline(always)]
+    fn begins(&self, here: Registers) -> bool {
+        let begin = self.begin;
+        let at =
+            (here.pc, here.sp) == (begin.pc, begin.sp) && (here.fp == begin.fp || !self.fp_matters);
+        // SAFETY: this is where the last walk began, too.
+        at && self.len > 0
+            && self.own.get(..self.own_len).is_some_and(|own| unsafe { changed(own) }.is_none())
     }
 
     /// Where a walk that begins `here` leaves memtrace's own code, if it is there that the last one, under the same
     /// generation of rules, left it.
-    #[inline(always)]
+    #[inline]
     fn beyond_own(&self, here: Registers) -> Option<Registers> {
-        let own = self.own.get(..self.own_len)?;
-        if own.is_empty() {
-            return Some(here);
+        let last = self.frames().last().filter(|_| self.begins(here))?;
+        let mut fp = here.fp;
+        for way in &self.own_ways[..self.own_len] {
+            // SAFETY: these frames have just been proven to be those of the last walk.
+            fp = unsafe { way.fp_outside(fp) };
         }
-        // SAFETY: this is where the last walk began, too.
-        let same = self.own_at == here && unsafe { changed(own) }.is_none();
-        self.frames().last().filter(|_| same).map(Native::registers)
+        Some(Registers { pc: last.pc, sp: last.sp, fp })
+    }
+
+    /// Is `here` the remembered frame, as far as it matters?
+    #[inline]
+    fn is_at(&self, i: usize, here: Registers) -> bool {
+        let frame = &self.frames[i];
+        (frame.pc, frame.sp) == (here.pc, here.sp)
+            && (frame.fp == here.fp || !self.ways[i].fp_matters)
     }
 }
 
-impl Native {
+impl Way {
+    /// The frame pointer in the caller, if it is `fp` in the frame.
+    ///
+    /// # Safety
+    /// The frame is active.
     #[inline]
-    fn is_at(&self, here: Registers) -> bool {
-        self.registers() == here
-    }
-
-    #[inline]
-    fn registers(&self) -> Registers {
-        Registers { pc: self.pc, sp: self.sp, fp: self.fp }
+    unsafe fn fp_outside(&self, fp: u64) -> u64 {
+        // SAFETY: the frame keeps it there, which lies in the part of the stack that is in use.
+        if self.fp_at == 0 { fp } else { unsafe { word(self.fp_at) } }
     }
 }
 
@@ -296,20 +405,24 @@ pub fn walk(
         if let Some(kept) = by_rules(bounds, here, trail, generation, found) {
             let too_many = found.0.gap().is_some() || kept + found.0.len() > MAX;
             if kept == 0 || !too_many {
-                trail.extend(kept, found);
+                // SAFETY: here and below, memtrace's own frames are those that call this.
+                unsafe { trail.extend(kept, found) };
                 trail.generation = if too_many { 0 } else { generation.unwrap_or(0) };
                 return None;
             }
             // Which frames are left out must not depend on what is remembered.
             if by_rules(bounds, here, trail, None, found).is_some() {
-                trail.extend(0, found);
+                // SAFETY: as above.
+                unsafe { trail.extend(0, found) };
                 trail.generation = 0;
                 return None;
             }
         }
     }
     let why = by_system(found);
-    trail.extend(0, found);
+    trail.own_len = 0;
+    // SAFETY: there are no frames of memtrace's own.
+    unsafe { trail.extend(0, found) };
     trail.generation = 0;
     why
 }
@@ -368,10 +481,11 @@ fn by_rules(
     };
     let own = own_code();
     let known = generation == Some(trail.generation);
-    if let Some(border) = trail.beyond_own(here).filter(|_| known) {
-        here = border;
-    } else {
-        (trail.own_len, trail.own_at) = (0, here);
+    let border = if known { trail.beyond_own(here) } else { None };
+    trail.begin = here;
+    match border {
+        Some(border) => here = border,
+        None => trail.own_len = 0,
     }
     // Remembered frames below this index are further out than where the walk is.
     let mut candidates = if known { trail.len } else { 0 };
@@ -383,37 +497,37 @@ fn by_rules(
         }
         // What is ours at the inner end may have stood in the middle of the last stack.
         let ours = found.0.is_empty() && (own.0..own.1).contains(&here.pc);
-        if let Some(last) = trail.frames[..candidates].last()
-            && last.is_at(here)
-            && !ours
-        {
+        if candidates > 0 && trail.is_at(candidates - 1, here) && !ours {
             // SAFETY: here is where the walk is, as another was before.
             let Some(changed) = (unsafe { changed(&trail.proofs[..candidates]) }) else {
                 return Some(candidates);
             };
             for i in (changed + 1..candidates).rev() {
-                found.0.push(Stop { frame: trail.frames[i], proof: trail.proofs[i] });
+                let (frame, way) = (Native { fp: here.fp, ..trail.frames[i] }, trail.ways[i]);
+                found.0.push(Stop { frame, way });
+                // SAFETY: this frame has just been proven to be that of the last walk.
+                here.fp = unsafe { way.fp_outside(here.fp) };
             }
-            here = trail.frames[changed].registers();
+            (here.pc, here.sp) = (trail.frames[changed].pc, trail.frames[changed].sp);
             candidates = changed;
         }
         let frame = Native { pc: here.pc, sp: here.sp, fp: here.fp, ..Native::default() };
-        match rule_for(here.pc).step(here, read) {
+        let rule = rule_for(here.pc);
+        match rule.step(here, read) {
             Outcome::Caller(step) => {
-                let proof = Proof::of(&step);
+                let way = Way::by(&step, rule.needs_fp());
                 here = step.caller;
                 if !ours {
-                    found.0.push(Stop { frame, proof });
-                } else if let Some(place) = trail.own.get_mut(trail.own_len) {
-                    *place = proof;
+                    found.0.push(Stop { frame, way });
+                } else if let Some(place) = trail.own_ways.get_mut(trail.own_len) {
+                    *place = way;
                     trail.own_len += 1;
                 } else {
                     trail.own_len = OWN + 1;
                 }
             }
             Outcome::End(zero_at) => {
-                let proof = zero_at.map_or_else(Proof::always, |at| Proof::that_holds(at, 0));
-                found.0.push(Stop { frame, proof });
+                found.0.push(Stop { frame, way: Way::end(rule, zero_at) });
                 return Some(0);
             }
             Outcome::Unknown => return None,
@@ -457,7 +571,7 @@ unsafe extern "C" fn caller_registers(pc: *mut u64, sp: *mut u64, fp: *mut u64) 
     )
 }
 
-/// The range of memtrace's own library; empty if it is part of the program, as in its tests.
+/// The range of memtrace's own library; empty if it is part of the program, but for a section of the tests.
 fn own_code() -> (u64, u64) {
     static START: AtomicU64 = AtomicU64::new(0);
     static END: AtomicU64 = AtomicU64::new(0);
@@ -466,65 +580,16 @@ fn own_code() -> (u64, u64) {
         return (START.load(Ordering::Relaxed), end);
     }
     let object = object_at(own_code as *const () as u64).filter(|o| !o.main);
-    let (start, end) = object.map_or((1, 1), |o| (o.start, o.end));
+    let (start, end) = object.map_or(OWN_IN_PROGRAM(), |o| (o.start, o.end));
     START.store(start, Ordering::Relaxed);
     END.store(end, Ordering::Release);
     (start, end)
 }
 
-/// The system's unwinder's context of a frame.
-enum Context {}
-type Visit = unsafe extern "C-unwind" fn(*mut Context, *mut c_void) -> c_int;
-
-unsafe extern "C-unwind" {
-    fn _Unwind_Backtrace(visit: Visit, arg: *mut c_void) -> c_int;
-    fn _Unwind_GetIPInfo(context: *mut Context, before: *mut c_int) -> usize;
-    fn _Unwind_GetCFA(context: *mut Context) -> usize;
-}
-
-const CONTINUE: c_int = 0;
-const STOP: c_int = 4;
-
-/// The walk by the system's unwinder.
-#[inline(never)]
-fn by_system(found: &mut Found) -> Option<Reason> {
-    struct Walk<'a> {
-        found: &'a mut Found,
-        own: (u64, u64),
-        seen: usize,
-        outermost: u64,
-    }
-    unsafe extern "C-unwind" fn visit(context: *mut Context, walk: *mut c_void) -> c_int {
-        let mut exact = 0;
-        // SAFETY: the unwinder hands in its context and our own pointer. What it calls a frame's CFA while it is
-        // at that frame is the stack pointer there.
-        let (walk, pc, sp) = unsafe {
-            (
-                &mut *walk.cast::<Walk<'_>>(),
-                _Unwind_GetIPInfo(context, &raw mut exact) as u64,
-                _Unwind_GetCFA(context) as u64,
-            )
-        };
-        // A frame that a signal interrupted is at an instruction, not behind a call.
-        let pc = if exact == 0 || pc == 0 { pc } else { pc + 1 };
-        walk.outermost = pc;
-        let ours = walk.found.0.is_empty() && (walk.own.0..walk.own.1).contains(&pc);
-        if pc != 0 && !ours {
-            let frame = Native { pc, sp, ..Native::default() };
-            walk.found.0.push(Stop { frame, proof: Proof::never() });
-        }
-        walk.seen += 1;
-        if walk.seen < MAX_FRAMES { CONTINUE } else { STOP }
-    }
-    found.0.clear();
-    let mut walk = Walk { found, own: own_code(), seen: 0, outermost: 0 };
-    // SAFETY: `visit` gets the pointer to `walk`, which outlives the call, and doesn't unwind.
-    unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
-    let outermost = walk.outermost;
-    // It also ends, without a word, where it finds no table.
-    let whole = walk.seen < MAX_FRAMES && (outermost == 0 || rule_for(outermost) == Rule::END);
-    (!whole).then_some(Reason::Truncated)
-}
-
-#[cfg(test)]
+mod system;
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
+#[cfg(all(test, target_arch = "x86_64"))]
+const OWN_IN_PROGRAM: fn() -> (u64, u64) = tests::own_code;
+#[cfg(not(all(test, target_arch = "x86_64")))]
+const OWN_IN_PROGRAM: fn() -> (u64, u64) = || (1, 1);

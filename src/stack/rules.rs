@@ -109,6 +109,12 @@ impl Rule {
         )
     }
 
+    /// Does the step depend on the frame pointer, other than that it may hand it on?
+    #[inline]
+    pub fn needs_fp(self) -> bool {
+        matches!(self.0 & 7, FP | AT_FP) || self.0 >> 3 & 3 == Saved::AtFp as u64
+    }
+
     /// Steps to the caller. `read` reads a word of the stack, where that is allowed.
     #[inline]
     pub fn step(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Outcome {

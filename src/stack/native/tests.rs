@@ -4,6 +4,7 @@ use super::*;
 use crate::stack::testing::zeroed;
 use proptest::prelude::*;
 use std::cell::RefCell;
+use std::ffi::c_int;
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -41,8 +42,14 @@ impl Walker {
     /// Walks from one place with and without memory, and compares.
     #[inline(never)]
     fn check(&mut self) {
-        self.afresh.clear();
         let here = registers();
+        self.check_from(here);
+    }
+
+    /// The same from a frame that is still active. Returns whether it was said beforehand that nothing has changed.
+    #[inline(never)]
+    fn check_from(&mut self, here: Option<Registers>) -> bool {
+        self.afresh.clear();
         let again = self.trail.is_unchanged(here);
         let before = again.then(|| pcs(self.trail.frames()));
         for _ in 0..2 {
@@ -52,21 +59,23 @@ impl Walker {
         assert!(before.is_none_or(|before| before == pcs(self.trail.frames())));
         self.again += usize::from(again);
         assert_ne!(self.trail.generation, 0, "the rules are known everywhere in a test program");
-        assert_eq!(walk(self.bounds, registers(), &mut self.afresh, &mut self.found), None);
+        assert_eq!(walk(self.bounds, here, &mut self.afresh, &mut self.found), None);
         assert_eq!(self.afresh.kept(), 0);
         self.walks += 1;
         self.kept += self.trail.kept();
         self.frames += self.trail.len;
         let (known, fresh) = (self.trail.frames(), self.afresh.frames());
-        assert_eq!(known.len(), fresh.len());
-        // The innermost is this function, at two places.
-        let n = known.len() - 1;
-        assert_eq!(pcs(&known[..n]), pcs(&fresh[..n]));
-        for (a, b) in known[..n].iter().zip(&fresh[..n]) {
-            assert_eq!((a.sp, a.fp), (b.sp, b.fp));
+        assert_eq!(pcs(known), pcs(fresh));
+        for (i, (a, b)) in known.iter().zip(fresh).enumerate() {
+            let matters = self.afresh.ways[i].fp_matters;
+            assert_eq!((a.sp, matters), (b.sp, self.trail.ways[i].fp_matters));
+            assert!(a.fp == b.fp || !matters);
         }
-        assert_eq!(self.trail.proofs[..n], self.afresh.proofs[..n]);
+        assert_eq!(self.trail.proofs[..known.len()], self.afresh.proofs[..known.len()]);
+        assert_eq!(self.trail.own_len, self.afresh.own_len);
+        assert_eq!(self.trail.own[..self.trail.own_len], self.afresh.own[..self.afresh.own_len]);
         assert!(known.windows(2).all(|w| w[0].sp > w[1].sp), "further out is further up");
+        again
     }
 
     /// The same, against the system's unwinder, which is slower.
@@ -74,7 +83,8 @@ impl Walker {
     fn check_with_system(&mut self) {
         assert_eq!(walk(self.bounds, registers(), &mut self.trail, &mut self.found), None);
         assert_eq!(by_system(&mut self.found), None);
-        self.afresh.extend(0, &self.found);
+        // SAFETY: in a test, no frames are taken for memtrace's own.
+        unsafe { self.afresh.extend(0, &self.found) };
         let (known, system) = (self.trail.frames(), self.afresh.frames());
         let n = known.len() - 1;
         assert_eq!(pcs(&known[..n]), pcs(&system[..n]));
@@ -108,7 +118,7 @@ fn tree(rng: &mut Rng, depth: u32) -> u64 {
     let mut sum = 0;
     for _ in 0..=rng.below(3) {
         let down = depth - 1;
-        sum += match rng.below(8) {
+        sum += match rng.below(11) {
             0 => black_box(tree(rng, down)),
             1 => (black_box(tree as fn(&mut Rng, u32) -> u64))(rng, down),
             2 => black_box(large_frame(rng, down)),
@@ -116,6 +126,9 @@ fn tree(rng: &mut Rng, depth: u32) -> u64 {
             4 => [down].iter().map(|d| tree(rng, *d)).sum(),
             5 => by_exception(rng, down),
             6 => through_c(rng, down),
+            7 => with_another_fp(rng, down),
+            8 => own_tree(rng, down),
+            9 => with_more_room(rng, down),
             _ => by_jump(rng, down),
         };
     }
@@ -173,6 +186,127 @@ fn through_c(rng: &mut Rng, depth: u32) -> u64 {
     unsafe { libc::qsort(numbers.as_mut_ptr().cast(), 2, 4, Some(order)) };
     ARGS.set(before);
     1
+}
+
+type Callee = unsafe extern "C-unwind" fn(*mut c_void, u64) -> u64;
+
+/// A function that calls another one with this in the frame pointer, as compilers do that use the register for anything.
+macro_rules! with_fp {
+    ($(#[$section:meta])* $name:ident) => {
+        #[unsafe(naked)]
+        $(#[$section])*
+        unsafe extern "C-unwind" fn $name(fp: u64, a: *mut c_void, b: u64, f: Callee) -> u64 {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "push rbp",
+                ".cfi_def_cfa_offset 16",
+                ".cfi_offset rbp, -16",
+                "mov rbp, rdi",
+                "mov rdi, rsi",
+                "mov rsi, rdx",
+                "call rcx",
+                "pop rbp",
+                ".cfi_def_cfa_offset 8",
+                ".cfi_restore rbp",
+                "ret",
+                ".cfi_endproc",
+            )
+        }
+    };
+}
+
+with_fp!(with_fp);
+with_fp!(
+    #[unsafe(link_section = "memtrace_own")]
+    own_with_fp
+);
+
+/// Calls `f` with so many bytes more on the stack, which only the frame pointer tells: compilers do so for variable arrays.
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn with_room(bytes: u64, a: *mut c_void, b: u64, f: Callee) -> u64 {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "sub rsp, rdi",
+        "mov rdi, rsi",
+        "mov rsi, rdx",
+        "call rcx",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        ".cfi_restore rbp",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+/// Calls [`unchanged`], and leaves the frame pointer alone.
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn handing_on(walker: *mut c_void, from: u64) -> u64 {
+    core::arch::naked_asm!(
+        ".cfi_startproc",
+        "sub rsp, 8",
+        ".cfi_def_cfa_offset 16",
+        "call {f}",
+        "add rsp, 8",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        f = sym unchanged,
+    )
+}
+
+unsafe extern "C-unwind" fn tree_of(rng: *mut c_void, depth: u64) -> u64 {
+    // SAFETY: what `with_fp` was given, which nobody else uses meanwhile.
+    black_box(tree(unsafe { &mut *rng.cast::<Rng>() }, depth as u32))
+}
+
+#[inline(never)]
+fn with_another_fp(rng: &mut Rng, depth: u32) -> u64 {
+    let fp = rng.below(1 << 40);
+    // SAFETY: a function for these arguments.
+    unsafe { with_fp(fp, std::ptr::from_mut(rng).cast(), u64::from(depth), tree_of) }
+}
+
+#[inline(never)]
+fn with_more_room(rng: &mut Rng, depth: u32) -> u64 {
+    let bytes = rng.below(4) * 16;
+    // SAFETY: a function for these arguments.
+    unsafe { with_room(bytes, std::ptr::from_mut(rng).cast(), u64::from(depth), tree_of) }
+}
+
+// Code that stands for memtrace's own has a section for itself, of which the linker knows the ends.
+unsafe extern "C" {
+    static __start_memtrace_own: u8;
+    static __stop_memtrace_own: u8;
+}
+
+pub fn own_code() -> (u64, u64) {
+    (&raw const __start_memtrace_own as u64, &raw const __stop_memtrace_own as u64)
+}
+
+/// A hook that takes a stack, or calls what calls others: code of memtrace's own is anywhere in the stack.
+#[inline(never)]
+#[unsafe(link_section = "memtrace_own")]
+fn own_tree(rng: &mut Rng, depth: u32) -> u64 {
+    own_check(rng.below(3) as u32);
+    let sum = if depth > 0 { black_box(tree(rng, depth)) } else { 0 };
+    own_check(0);
+    sum + 1
+}
+
+#[inline(never)]
+#[unsafe(link_section = "memtrace_own")]
+fn own_check(depth: u32) {
+    if depth > 0 {
+        black_box(own_check)(depth - 1);
+        return;
+    }
+    let here = registers();
+    WALKER.with_borrow_mut(|w| w.get_or_insert_with(Walker::new).check_from(here));
 }
 
 /// Leaves its callees by longjmp. They are plain functions without anything to drop.
@@ -242,6 +376,107 @@ fn what_is_remembered_is_what_a_new_walk_finds() {
         println!("{walks} walks of {frames} frames, {kept} of them kept; {again} as the last one");
         assert!(again > 0, "that is said now and then");
         assert!(kept * 10 > frames * 7, "the memory is of use");
+    }
+}
+
+/// Where a walk begins: here, in a frame of memtrace's own, or in the frame outside of this one.
+const HERE: u64 = 0;
+const OWN_FRAME: u64 = 1;
+const OUTSIDE: u64 = 2;
+
+/// Is it said that nothing has changed since the last time?
+unsafe extern "C-unwind" fn unchanged(walker: *mut c_void, from: u64) -> u64 {
+    // SAFETY: what the caller was given, which nobody else uses meanwhile.
+    let walker = unsafe { &mut *walker.cast::<Walker>() };
+    if from == OWN_FRAME {
+        // SAFETY: a function for these arguments.
+        return unsafe { own_with_fp(7, (&raw mut *walker).cast(), 0, black_box(own_unchanged)) };
+    }
+    let mut here = registers();
+    if from == OUTSIDE {
+        assert_eq!(walk(walker.bounds, here, &mut walker.afresh, &mut walker.found), None);
+        let outside = walker.afresh.frames()[walker.afresh.len - 2];
+        here = Some(Registers { pc: outside.pc, sp: outside.sp, fp: outside.fp });
+        walker.afresh.clear();
+    }
+    u64::from(walker.check_from(here))
+}
+
+#[unsafe(link_section = "memtrace_own")]
+unsafe extern "C-unwind" fn own_unchanged(walker: *mut c_void, _: u64) -> u64 {
+    // SAFETY: as above.
+    u64::from(unsafe { &mut *walker.cast::<Walker>() }.check_from(registers()))
+}
+
+/// Calls [`handing_on`] from a frame that keeps the frame pointer and puts something else into it.
+unsafe extern "C-unwind" fn keeping(walker: *mut c_void, from: u64) -> u64 {
+    // SAFETY: a function for these arguments.
+    unsafe { with_fp(8, walker, from, black_box(handing_on)) }
+}
+
+#[test]
+fn a_frame_pointer_that_does_not_matter_is_not_compared() {
+    let _steady = crate::stack::testing::steady();
+    for from in [HERE, OWN_FRAME, OUTSIDE] {
+        let mut walker = Walker::new();
+        let again: Vec<u64> = (0..20)
+            .map(|fp| {
+                let walker = (&raw mut walker).cast();
+                // SAFETY: a function for these arguments.
+                unsafe { with_fp(black_box(fp * 0x1_0101), walker, from, black_box(handing_on)) }
+            })
+            .collect();
+        assert_eq!(again.iter().sum::<u64>(), 19, "all but the first");
+        assert_eq!(walker.trail.own_len > 0, from == OWN_FRAME);
+    }
+}
+
+/// Two frames that take the same room together, but not each. What is left of one call is not overwritten by the next: the
+/// words of the last walk are all as they were.
+#[inline(never)]
+fn in_two_rooms(walker: &mut Walker, first: u64, from: u64, then: Callee) -> u64 {
+    struct Rest<'a>(&'a mut Walker, u64, Callee);
+    unsafe extern "C-unwind" fn second(rest: *mut c_void, first: u64) -> u64 {
+        // SAFETY: what is given below, and functions for these arguments.
+        unsafe {
+            let Rest(walker, from, then) = &mut *rest.cast::<Rest<'_>>();
+            with_room(8192 - first * 1024, (&raw mut **walker).cast(), *from, *then)
+        }
+    }
+    let mut rest = Rest(walker, from, then);
+    // SAFETY: as above.
+    unsafe { with_room(first * 1024, (&raw mut rest).cast(), first, black_box(second)) }
+}
+
+#[test]
+fn a_frame_pointer_that_matters_is_compared() {
+    let _steady = crate::stack::testing::steady();
+    for (from, then) in
+        [HERE, OWN_FRAME, OUTSIDE].map(|f| [(f, handing_on as Callee), (f, keeping)]).concat()
+    {
+        let mut walker = Walker::new();
+        let rooms = black_box(vec![1, 1, 2, 2, 1, 3]);
+        let again: Vec<u64> =
+            rooms.iter().map(|n| in_two_rooms(&mut walker, *n, from, black_box(then))).collect();
+        assert_eq!(again, [0, 1, 0, 1, 0, 0], "from {from}");
+    }
+}
+
+#[test]
+fn a_frame_pointer_that_comes_to_matter_is_read_again() {
+    let _steady = crate::stack::testing::steady();
+    for from in [HERE, OWN_FRAME, OUTSIDE] {
+        let mut walker = Walker::new();
+        for n in black_box(vec![0_u64, 0, 1, 2, 1, 0, 2, 2, 1, 1]) {
+            let walker = (&raw mut walker).cast();
+            // SAFETY: functions for these arguments.
+            unsafe {
+                match n {
+                    0 => with_room(0, walker, from, black_box(handing_on)),
+                    _ => with_fp(n * 0x101, walker, from, black_box(handing_on)),
+                }
+            };
+        }
     }
 }
 
