@@ -137,6 +137,9 @@ def _answer(torch: Any, library: ctypes.CDLL) -> None:
         "_cuda_allocationTraceback": view.traceback,
         "_cuda_attach_out_of_memory_observer": _observe,
         "_cuda_cudaCachingAllocator_enable": _enable,
+        "_cuda_checkPoolLiveAllocations": _no_graph_trees,
+        "_cuda_getCheckpointState": _no_graph_trees,
+        "_cuda_setCheckpointPoolState": _no_graph_trees,
         "_accelerator_getDeviceStats": view.stats,
         "_accelerator_resetPeakStats": view.reset_peak,
         "_accelerator_resetAccumulatedStats": view.reset_accumulated,
@@ -165,6 +168,14 @@ def _enable(value: bool) -> None:
         raise MemtraceError(
             "caching can't be turned off while memtrace is the allocator; record with `memtrace run` instead"
         )
+
+
+def _no_graph_trees(*_: Any) -> None:
+    raise MemtraceError(
+        "PyTorch saves and restores a pool's state in C++, and only its own allocator's: no CUDA graph trees "
+        'under memtrace.install(). Compile with mode="max-autotune-no-cudagraphs" or set '
+        "torch._inductor.config.triton.cudagraph_trees = False, or record with `memtrace run` instead"
+    )
 
 
 _Observer = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)

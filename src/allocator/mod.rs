@@ -87,6 +87,12 @@ fn from_environment() -> Settings {
 /// What PyTorch refuses, in its words.
 pub fn configure(conf: &str) -> Result<(), String> {
     let wanted = settings().and(conf).map_err(|e| e.pytorch)?.settings;
+    if wanted.capture_reuse {
+        message!(
+            "graph_capture_record_stream_reuse changes nothing while memtrace is the allocator: what other streams use during \
+             a capture waits for its end"
+        );
+    }
     for owner in OWNERS.iter().filter_map(OnceLock::get) {
         lock(owner).allocator.set_settings(wanted.clone());
     }

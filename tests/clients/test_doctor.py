@@ -87,6 +87,19 @@ def test_an_interposer_in_front(programs, tmp_path):
     assert ("note", "LD_PRELOAD") in [(c["level"], c["about"]) for c in answer["checks"]]
 
 
+def test_a_program_with_a_runtime_of_its_own(tmp_path):
+    """Its calls of the runtime are not seen as such, and that is said; so is a tool that CUDA's driver will load."""
+    source = tmp_path / "own.c"
+    source.write_text("int cudaGetDeviceCount(int *n) { *n = 0; return 100; }\nint main(void) { int n; return cudaGetDeviceCount(&n) != 100; }\n")
+    client.compile(source, tmp_path / "own")
+    answer = doctor("--virtual", "h100", "--", tmp_path / "own", env={"CUDA_INJECTION64_PATH": "/opt/tool.so"}, code=1)
+    notes = {c["about"]: c["text"] for c in answer["checks"] if c["level"] == "note"}
+    assert f"{tmp_path}/own has the CUDA runtime linked into it" in notes["program"]
+    assert "CUDA_INJECTION64_PATH=/opt/tool.so" in notes["settings"]
+    other = doctor("--virtual", "h100", "--", support.PYTHON, "-c", TAKE + "take()")
+    assert "program" not in [c["about"] for c in other["checks"]]
+
+
 def test_a_program_that_records_nothing():
     ((about, _),) = wrong(doctor("--virtual", "h100", "--", "true", code=1))
     assert about == "record"

@@ -130,6 +130,27 @@ def test_what_cannot_be_is_said(source, env, said, tmp_path):
     assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
+def test_graph_trees_are_refused_with_what_to_do(tmp_path):
+    """`mode="reduce-overhead"` saves and restores the state of a pool, which only PyTorch's own allocator can."""
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"}
+    done = support.must(inline("""
+import memtrace, torch
+memtrace.install(stacks="none")
+graph = torch.cuda.CUDAGraph()
+x = torch.ones(1000, device="cuda")
+with torch.cuda.graph(graph):
+    y = x + 1
+for name, *more in (("checkPoolLiveAllocations", set()), ("getCheckpointState",), ("setCheckpointPoolState", None, [], [])):
+    try:
+        getattr(torch._C, "_cuda_" + name)(0, graph.pool(), *more)
+    except memtrace.MemtraceError as error:
+        assert "max-autotune-no-cudagraphs" in str(error)
+        print(name)
+""", env, cwd=tmp_path))
+    assert done.stdout.split() == ["checkPoolLiveAllocations", "getCheckpointState", "setCheckpointPoolState"]
+    assert "graph_capture_record_stream_reuse changes nothing" in done.stderr
+
+
 def test_a_pool_with_memtrace_as_its_allocator(tmp_path):
     """PyTorch's own allocator stays in charge and takes a pool's segments from memtrace; out of memory is PyTorch's to tell."""
     done = support.must(inline(f"""

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-use object::elf;
-use object::read::elf::{Dyn, ElfFile64, FileHeader};
+use object::elf::{self, FileHeader64};
+use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 
 use super::{Check, Level, Scratch, recorded, snapshots, this_program};
 use crate::failure::Failure;
@@ -107,6 +107,35 @@ fn library(path: &Path) -> Vec<Check> {
         Err(failure) => Check::new(Level::Wrong, "loader", failure.to_string()),
     });
     found
+}
+
+/// Does the program that is to run bring a CUDA runtime of its own along?
+pub(super) fn program(command: &OsStr) -> Option<Check> {
+    let path = find(command).ok()?;
+    let bytes = fs::read(&path).ok()?;
+    let file = ElfFile64::<object::Endianness>::parse(&*bytes).ok()?;
+    has_runtime(&file)?.then(|| {
+        let text = format!(
+            "{} has the CUDA runtime linked into it: its calls of the runtime are seen at the driver's entry points, under \
+             their names there; a virtual GPU can't run it. To see them as they are, link it with -cudart=shared",
+            path.display()
+        );
+        Check::new(Level::Note, "program", text)
+    })
+}
+
+/// A function of the runtime's that every program with a context calls is defined in the file itself. A program that was
+/// stripped of its symbols doesn't tell.
+fn has_runtime(file: &ElfFile64) -> Option<bool> {
+    let (elf, endian, data) = (file.elf_header(), file.endian(), file.data());
+    let sections = elf.sections(endian, data).ok()?;
+    let symbols = sections.symbols(endian, data, elf::SHT_SYMTAB).ok()?;
+    let is_it = |s: &<FileHeader64<object::Endianness> as FileHeader>::Sym| {
+        s.st_type() == elf::STT_FUNC
+            && !s.is_undefined(endian)
+            && s.name(endian, symbols.strings()).is_ok_and(|name| name == b"cudaGetDeviceCount")
+    };
+    Some(symbols.iter().any(is_it))
 }
 
 /// The libraries that a library names as needed.
@@ -252,6 +281,13 @@ fn settings() -> Vec<Check> {
             );
             found.push(Check::new(Level::Note, "settings", text));
         }
+    }
+    if let Some(value) = set("CUDA_INJECTION64_PATH") {
+        let text = format!(
+            "CUDA_INJECTION64_PATH={value}: CUDA's driver loads this library into every process that uses it; what it takes is \
+             recorded as its own, and unset it for a run without it"
+        );
+        found.push(Check::new(Level::Note, "settings", text));
     }
     for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
         if let Some(value) = set(name) {

@@ -83,6 +83,7 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         let scratch = if args.out.is_none() { Some(Scratch::new("run")?) } else { None };
         let out = args.out.as_deref().or(scratch.as_ref().map(|s| s.0.as_path()));
         let out = out.unwrap_or(Path::new("."));
+        checks.extend(args.command.first().and_then(|c| installation::program(c)));
         let before = snapshots(out);
         let status = run(args, out)?;
         exit = status.code().map_or_else(|| json!(status.to_string()), Value::from);
