@@ -176,6 +176,12 @@ fn file_name(recorder: &Recorder, n: u32) -> String {
     format!("memtrace-{}-{}{rank}-{n}.{extension}", host(), recorder.pid)
 }
 
+/// In which namespace this process has its number, as `pid:[4026531836]`: who is not in it must not take the number for
+/// that of another process.
+fn pid_namespace() -> Option<String> {
+    Some(std::fs::read_link("/proc/self/ns/pid").ok()?.to_string_lossy().into_owned())
+}
+
 /// The machine's name, fit for a file name.
 pub fn host() -> String {
     let mut name = [0_u8; 256];
@@ -304,6 +310,7 @@ pub fn identity(config: &Config, started_ns: u64, place: &Place) -> Value {
         "pid": std::process::id(),
         "parent": std::os::unix::process::parent_id(),
         "host": host(),
+        "pid_namespace": pid_namespace(),
         "command": command_line(),
         "rank": config.rank,
         "local_rank": config.local_rank,

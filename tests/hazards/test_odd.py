@@ -335,6 +335,42 @@ def test_the_living_are_not_recovered(programs, gpu, tmp_path):
     hazard.recover(tmp_path)
 
 
+CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+def containers():
+    try:
+        return subprocess.run([*CONTAINER, "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not containers(), reason="this user may make no process namespace")
+def test_in_a_container_a_process_has_another_number(programs, gpu, tmp_path):
+    """There the program is process 1, which here is somebody else."""
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_EVENTS": "16384", "MEMTRACE_STACKS": "none"}
+    client = hazard.start([*CONTAINER, programs / "client", tmp_path / "ledger", "run"], env)
+    try:
+        hazard.wait_for_calls(client, tmp_path / "ledger")
+        done = support.must(support.memtrace("recover", tmp_path), code=1)
+        # Its number here is not that of the command that made the container.
+        [pid] = re.findall(r"process (\d+) is alive and writes it; use `memtrace snapshot \1`", done.stderr)
+        assert done.stdout == "" and int(pid) not in (1, client.pid)
+        written = support.must(support.memtrace("snapshot", pid, "--out", tmp_path / "live")).stdout.strip()
+        assert hazard.about(written)["pid"] == 1
+    finally:
+        client.kill()
+        client.communicate()
+    # Dead: the snapshot is written, and what can't be known to be dead is kept.
+    deadline = time.monotonic() + 30
+    while (done := support.memtrace("recover", tmp_path)).stdout == "" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert hazard.about(done.stdout.strip())["pid"] == 1
+    assert "kept, since it was written in another container" in done.stderr
+    [box] = tmp_path.glob("*.blackbox")
+    box.resolve().unlink()
+
+
 def test_processes_without_a_black_box(tmp_path):
     for pid, words in ((os.getpid(), "not recorded"), (2**31 - 7, "no process")):
         done = support.must(support.memtrace("snapshot", pid), code=2)

@@ -67,6 +67,20 @@ pub(crate) fn writes(pid: u64, path: &Path, file: &File) -> io::Result<bool> {
     }
 }
 
+/// The process that writes this black box, by the number that it has here.
+pub(crate) fn writer(path: &Path, file: &File) -> io::Result<Option<u64>> {
+    for entry in fs::read_dir("/proc")? {
+        let number = entry?.file_name().to_str().and_then(|n| n.parse().ok());
+        // Of somebody else's processes it can't be told.
+        if let Some(pid) = number
+            && writes(pid, path, file).unwrap_or(false)
+        {
+            return Ok(Some(pid));
+        }
+    }
+    Ok(None)
+}
+
 /// The black box of a living process, opened.
 pub(crate) fn black_box(pid: u64) -> Result<File, String> {
     let found = maps(pid).map_err(|e| match e.kind() {

@@ -130,7 +130,13 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
         Err(e) => return Err(e.to_string()),
     };
     let (pid, about) = (open.header(at::PID), open.about());
-    if runs(pid, &real, &file)? {
+    let elsewhere = about["pid_namespace"].as_str().is_some_and(|n| n != namespace());
+    if elsewhere {
+        // Its number there may be another process's here.
+        if let Ok(Some(pid)) = process::writer(&real, &file) {
+            return Ok(Fate::Alive(pid));
+        }
+    } else if runs(pid, &real, &file)? {
         return Ok(Fate::Alive(pid));
     }
     let fate = if open.header(at::HEAD) == 0 {
@@ -147,6 +153,10 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
             "{}: kept, since it was written on {host} and nobody here knows whether its process has ended",
             name.display()
         )),
+        _ if elsewhere => tell(&format!(
+            "{}: kept, since it was written in another container and nobody here knows whether its process has ended",
+            name.display()
+        )),
         _ => remove(name, &real, about["out"].as_str().map(Path::new)),
     }
     Ok(fate)
@@ -160,6 +170,11 @@ fn runs(pid: u64, real: &Path, file: &File) -> Result<bool, String> {
 /// The process id in `memtrace-HOST-PID-START.blackbox`.
 fn number(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.rsplit('-').nth(1)?.parse().ok()
+}
+
+/// The namespace of this process's number as the recorder writes it.
+fn namespace() -> String {
+    fs::read_link("/proc/self/ns/pid").unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The machine's name as the recorder writes it.
