@@ -133,6 +133,63 @@ def test_another_device_than_the_one_at_hand_is_refused(tmp_path):
     assert "'cuda', 'cuda:0' or 'virtual:'" in done.stderr
 
 
+# --- plugins ---
+
+
+def ranks(out, *args):
+    """What two ranks say."""
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    done = must(record([*torchrun, HERE / "scripts" / "tracer_ranks.py", *args], out, spec="h100*2", env=PACKAGE))
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return sorted(said, key=lambda one: one["rank"])
+
+
+def test_pipeline_stages_tell_each_other_their_shapes(tmp_path):
+    for rank, said in enumerate(ranks(tmp_path, "torch", "auto")):
+        assert said["broadcast"] == [{"from": 1}] and said["gathered"] == [0, 1] and said["put back"]
+        assert list(said["plugins"]) == ["torch.distributed"]
+        found = said["plugins"]["torch.distributed"]
+        assert (found["rank"], found["world_size"]) == (rank, 2)
+        # Four pieces of a batch go on, and their gradients come back.
+        assert found["calls"]["c10d::send.default"] >= 4 and found["calls"]["c10d::recv_.default"] >= 4
+        assert said["phases"]["forward"] == [f"cuda:{rank}"]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("megatron"), reason="megatron-core is not here")
+def test_megatrons_stages_tell_each_other_their_shapes(tmp_path):
+    _, second = ranks(tmp_path, "megatron", "auto")
+    assert second["received"] == [[64, 2, 128], [96, 2, 128]]
+    assert set(second["plugins"]) == {"torch.distributed", "megatron-core"}
+
+
+def test_a_plugin_of_ones_own(tmp_path):
+    program = """
+import memtrace, torch
+from memtrace.tracer import Plugin
+class Mine(Plugin):
+    name = "mine"
+    def begin(self, tracer): print("begins")
+    def end(self): print("ends")
+    def report(self, operators): return dict(operators)
+class Absent(Mine):
+    name, library = "absent", "no_such_library"
+with memtrace.Tracer(plugins=["auto", Mine(), Absent()]) as tracer:
+    torch.ones(4, device="cuda").add_(1)
+print(tracer.report().plugins)
+try:
+    memtrace.Tracer(plugins="nobody")
+except memtrace.MemtraceError as error:
+    print(error)
+"""
+    done = must(record([PYTHON, "-c", program], tmp_path, env=PACKAGE))
+    assert done.stdout.splitlines() == [
+        "begins",
+        "ends",
+        "{'mine': {'aten::ones.default': 1, 'aten::add_.Tensor': 1}}",
+        "there is no plugin 'nobody': torch.distributed, megatron-core, or 'auto'",
+    ]
+
+
 # --- what it says, and pictures ---
 
 

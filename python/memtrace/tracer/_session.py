@@ -39,7 +39,7 @@ class Tracer:
     `device`: `"cuda"` or `None` for the card at hand, `"virtual:NAME"` for a virtual GPU, on which the process must
     run (`memtrace run --virtual NAME -- python …`, or `memtrace.ensure_device` in its first lines). `operators=False` leaves out
     which operator asked, which is most of what a tracer costs. `saved_tensors=True` puts a hook of PyTorch's on everything
-    that this thread's autograd keeps. `plugins`: `"auto"`, or names and objects (`memtrace.tracer.Plugin`).
+    that this thread's autograd keeps. `plugins`: `"auto"`, or names and objects (`from memtrace.tracer import Plugin`).
     """
 
     def __init__(

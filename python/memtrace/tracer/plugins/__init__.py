@@ -60,8 +60,9 @@ def chosen(plugins: str | Sequence[str | Plugin]) -> list[Plugin]:
 def built_in() -> dict[str, Plugin]:
     """Those that come with memtrace."""
     from .distributed import Distributed
+    from .megatron import Megatron
 
-    return {plugin.name: plugin for plugin in (Distributed(),)}
+    return {plugin.name: plugin for plugin in (Distributed(), Megatron())}
 
 
 def _installed() -> dict[str, Plugin]:
