@@ -14,6 +14,8 @@
 //!
 //! It must never panic on any sequence of events: a ring may have lost its beginning, and a file may be damaged.
 
+mod segments;
+
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{
@@ -22,7 +24,9 @@ use crate::event::{
 };
 use crate::ledger::{Ledger, Move, Moves, Sort};
 use crate::past::Past;
-use crate::snapshot::{Action, Block, BlockState, PoolId, Segment, Snapshot, StackIx, TraceEntry};
+use crate::snapshot::{Action, PoolId, Segment, StackIx, TraceEntry};
+
+pub use segments::assemble;
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
 pub const PAGE: u64 = 2 << 20;
@@ -451,22 +455,6 @@ impl State {
     }
 }
 
-/// The state in a snapshot's shape, each device with an empty trace; the caller adds the history, frames, settings
-/// and what it knows of the process. `stack` turns a depot stack id into the snapshot's own index.
-pub fn assemble(live: &State, stack: &mut dyn FnMut(StackId) -> Option<StackIx>) -> Snapshot {
-    let anomalies = live.anomalies;
-    Snapshot {
-        segments: live.segments(stack),
-        host_segments: live.ledger.segments(true, stack),
-        device_traces: vec![Vec::new(); live.devices.len()],
-        memtrace: serde_json::json!({
-            "counters": { "anomalies": anomalies },
-            "ledger": live.ledger_json(),
-        }),
-        ..Snapshot::default()
-    }
-}
-
 impl DeviceState {
     /// The pool of the segment that an address lies in; `None` if no segment is known there. A search for each block,
     /// so it is made only where there is more than one pool.
@@ -483,117 +471,6 @@ impl DeviceState {
 
     fn pool_id(&self, addr: u64) -> PoolId {
         self.pool_of(addr).unwrap_or_default().id()
-    }
-
-    /// Segments by address with their blocks. Blocks that lie in no known segment (their allocator got its
-    /// memory around us) get a segment of their own.
-    pub fn to_segments(
-        &self,
-        device: i64,
-        stack: &mut dyn FnMut(StackId) -> Option<StackIx>,
-    ) -> Vec<Segment> {
-        let mut ranges: BTreeMap<u64, (LiveSegment, bool)> =
-            self.segments.iter().map(|(a, s)| (*a, (*s, false))).collect();
-        let mut open: Option<(u64, u64)> = None; // first address and reservation of the run of pages
-        for (&addr, page) in &self.pages {
-            if let Some((start, reservation)) = open
-                && let Some((run, true)) = ranges.get_mut(&start)
-                && start + run.size == addr
-                && reservation == page.reservation
-                && (run.stream, run.pool) == (page.stream, page.pool)
-            {
-                run.size += PAGE;
-                continue;
-            }
-            let MappedPage { stream, small, pool, .. } = *page;
-            let run = LiveSegment { size: PAGE, stream, stack: NO_STACK, small, pool };
-            ranges.insert(addr, (run, true));
-            open = Some((addr, page.reservation));
-        }
-        let mut covered_to = 0;
-        for (&addr, block) in &self.blocks {
-            if let Some((start, (s, _))) = ranges.range(..=addr).next_back() {
-                covered_to = start + s.size;
-            }
-            if addr >= covered_to || ranges.is_empty() {
-                let own = LiveSegment {
-                    size: block.size,
-                    stream: block.stream,
-                    stack: block.stack,
-                    small: false,
-                    pool: Pool::DEFAULT,
-                };
-                ranges.insert(addr, (own, false));
-            }
-        }
-        ranges
-            .into_iter()
-            .map(|(addr, (s, expandable))| self.to_segment(device, addr, s, expandable, stack))
-            .collect()
-    }
-
-    fn to_segment(
-        &self,
-        device: i64,
-        address: u64,
-        s: LiveSegment,
-        is_expandable: bool,
-        stack: &mut dyn FnMut(StackId) -> Option<StackIx>,
-    ) -> Segment {
-        let end = address + s.size;
-        let mut segment = Segment {
-            device,
-            address,
-            total_size: s.size,
-            allocated_size: 0,
-            active_size: 0,
-            requested_size: 0,
-            stream: s.stream,
-            small: s.small,
-            pool_id: s.pool.id(),
-            is_expandable,
-            frames: stack(s.stack),
-            blocks: Vec::new(),
-        };
-        let mut at = address;
-        for (&addr, b) in self.blocks.range(address..end) {
-            if addr < at || addr + b.size > end {
-                continue; // contradicts its neighbour: counted as an anomaly when it came
-            }
-            segment.fill_gap(at, addr);
-            let state = if b.pending {
-                BlockState::ActivePendingFree
-            } else {
-                segment.allocated_size += b.size;
-                BlockState::ActiveAllocated
-            };
-            segment.active_size += b.size;
-            segment.requested_size += b.requested;
-            segment.blocks.push(Block {
-                address: addr,
-                size: b.size,
-                requested_size: b.requested,
-                state,
-                frames: stack(b.stack),
-            });
-            at = addr + b.size;
-        }
-        segment.fill_gap(at, end);
-        segment
-    }
-}
-
-impl Segment {
-    fn fill_gap(&mut self, from: u64, to: u64) {
-        if from < to {
-            self.blocks.push(Block {
-                address: from,
-                size: to - from,
-                requested_size: 0,
-                state: BlockState::Inactive,
-                frames: None,
-            });
-        }
     }
 }
 

@@ -1,0 +1,402 @@
+//! Reading a black box, of a dead process or of a living one.
+//!
+//! A reader trusts nothing in the file: every position and length is checked. It reads only what is in use, and the ring
+//! a batch at a time ([`crate::recording`]).
+//!
+//! **A living process** goes on writing, and is not asked to wait. The live table is believed if its sequence number
+//! was even and the same before and after it was read; an event if its slot was published when it was read a first
+//! time, and not overwritten after a second time.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{
+    DoorUse, HEADER_WORDS, LIVE, LIVE_TABLES, MAGIC, Region, VERSION, at, door_uses, live_table,
+    plausible,
+};
+use crate::event::{Event, WORDS};
+use crate::past::{self, Past};
+use crate::recording::Recording;
+use crate::replay::State;
+use crate::stacks::{HEAD_NEXT, HEADER, Words};
+
+/// Why a file can't be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// It doesn't begin as a black box does.
+    NotABlackBox,
+    /// The process died before its first event, or the file was cut to nothing.
+    NotReady,
+    /// It was written by a memtrace whose layout this one doesn't know.
+    Version(u64),
+    /// The header names a place outside the file.
+    Damaged(String),
+    /// The system's answer.
+    Unreadable(String),
+}
+
+impl From<io::Error> for OpenError {
+    fn from(e: io::Error) -> OpenError {
+        OpenError::Unreadable(e.to_string())
+    }
+}
+
+impl From<OpenError> for io::Error {
+    fn from(e: OpenError) -> io::Error {
+        io::Error::other(e)
+    }
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            OpenError::NotABlackBox => write!(f, "not a memtrace black box"),
+            OpenError::NotReady => {
+                write!(f, "the black box is empty: the process died as recording began")
+            }
+            OpenError::Version(v) => write!(
+                f,
+                "written by another version of memtrace (layout {}.{}, this one reads {}.{}): use that version",
+                v >> 32,
+                v & 0xffff_ffff,
+                VERSION >> 32,
+                VERSION & 0xffff_ffff
+            ),
+            OpenError::Damaged(what) => write!(f, "damaged black box: {what}"),
+            OpenError::Unreadable(why) => write!(f, "cannot be read: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// A file's bytes, or bytes in memory.
+pub trait Bytes {
+    /// How many there are.
+    ///
+    /// # Errors
+    /// The system's.
+    fn length(&self) -> io::Result<u64>;
+
+    /// Reads from a position until `into` is full or there is no more. Returns how many were read.
+    ///
+    /// # Errors
+    /// The system's.
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<usize>;
+}
+
+impl Bytes for &[u8] {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> io::Result<usize> {
+        let rest = self.get(usize::try_from(at).unwrap_or(usize::MAX)..).unwrap_or_default();
+        let length = rest.len().min(into.len());
+        into[..length].copy_from_slice(&rest[..length]);
+        Ok(length)
+    }
+}
+
+const HEADER_BYTES: usize = HEADER_WORDS * 8;
+const SLOT: usize = WORDS * 8;
+/// No region but the ring and the live tables has more bytes in use.
+const LARGEST_PART: u64 = 1 << 28;
+/// How long a process may change its live table faster than it can be read.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn word_of(bytes: &[u8], i: usize) -> u64 {
+    let bytes = i.checked_mul(8).and_then(|at| bytes.get(at..)?.first_chunk());
+    bytes.map_or(0, |b| u64::from_le_bytes(*b))
+}
+
+fn words_of(slot: &[u8]) -> [u64; WORDS] {
+    std::array::from_fn(|i| word_of(slot, i))
+}
+
+fn event_of(words: [u64; WORDS]) -> Option<Event> {
+    let [_, rest @ ..] = words;
+    Event::unpack(rest).filter(plausible)
+}
+
+/// The part of a region that is in use, with zeros behind it.
+pub struct Part {
+    used: Vec<u8>,
+    count: usize,
+}
+
+impl Words for Part {
+    fn count(&self) -> usize {
+        self.count
+    }
+    fn word(&self, i: usize) -> u64 {
+        word_of(&self.used, i)
+    }
+}
+
+/// A black box that can be read.
+pub struct BlackBox<B> {
+    file: B,
+    header: Vec<u8>,
+}
+
+impl<B: Bytes> BlackBox<B> {
+    /// Reads and checks the header.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(file: B) -> Result<BlackBox<B>, OpenError> {
+        let mut header = vec![0; HEADER_BYTES];
+        let length = file.read_at(0, &mut header)?;
+        header.truncate(length);
+        let file = BlackBox { file, header };
+        match file.header(at::MAGIC) {
+            MAGIC => {}
+            0 if file.header.iter().take(64).all(|b| *b == 0) => return Err(OpenError::NotReady),
+            _ => return Err(OpenError::NotABlackBox),
+        }
+        match file.header(at::VERSION) {
+            VERSION => {}
+            other => return Err(OpenError::Version(other)),
+        }
+        if length < HEADER_BYTES {
+            return Err(OpenError::Damaged("the header is cut short".to_owned()));
+        }
+        Ok(file)
+    }
+
+    /// A word of the header, as it was when the file was opened.
+    pub fn header(&self, i: usize) -> u64 {
+        word_of(&self.header, i)
+    }
+
+    /// A word of the header, as it is now.
+    fn now(&self, i: usize) -> Result<u64, OpenError> {
+        let mut word = [0; 8];
+        self.file.read_at(i as u64 * 8, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    /// Where a region is, cut to what the file has.
+    fn region(&self, region: Region) -> Result<Range<u64>, OpenError> {
+        let [start, length] = [0, 1].map(|i| self.header(at::REGIONS + 2 * region as usize + i));
+        let end = start.saturating_add(length).min(self.file.length()?);
+        Ok(start.min(end)..end)
+    }
+
+    /// The bytes of a region, as far as they are in the file.
+    fn bytes(&self, region: Region, part: Range<u64>) -> Result<Vec<u8>, OpenError> {
+        let all = self.region(region)?;
+        let [start, end] = [part.start, part.end].map(|n| all.start.saturating_add(n).min(all.end));
+        if end - start > LARGEST_PART {
+            return Err(OpenError::Damaged(format!("{} bytes of {region:?}", end - start)));
+        }
+        let mut bytes = vec![0; (end - start) as usize];
+        let length = self.file.read_at(start, &mut bytes)?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+
+    /// What is in use of one of the regions of stacks. Everything that an event refers to is complete before the event
+    /// has its ticket: of a living process it is there, if this is read after the ticket.
+    ///
+    /// # Errors
+    /// The file can't be read, or the region is damaged.
+    pub fn part(&self, region: Region) -> Result<Part, OpenError> {
+        let next = word_of(&self.bytes(region, 0..HEADER as u64 * 8)?, HEAD_NEXT);
+        // The depot counts nodes of two words, the others words.
+        let words = if region == Region::Depot { next.saturating_mul(2) } else { next };
+        let used = self.bytes(region, 0..words.saturating_add(HEADER as u64).saturating_mul(8))?;
+        let all = self.region(region)?;
+        Ok(Part { used, count: ((all.end - all.start) / 8) as usize })
+    }
+
+    /// How the entry points were used.
+    ///
+    /// # Errors
+    /// The file can't be read.
+    pub fn doors(&self) -> Result<Vec<DoorUse>, OpenError> {
+        let bytes = self.bytes(Region::Doors, 0..LARGEST_PART)?;
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+        Ok(door_uses(&words))
+    }
+
+    /// What the process said of itself when it began.
+    pub fn about(&self) -> Value {
+        let text = self.bytes(Region::About, 0..self.header(at::ABOUT_BYTES)).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or(Value::Null)
+    }
+
+    /// State and history. `alive`: somebody is writing it.
+    ///
+    /// # Errors
+    /// The ring's place or size is impossible.
+    pub fn recording(&self, alive: bool) -> Result<Reading<'_, B>, OpenError> {
+        let capacity = self.header(at::RING_CAPACITY);
+        let ring = self.region(Region::Ring)?;
+        let length = ring.end - ring.start;
+        if !capacity.is_power_of_two() || length < capacity.saturating_mul(SLOT as u64) {
+            return Err(OpenError::Damaged(format!(
+                "a ring of {capacity} slots in {length} bytes (was the file cut?)"
+            )));
+        }
+        Ok(Reading { file: self, alive, ring: ring.start, live: self.region(Region::Live)? })
+    }
+}
+
+/// See [`BlackBox::recording`].
+pub struct Reading<'a, B> {
+    file: &'a BlackBox<B>,
+    alive: bool,
+    /// Where the ring begins.
+    ring: u64,
+    /// Where the live tables are.
+    live: Range<u64>,
+}
+
+impl<B: Bytes> Reading<'_, B> {
+    fn word(&self, i: usize) -> Result<u64, OpenError> {
+        if self.alive { self.file.now(i) } else { Ok(self.file.header(i)) }
+    }
+
+    /// Words that tell one state of the live table from another.
+    fn live_state(&self) -> Result<[u64; 3], OpenError> {
+        Ok([
+            self.word(at::LIVE_SEQUENCE)?,
+            self.word(at::RETIRED)?,
+            self.word(at::LIVE_TABLE)?.min(LIVE_TABLES as u64 - 1),
+        ])
+    }
+
+    /// The live table in use: its sequence number, what had been retired, and its bytes.
+    fn table(&self) -> Result<(u64, u64, Vec<u8>), OpenError> {
+        let end = Instant::now() + PATIENCE;
+        let mut bytes = Vec::new();
+        for tries in 1.. {
+            let before = self.live_state()?;
+            if !self.alive || before[0] % 2 == 0 {
+                self.read_table(before[2] as usize, &mut bytes)?;
+                if !self.alive || self.live_state()? == before {
+                    return Ok((before[0], before[1], bytes));
+                }
+            }
+            if Instant::now() > end {
+                break;
+            }
+            // It is changed for short moments, one after the other.
+            if tries % 16 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let why = "it allocates faster than what it holds can be read; try again, or let it write snapshots itself \
+                   (MEMTRACE_SIGNAL=USR2)";
+        Err(OpenError::Unreadable(why.to_owned()))
+    }
+
+    /// What the devices have seen: of a living process, perhaps a moment later than its live table.
+    fn past(&self) -> Result<BTreeMap<i8, Past>, OpenError> {
+        let mut bytes = [0; past::WORDS * past::DEVICES * 8];
+        self.file.file.read_at(at::PAST as u64 * 8, &mut bytes)?;
+        let words = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b));
+        Ok(Past::of_all(&words.collect::<Vec<u64>>()))
+    }
+
+    /// A live table, with as few calls as possible: there may be little time.
+    fn read_table(&self, table: usize, into: &mut Vec<u8>) -> Result<(), OpenError> {
+        let entries = live_table(table);
+        let [start, end] = [entries.start, entries.end]
+            .map(|entry| self.live.start.saturating_add((entry * SLOT) as u64).min(self.live.end));
+        into.resize((end - start) as usize, 0);
+        let length = self.file.file.read_at(start, into)?;
+        if length < entries.len() * SLOT {
+            return Err(OpenError::Damaged(
+                "the list of live blocks is not all there (was the file cut?)".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The slots of these tickets, whatever is in them.
+    fn slots(
+        &self,
+        from: u64,
+        to: u64,
+        capacity: u64,
+        into: &mut Vec<u8>,
+    ) -> Result<(), OpenError> {
+        into.clear();
+        into.resize((to - from) as usize * SLOT, 0);
+        let first = from & (capacity - 1);
+        let before_the_end = (to - from).min(capacity - first) as usize * SLOT;
+        let (ahead, wrapped) = into.split_at_mut(before_the_end);
+        self.file.file.read_at(self.ring + first * SLOT as u64, ahead)?;
+        self.file.file.read_at(self.ring, wrapped)?;
+        Ok(())
+    }
+}
+
+impl<B: Bytes> Recording for Reading<'_, B> {
+    fn written(&mut self) -> io::Result<u64> {
+        // Who claims a ticket in a full ring waits until its slot may be overwritten.
+        let room = self.word(at::RETIRED)?.saturating_add(self.word(at::RING_CAPACITY)?);
+        Ok(self.word(at::HEAD)?.min(room))
+    }
+
+    fn live(&mut self) -> io::Result<(State, u64)> {
+        let (sequence, mut retired, bytes) = self.table()?;
+        let entries = bytes.chunks_exact(SLOT).map(words_of).filter(|words| words[0] == LIVE);
+        let mut live = State::restore(entries.filter_map(event_of));
+        live.anomalies = self.word(at::ANOMALIES)?;
+        live.past = self.past()?;
+        let mut half = Vec::new();
+        if retired < self.written()?
+            && sequence != retired.wrapping_mul(2)
+            && let Some(0) = self.read(retired, retired + 1, &mut half)?
+        {
+            let anomalies = live.anomalies;
+            for event in half {
+                if !live.ledger.counted(&event, retired) {
+                    live.apply(&event, &|_| "", &mut |_, _| ());
+                }
+            }
+            live.anomalies = anomalies;
+            retired += 1;
+        }
+        Ok((live, retired))
+    }
+
+    fn read(&mut self, from: u64, to: u64, events: &mut Vec<Event>) -> io::Result<Option<u64>> {
+        let capacity = self.word(at::RING_CAPACITY)?;
+        if !capacity.is_power_of_two() || to.saturating_sub(from) > capacity {
+            return Ok(None);
+        }
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        self.slots(from, to, capacity, &mut first)?;
+        if self.alive {
+            self.slots(from, to, capacity, &mut second)?;
+            let head = self.word(at::HEAD)?;
+            if self.word(at::RETIRED)? > from && head > from.saturating_add(capacity) {
+                return Ok(None);
+            }
+        }
+        let mut torn = 0;
+        for (ticket, i) in (from..to).zip(0..) {
+            let slot = |all: &[u8]| words_of(all.get(i * SLOT..).unwrap_or_default());
+            let mut words = slot(&first);
+            let published = words[0] == ticket.wrapping_add(1);
+            if self.alive {
+                words = slot(&second);
+            }
+            let event = event_of(words).filter(|_| published && words[0] == ticket.wrapping_add(1));
+            match event {
+                Some(event) => events.push(event),
+                None => torn += 1,
+            }
+        }
+        Ok(Some(torn))
+    }
+}
