@@ -12,6 +12,9 @@ import torch
 # With the older ones install() refuses, and says so.
 pytestmark = pytest.mark.skipif(not torch.compiled_with_cxx11_abi(), reason="PyTorch with C++'s older strings")
 
+# The algorithm is that of 2.15, and so are the statistics and keys that are compared.
+as_2_15 = pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="other releases have other rules in details")
+
 RUNNER = support.HERE / "installed.py"
 PACKAGE = support.ROOT / "python"
 # Programs whose history is another one each time, also with PyTorch alone: threads race for memory; autocast gives its
@@ -67,6 +70,7 @@ def compare(ours, theirs):
 PROGRAMS = [p for p in corpus.judged() if p.name not in CHANCE]
 
 
+@as_2_15
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_same_as_pytorch(program, tmp_path):
     [theirs], [ours] = run(program, "native", tmp_path), run(program, "installed", tmp_path)
@@ -76,6 +80,7 @@ def test_same_as_pytorch(program, tmp_path):
         assert len(theirs["messages"]) >= 3 and len(theirs["observed"]) >= 3
 
 
+@as_2_15
 @pytest.mark.parametrize("program", [p for p in corpus.judged() if p.name in CHANCE], ids=lambda p: p.name)
 def test_runs_where_chance_decides(program, tmp_path):
     for ours in run(program, "installed", tmp_path, threads=True):
@@ -86,6 +91,7 @@ def test_runs_where_chance_decides(program, tmp_path):
             assert sum(map(len, ours["trace"])) > 20
 
 
+@as_2_15
 def test_same_when_preloaded(tmp_path):
     program = next(p for p in corpus.PROGRAMS if p.name == "transformer")
     [theirs], [ours] = run(program, "native", tmp_path), run(program, "installed", tmp_path, preloaded=True)
