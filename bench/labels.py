@@ -3,13 +3,14 @@ on the virtual GPU with real PyTorch.
 
     bench/labels [--rounds N] [--steps N]
 
-The step: forward, backward and AdamW of a small transformer. On the virtual GPU kernels take no time, so a step is all
-Python and dispatch, which is the worst case for anything that runs there; on a card a step is longer and each share smaller.
-One process for each way, in turn, round after round. In a process steps with and without what is measured alternate in short
-runs, so that both see the same machine; the difference is what it adds. Three differences are shown:
-- *labels*: recorded steps with `memtrace.watch`, over recorded steps without: what the labels add;
-- *all of memtrace*: recorded steps with `watch`, over steps of a process without memtrace. Between processes, so less exact;
-- *memtrace.MemoryTracker*, *memtrace.MemTracker*, *memtrace.Tracer*: recorded steps under ours, over recorded steps without;
+The step: forward, backward and AdamW of a small transformer (its size is printed). On the virtual GPU kernels take no time, so
+a step is all Python and dispatch, which is the worst case for anything that runs there; on a card a step is longer and each share
+smaller. One process for each way, in turn, round after round. In a process, short runs of steps with and without what is measured
+alternate; each run counts by its median, and of the runs of a kind the least counts: the machine changes its speed, and only its
+best moments are alike. Under PyTorch's own a step takes so long that fewer runs do. What begins under a tracker may take long once, so
+the first two steps of a run are not measured; memory that is read back (snapshots, tables) isn't either.
+
+- *labels*, *memtrace.MemoryTracker*, *memtrace.MemTracker*: recorded steps under them, over recorded steps without;
 - *MemoryTracker*, *MemTracker*: steps under PyTorch's, over bare steps in the same process.
 """
 
@@ -34,7 +35,7 @@ WAYS = {
     "MemoryTracker": False,
     "MemTracker": False,
 }
-RUN = 5  # steps at a time
+RUN, FIRST = 8, 2  # steps at a time, and those before them
 
 
 def training():
@@ -100,18 +101,20 @@ def measure(way, steps):
     model, optimizer, step = training()
     for _ in range(3 * RUN):
         step()
-    times = ([], [])
-    for _ in range(-(-steps // RUN)):
+    runs = ([], [])
+    for _ in range(-(-steps // RUN) if WAYS[way] else 2):
         for which in (0, 1):
             leave, again = enter(way, model, optimizer) if which else (lambda: None, lambda: None)
-            step()  # what begins under a tracker may take long once
-            for _ in range(RUN):
+            times = []
+            for i in range(FIRST + (RUN if WAYS[way] or not which else 2)):
                 again()
                 start = time.perf_counter_ns()
                 step()
-                times[which].append((time.perf_counter_ns() - start) / 1e6)
+                times.append((time.perf_counter_ns() - start) / 1e6)
             leave()
-    return [statistics.median(t) for t in times]
+            runs[which].append(statistics.median(times[FIRST:]))
+    size = sum(p.numel() for p in model.parameters()), len(list(model.parameters())), len(list(model.modules()))
+    return [*map(min, runs), size]
 
 
 def child(way, steps):
@@ -127,7 +130,7 @@ def child(way, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40, help="measured steps of each kind in a process")
+    parser.add_argument("--steps", type=int, default=320, help="measured steps of each kind in a process")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
@@ -143,19 +146,17 @@ def main():
                 found[way].append(child(way, given.steps))
                 for file in Path(out).glob("memtrace-*"):
                     file.unlink()
-    bare = statistics.median(without for way in WAYS if not WAYS[way] for without, _ in found[way])
-    rows = [
-        ("labels (watch)", statistics.median(w for w, _ in found["memtrace"]), statistics.median(b - a for a, b in found["memtrace"])),
-        ("all of memtrace", bare, statistics.median(b for _, b in found["memtrace"]) - bare),
-    ]
-    for way in list(WAYS)[1:]:
-        rows.append((way, statistics.median(a for a, _ in found[way]), statistics.median(b - a for a, b in found[way])))
-    print("| what | step without, ms | added, ms | ratio | of memtrace's labels |")
+    numbers, tensors, modules = found["memtrace"][0][2]
+    print(f"The model: {numbers / 1e6:.1f} million parameters in {tensors} tensors, {modules} modules.\n")
+    print("| what | step without, ms | added, ms | ratio | PyTorch's adds, times this |")
     print("|---|---|---|---|---|")
-    ours = rows[0][2]
-    for name, without, added in rows:
-        times = f"{added / ours:.0f} x" if ours > 0 else "-"
-        print(f"| {name} | {without:.2f} | {added:.2f} | {1 + added / without:.3f} | {times} |")
+    added = {way: statistics.median(b - a for a, b, _ in found[way]) for way in WAYS}
+    for way in WAYS:
+        without = statistics.median(a for a, _, _ in found[way])
+        theirs = added.get(way.removeprefix("memtrace.")) if way.startswith("memtrace.") else None
+        times = f"{theirs / max(added[way], 1e-6):.0f}" if theirs else ""
+        name = "labels (memtrace.watch)" if way == "memtrace" else way
+        print(f"| {name} | {without:.2f} | {added[way]:.2f} | {1 + added[way] / without:.3f} | {times} |")
 
 
 if __name__ == "__main__":

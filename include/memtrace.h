@@ -97,9 +97,19 @@ void memtrace_calls_forget(uintptr_t module);
 
 /* --- Operators of PyTorch's: a record at the end of each, while asked for --- */
 
-/* From here on every operator leaves a record, with what the device has then. Returns 1 if PyTorch
- * is there and says its operators, else 0. modes: the number of PyTorch's dispatch key for dispatch modes. */
-int memtrace_operators_start(int device, uint32_t modes);
+/* What is to be known of operators before they can be seen as they begin: a line for each, with tabs between the name of its C++
+ * structure (add_Tensor), its own (aten::add.Tensor), and a digit: 1 if it is made of others, 2 if its autograd kernel shuts
+ * autograd out while it works, and 4 more if autocast has a kernel for it. */
+void memtrace_operators_learn(const char *text);
+
+/* Gets ready for operators to leave records with what the device has. modes: the number of PyTorch's dispatch key for dispatch
+ * modes; below: the keys that are excluded below autograd; views: those that may be, too; autocast: those of autocast. An operator must run before
+ * memtrace_operators_start. */
+void memtrace_operators_prepare(int device, uint32_t modes, uint64_t below, uint64_t views, uint64_t autocast);
+
+/* From here on every operator leaves a record. Returns 0 if PyTorch is not there or does not say its operators, 1 if it says
+ * them by callbacks, 2 if they are seen as they begin. */
+int memtrace_operators_start(void);
 
 /* No more records; those that were made can still be read. */
 void memtrace_operators_stop(void);

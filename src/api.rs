@@ -273,11 +273,38 @@ pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u
 
 // --- operators -------------------------------------------------------------------------------------------------------
 
-/// From here on every operator leaves a record, with what `device` has when it ends. 1 if
-/// PyTorch is there and says its operators, else 0. `modes` is the number of PyTorch's dispatch key for dispatch modes.
+/// What is to be known of operators before they can be seen as they begin: a line for each, with tabs between the name of its C++
+/// structure (`add_Tensor`), its own (`aten::add.Tensor`), and a digit: 1 if it is made of others, 2 if its autograd kernel shuts
+/// autograd out while it works, and 4 more if autocast has a kernel for it.
+///
+/// # Safety
+/// `text` is null or a C string.
 #[unsafe(no_mangle)]
-pub extern "C" fn memtrace_operators_start(device: c_int, modes: u32) -> c_int {
-    c_int::from(labels::operators::start(u32::try_from(device).unwrap_or(0), modes))
+pub unsafe extern "C" fn memtrace_operators_learn(text: *const c_char) {
+    // SAFETY: promised by the caller.
+    labels::quick::learn(unsafe { bytes(text) });
+}
+
+/// Gets ready for operators to leave records with what `device` has. `modes` is the number of PyTorch's dispatch key for dispatch
+/// modes, `below` the keys that are excluded below autograd, `views` those that may be, too, and `autocast` those of autocast, as bits. An operator must run
+/// before [`memtrace_operators_start`].
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_operators_prepare(
+    device: c_int,
+    modes: u32,
+    below: u64,
+    views: u64,
+    autocast: u64,
+) {
+    let device = u32::try_from(device).unwrap_or(0);
+    labels::operators::prepare(device, modes, [below, views, autocast]);
+}
+
+/// From here on every operator leaves a record. 0 if PyTorch is not there or does not say its operators, 1 if it says them by
+/// callbacks, 2 if they are seen as they begin.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_operators_start() -> c_int {
+    labels::operators::start() as c_int
 }
 
 /// No more records; those that were made can still be read.

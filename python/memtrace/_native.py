@@ -32,7 +32,9 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_memory": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
     "memtrace_restart_peak": (None, [ctypes.c_int]),
     "memtrace_raise_peak": (None, [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]),
-    "memtrace_operators_start": (ctypes.c_int, [ctypes.c_int, ctypes.c_uint32]),
+    "memtrace_operators_learn": (None, [ctypes.c_char_p]),
+    "memtrace_operators_prepare": (None, [ctypes.c_int, ctypes.c_uint32, *[ctypes.c_uint64] * 3]),
+    "memtrace_operators_start": (ctypes.c_int, []),
     "memtrace_operators_stop": (None, []),
     "memtrace_operators_module": (None, [ctypes.c_uint32]),
     "memtrace_operators_count": (ctypes.c_uint64, [ctypes.c_void_p]),
@@ -71,7 +73,9 @@ class Native:
         self.raise_peak: Callable[[int, int, int], None] = library.memtrace_raise_peak
         self.label_sort: Callable[[int], int] = library.memtrace_label_sort
         self.label_parent: Callable[[int], int] = library.memtrace_label_parent
-        self.operators_start: Callable[[int, int], int] = library.memtrace_operators_start
+        self.operators_learn: Callable[[bytes], None] = library.memtrace_operators_learn
+        self.operators_prepare: Callable[[int, int, int, int, int], None] = library.memtrace_operators_prepare
+        self.operators_start: Callable[[], int] = library.memtrace_operators_start
         self.operators_stop: Callable[[], None] = library.memtrace_operators_stop
         self.operators_module: Callable[[int], None] = library.memtrace_operators_module
         self.operators_count: Callable[[Any], int] = library.memtrace_operators_count

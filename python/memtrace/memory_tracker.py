@@ -238,8 +238,7 @@ def begin_operators(known: Native) -> None:
 
     if _recorded:
         raise MemtraceError("operators are recorded for one tracker at a time; another MemoryTracker or Tracer is running")
-    key: Any = torch._C.DispatchKey.Python
-    if not known.operators_start(torch.cuda.current_device(), int(key)):
+    if not _begin(known, torch.cuda.current_device()):
         raise MemtraceError("this PyTorch does not say its operators: 2.6 or later does")
     _recorded = True
 
@@ -249,6 +248,69 @@ def end_operators(known: Native) -> None:
     global _recorded
     known.operators_stop()
     _recorded = False
+
+
+_NOT_SEEN, _BY_CALLBACKS, _QUICKLY = range(3)
+_COMPOSITE, _GUARDED, _CASTS = 1, 2, 4
+_learned = False
+
+
+def _begin(known: Native, device: int) -> int:
+    """From here on operators leave records; how they are seen."""
+    import torch
+
+    global _learned
+    c: Any = torch._C
+    if not _learned:
+        known.operators_learn(_what_operators_are().encode())
+        _learned = True
+
+    def bits(*keys: str) -> int:
+        found = [getattr(c.DispatchKey, key) for key in keys if hasattr(c.DispatchKey, key)]
+        return sum({c.DispatchKeySet(key).raw_repr() for key in found})
+
+    usual = c._dispatch_tls_local_exclude_set().raw_repr()
+    with c._AutoDispatchBelowAutograd():
+        below = c._dispatch_tls_local_exclude_set().raw_repr() & ~usual
+    views, casts = bits("ADInplaceOrView"), bits("AutocastCUDA", "AutocastCPU")
+    known.operators_prepare(device, int(c.DispatchKey.Python), below, views, casts)
+    torch.empty(0)
+    return known.operators_start()
+
+
+def _what_operators_are() -> str:
+    """PyTorch's operators, as the library wants to know them."""
+    import torch
+
+    c: Any = torch._C
+    has = c._dispatch_has_kernel_for_dispatch_key
+    lines = []
+    for qualified in c._dispatch_get_all_op_names():
+        namespace, _, operator = qualified.partition("::")
+        name, _, overload = operator.partition(".")
+        if namespace != "aten":
+            continue
+        kind = _COMPOSITE if has(qualified, "CompositeImplicitAutograd") else 0
+        if not kind and has(qualified, "Autograd") and _takes_tensors(qualified):
+            kind = _GUARDED
+        if kind and has(qualified, "AutocastCUDA"):
+            kind |= _CASTS
+        structure = f"{name}_{overload}" if overload else name
+        lines.append(f"{structure}\taten::{name}.{overload or 'default'}\t{kind}")
+    return "\n".join(lines)
+
+
+def _takes_tensors(operator: str) -> bool:
+    """Without one, an operator goes past its autograd kernel."""
+    import torch
+
+    c: Any = torch._C
+    name, _, overload = operator.partition(".")
+    try:
+        schema = c._get_schema(name, overload)
+    except RuntimeError:
+        return False
+    return any(str(argument.type) in ("Tensor", "List[Tensor]") for argument in schema.arguments)
 
 
 def count_operators(known: Native) -> tuple[int, int]:

@@ -12,7 +12,7 @@ use memtrace_format::replay::PAGE;
 
 use crate::gauges;
 use crate::hooks::{event, torch};
-use crate::labels::changes;
+use crate::labels::{changes, quick};
 use crate::record::guard;
 
 /// Listens to the allocator of one device.
@@ -55,10 +55,14 @@ impl Recording {
             };
             if change != 0 {
                 changes::block(local.tid(), local.label.get(), told.addr, change, self.device);
+                quick::event();
             }
             match kind {
                 Kind::Alloc => recorder.emitter.allocated(recorder, self.allocated, ticket),
-                Kind::Oom => recorder.emitter.out_of_memory(ticket),
+                Kind::Oom => {
+                    recorder.emitter.out_of_memory(ticket);
+                    quick::failed();
+                }
                 _ => {}
             }
         });

@@ -23,7 +23,7 @@ use memtrace_format::event::{
 use super::methods::Methods;
 use super::{captures, event, pools, resolve};
 use crate::gauges;
-use crate::labels::changes;
+use crate::labels::{changes, quick};
 use crate::record::Recorder;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
@@ -302,6 +302,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
                 gauge.set(allocated as u64, reserved as u64);
             }
             changes::block(local.tid(), local.label.get(), addr as u64, change, device);
+            quick::event();
             if change > 0 {
                 // A request by another door, or the allocator's first.
                 if local.request.get().is_none() {
@@ -417,6 +418,7 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
                 ..event(local, Kind::Oom, Layer::Framework)
             });
             recorder.emitter.out_of_memory(ticket);
+            quick::failed();
         });
     }
     let name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";

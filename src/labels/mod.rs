@@ -13,6 +13,7 @@ pub mod changes;
 pub mod journal;
 pub mod nvtx;
 pub mod operators;
+pub mod quick;
 pub mod store;
 pub mod torch;
 

@@ -1,8 +1,8 @@
 //! What was in use after each operator, while somebody asks: for `memtrace.MemoryTracker`.
 //!
-//! Two of PyTorch's callbacks for operators (scope *function*, see [`super::torch`]) are added when a tracker begins and
-//! taken away when the last one ends, so an operator costs nothing in between. At its end an operator leaves a record: which
-//! one, how deep inside others it ran, on which thread, and what the allocator had then. Nobody decides here which of them a
+//! An operator leaves a record: which one, how deep inside others it ran, on which thread, and what the allocator had when it
+//! was done. Most are seen as they begin ([`super::quick`]); for the others, and where that is not possible, there are two of
+//! PyTorch's callbacks (scope *function*, see [`super::torch`]). Either only while a tracker runs, so an operator costs nothing in between. Nobody decides here which of them a
 //! reader wants to see; that is worked out afterwards, from the records of all.
 //!
 //! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor` does), says so by a bit,
@@ -16,13 +16,13 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
 use memtrace_format::labels::Sort;
 
 use super::journal::Journal;
-use super::{store, torch};
+use super::{quick, store, torch};
 use crate::gauges;
 use crate::hooks::resolve;
 use crate::record::guard;
@@ -45,6 +45,7 @@ static MODES: AtomicU32 = AtomicU32::new(0);
 static IS_EXCLUDED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// PyTorch's handle of the callback while it is there, plus 1.
 static HANDLE: AtomicU64 = AtomicU64::new(0);
+static RUNNING: AtomicBool = AtomicBool::new(false);
 /// Which module runs, in the caller's own numbering, and the device that is asked for.
 static MODULE: AtomicU32 = AtomicU32::new(0);
 static DEVICE: AtomicU32 = AtomicU32::new(0);
@@ -62,9 +63,8 @@ static EXCEPTIONS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 type Exceptions = unsafe extern "C" fn() -> c_int;
 type IsExcluded = unsafe extern "C" fn(u16) -> bool;
 
-/// Begins. `modes` is the dispatch key of dispatch modes. False if PyTorch is not in this process, or not one whose
-/// callbacks we know.
-pub fn start(device: u32, modes: u32) -> bool {
+/// Gets ready. `modes` is the dispatch key of dispatch modes, the others those that [`quick`] needs.
+pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     stop();
     MODULE.store(0, Ordering::Relaxed);
     DEVICE.store(device, Ordering::Relaxed);
@@ -75,13 +75,34 @@ pub fn start(device: u32, modes: u32) -> bool {
     IS_EXCLUDED.store(found, Ordering::Relaxed);
     let found = resolve::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
     EXCEPTIONS.store(found.map_or(std::ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
-    let Some(handle) = torch::add_operators(begins, ends) else { return false };
-    HANDLE.store(handle + 1, Ordering::Release);
-    true
+    torch::attach();
+    quick::begin(below, views, autocast, begins, ends);
 }
+
+/// Begins, when an operator has run since [`prepare`]. Says how operators are seen; [`NOT`] if PyTorch is not in this process, or
+/// not one whose callbacks we know.
+pub fn start() -> u32 {
+    if quick::end_of_trial() {
+        RUNNING.store(true, Ordering::Release);
+        return QUICKLY;
+    }
+    let Some(handle) = torch::add_operators(begins, ends) else { return NOT };
+    HANDLE.store(handle + 1, Ordering::Release);
+    RUNNING.store(true, Ordering::Release);
+    BY_CALLBACKS
+}
+
+/// No operator is seen.
+pub const NOT: u32 = 0;
+/// PyTorch calls us around each.
+pub const BY_CALLBACKS: u32 = 1;
+/// See [`quick`].
+pub const QUICKLY: u32 = 2;
 
 /// No more records from here on; those that were made stay to be read.
 pub fn stop() {
+    RUNNING.store(false, Ordering::Release);
+    quick::end();
     if let Some(handle) = HANDLE.swap(0, Ordering::AcqRel).checked_sub(1) {
         torch::remove(handle);
     }
@@ -110,6 +131,7 @@ pub fn read(from: u64, into: &mut [u64]) -> usize {
 unsafe extern "C" fn begins(result: *mut *mut c_void, function: *const u8) -> *mut *mut c_void {
     // SAFETY: PyTorch hands in a live `RecordFunction`, and room for an empty `unique_ptr`.
     unsafe {
+        quick::exact();
         if schema(function).is_some() {
             DEPTH.set(DEPTH.get() + 1);
         }
@@ -131,7 +153,7 @@ unsafe extern "C" fn ends(function: *const u8, _: *mut c_void) {
 /// Writes down that a range of `record_function` begins or ends.
 pub fn range(begins: bool) {
     static NAMED: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
-    if HANDLE.load(Ordering::Relaxed) == 0 {
+    if !RUNNING.load(Ordering::Relaxed) {
         return;
     }
     let named = &NAMED[usize::from(begins)];
@@ -174,19 +196,53 @@ pub fn inside() -> u64 {
 }
 
 fn write(operator: LabelId, depth: u32) {
-    let [allocated, reserved, ..] =
-        gauges::of(DEVICE.load(Ordering::Relaxed) as usize).map_or([0; 4], gauges::Gauge::read);
+    add(operator, depth, u64::from(failed()) << FAILED_AT | u64::from(shut_out()) << 46);
+}
+
+/// An operator begins that [`quick`] sees to; the number of its record.
+#[inline]
+pub fn seen(operator: LabelId) -> Option<u64> {
+    add(operator, DEPTH.get(), 0)
+}
+
+/// What the allocator has now belongs to this record, too.
+#[inline]
+pub fn update(record: u64) {
+    if let Some(words) = JOURNAL.record(record) {
+        for (word, now) in words.iter().skip(2).zip(memory()) {
+            word.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+/// This operator fails.
+pub fn fail(record: u64) {
+    if let Some(words) = JOURNAL.record(record) {
+        words[0].fetch_or(1 << FAILED_AT, Ordering::Relaxed);
+    }
+}
+
+const FAILED_AT: u32 = 45;
+
+fn add(operator: LabelId, depth: u32, bits: u64) -> Option<u64> {
     let label = guard::local(|local| local.label.get());
     let backward = u64::from(torch::in_backward());
     let first = u64::from(operator)
         | u64::from(depth.min(0x1fff)) << 32
-        | u64::from(failed()) << 45
-        | u64::from(shut_out()) << 46
+        | bits
         | backward << 47
         | u64::from(thread()) << 48;
     let module = u64::from(MODULE.load(Ordering::Relaxed));
-    let waiting = gauges::waiting::of(DEVICE.load(Ordering::Relaxed) as usize);
-    JOURNAL.write([first, module | u64::from(label) << 32, allocated, reserved, waiting]);
+    let [allocated, reserved, waiting] = memory();
+    JOURNAL.write([first, module | u64::from(label) << 32, allocated, reserved, waiting])
+}
+
+/// Allocated, reserved, and waiting for other streams.
+#[inline]
+fn memory() -> [u64; 3] {
+    let device = DEVICE.load(Ordering::Relaxed) as usize;
+    let [allocated, reserved, ..] = gauges::of(device).map_or([0; 4], gauges::Gauge::read);
+    [allocated, reserved, gauges::waiting::of(device)]
 }
 
 fn thread() -> u32 {

@@ -32,8 +32,9 @@ const REMOVE: &CStr = c"_ZN2at14removeCallbackEm";
 /// `RecordFunction::sequence_nr_` and `RecordFunction::fwd_thread_id_`.
 const SEQUENCE_AT: usize = 200;
 const FORWARD_THREAD_AT: usize = 304;
-/// `RecordScope::FUNCTION`, `BACKWARD_FUNCTION`, `USER_SCOPE`, and how many scopes there are.
-const OPERATOR: usize = 0;
+/// `RecordScope::FUNCTION`,
+pub const OPERATOR: usize = 0;
+/// `BACKWARD_FUNCTION`, `USER_SCOPE`, and how many scopes there are.
 const BACKWARD: usize = 1;
 const USER: usize = 7;
 const SCOPES: usize = 10;
@@ -54,8 +55,10 @@ struct Callback {
 
 const _: () = assert!(size_of::<Callback>() == 40);
 
-type Start = unsafe extern "C" fn(*mut *mut c_void, *const u8) -> *mut *mut c_void;
-type End = unsafe extern "C" fn(*const u8, *mut c_void);
+/// A callback at the beginning.
+pub type Start = unsafe extern "C" fn(*mut *mut c_void, *const u8) -> *mut *mut c_void;
+/// A callback at the end.
+pub type End = unsafe extern "C" fn(*const u8, *mut c_void);
 type Remove = unsafe extern "C" fn(u64);
 type Add = unsafe extern "C" fn(Callback) -> u64;
 type Name = unsafe extern "C" fn(*const u8) -> *const c_char;
@@ -113,6 +116,13 @@ pub unsafe fn name<'a>(function: *const u8) -> &'a CStr {
         let name = std::mem::transmute::<*mut c_void, Name>(NAME.load(Ordering::Relaxed))(function);
         if name.is_null() { c"" } else { CStr::from_ptr(name) }
     }
+}
+
+/// PyTorch's own number of the calling thread; 0 before [`attach`].
+pub fn thread() -> u64 {
+    let asked = THREAD.load(Ordering::Relaxed);
+    // SAFETY: libtorch_cpu exports this name with this signature.
+    if asked.is_null() { 0 } else { unsafe { std::mem::transmute::<*mut c_void, Number>(asked)() } }
 }
 
 /// What the calling thread is at.

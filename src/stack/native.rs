@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::stacks::Reason;
 
 use self::system::by_system;
+pub use self::system::each_frame;
 use super::deep::Deep;
 pub use super::rules::Registers;
 use super::rules::{Outcome, Rule, Step, generation, object_at, rule_for};

@@ -59,6 +59,11 @@ def test_memory_tracker_alone_sees_the_same_operators(tmp_path):
     assert any(more["backward"][boundary:end]) and not any(more["backward"][end:])
 
 
+@pytest.mark.parametrize("how", ["plain", "autocast", "checkpoint", "other"])
+def test_operators_seen_as_they_begin_are_those_that_callbacks_see(tmp_path, how):
+    assert int(run("operators_seen.py", how, out=tmp_path / "out")) > 100
+
+
 def test_memory_tracker_says_what_is_missing(tmp_path):
     program = "import memtrace, torch; memtrace.MemoryTracker().start_monitor(torch.nn.Linear(1, 1))"
     done = must(execute([PYTHON, "-c", program], env=PACKAGE), 1)

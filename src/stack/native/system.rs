@@ -21,6 +21,26 @@ unsafe extern "C-unwind" {
 const CONTINUE: c_int = 0;
 const STOP: c_int = 4;
 
+/// Shows the calling thread's frames, innermost first, as the system's unwinder finds them: where each goes on, and its stack
+/// pointer there. Ends when `visit` says so. For rare use: it allocates and takes the loader's lock.
+pub fn each_frame(visit: &mut dyn FnMut(usize, usize) -> bool) {
+    unsafe extern "C-unwind" fn step(context: *mut Context, visit: *mut c_void) -> c_int {
+        let mut exact = 0;
+        // SAFETY: the unwinder hands in its context and our own pointer.
+        let (visit, pc, sp) = unsafe {
+            (
+                &mut *visit.cast::<&mut dyn FnMut(usize, usize) -> bool>(),
+                _Unwind_GetIPInfo(context, &raw mut exact),
+                _Unwind_GetCFA(context),
+            )
+        };
+        if visit(pc, sp) { STOP } else { CONTINUE }
+    }
+    let mut visit = visit;
+    // SAFETY: the unwinder's function; `visit` outlives it.
+    unsafe { _Unwind_Backtrace(step, (&raw mut visit).cast()) };
+}
+
 /// The walk by the system's unwinder.
 #[inline(never)]
 pub fn by_system(found: &mut Found) -> Option<Reason> {
