@@ -6,8 +6,9 @@ on the virtual GPU with real PyTorch.
 The step: forward, backward and AdamW of a small transformer (its size is printed). On the virtual GPU kernels take no time, so
 a step is all Python and dispatch, which is the worst case for anything that runs there; on a card a step is longer and each share
 smaller. One process for each way, in turn, round after round. In a process, short runs of steps with and without what is measured
-alternate; each run counts by its median, and of the runs of a kind the least counts: the machine changes its speed, and only its
-best moments are alike. Under PyTorch's own a step takes so long that fewer runs do. What begins under a tracker may take long once, so
+alternate; each run counts by its median, and the ratio is the median of those of a run with and the runs without before and after it: the
+machine changes its speed, but not within a tenth of a second. The step's time is that of the best run without. Under PyTorch's own a
+step takes so long that fewer runs do. What begins under a tracker may take long once, so
 the first two steps of a run are not measured; memory that is read back (snapshots, tables) isn't either.
 
 - *labels*, *memtrace.MemoryTracker*, *memtrace.MemTracker*: recorded steps under them, over recorded steps without;
@@ -97,7 +98,7 @@ def enter(way, model, optimizer):
 
 
 def measure(way, steps):
-    """Milliseconds of each step, without and with."""
+    """Milliseconds of a step in each run, without and with, and the size of the model."""
     model, optimizer, step = training()
     for _ in range(3 * RUN):
         step()
@@ -114,7 +115,7 @@ def measure(way, steps):
             leave()
             runs[which].append(statistics.median(times[FIRST:]))
     size = sum(p.numel() for p in model.parameters()), len(list(model.parameters())), len(list(model.modules()))
-    return [*map(min, runs), size]
+    return [*runs, size]
 
 
 def child(way, steps):
@@ -130,7 +131,7 @@ def child(way, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=320, help="measured steps of each kind in a process")
+    parser.add_argument("--steps", type=int, default=640, help="measured steps of each kind in a process")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
@@ -150,13 +151,17 @@ def main():
     print(f"The model: {numbers / 1e6:.1f} million parameters in {tensors} tensors, {modules} modules.\n")
     print("| what | step without, ms | added, ms | ratio | PyTorch's adds, times this |")
     print("|---|---|---|---|---|")
-    added = {way: statistics.median(b - a for a, b, _ in found[way]) for way in WAYS}
+    added, ratios = {}, {}
     for way in WAYS:
-        without = statistics.median(a for a, _, _ in found[way])
+        pairs = [pair for a, b, _ in found[way] for pair in (*zip(a, b), *zip(a[1:], b))]
+        ratios[way] = statistics.median(b / a for a, b in pairs)
+        added[way] = (ratios[way] - 1) * min(min(a) for a, _, _ in found[way])
+    for way in WAYS:
+        without = min(min(a) for a, _, _ in found[way])
         theirs = added.get(way.removeprefix("memtrace.")) if way.startswith("memtrace.") else None
         times = f"{theirs / max(added[way], 1e-6):.0f}" if theirs else ""
         name = "labels (memtrace.watch)" if way == "memtrace" else way
-        print(f"| {name} | {without:.2f} | {added[way]:.2f} | {1 + added[way] / without:.3f} | {times} |")
+        print(f"| {name} | {without:.2f} | {added[way]:.2f} | {ratios[way]:.3f} | {times} |")
 
 
 if __name__ == "__main__":
