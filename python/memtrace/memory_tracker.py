@@ -96,7 +96,7 @@ class MemoryTracker:
                 "MemoryTracker needs memtrace in the process: start it as `memtrace run -- python ...`"
             )
         torch.cuda.empty_cache()
-        begin_operators(known)
+        begin_operators(known, quickly=True)
         self._native = known
         self._first, self._lost = count_operators(known)
         self._modules = [""]
@@ -231,14 +231,15 @@ class MemoryTracker:
 _recorded = False
 
 
-def begin_operators(known: Native) -> None:
-    """Operators leave records from here on, with what the current device has."""
+def begin_operators(known: Native, *, quickly: bool = False) -> None:
+    """Operators leave records from here on, with what the current device has: each when it ends, or, `quickly`, most when they begin
+    and only those that can matter to a line."""
     global _recorded
     import torch
 
     if _recorded:
         raise MemtraceError("operators are recorded for one tracker at a time; another MemoryTracker or Tracer is running")
-    if not _begin(known, torch.cuda.current_device()):
+    if not _begin(known, torch.cuda.current_device(), quickly):
         raise MemtraceError("this PyTorch does not say its operators: 2.6 or later does")
     _recorded = True
 
@@ -255,7 +256,7 @@ _COMPOSITE, _GUARDED, _CASTS = 1, 2, 4
 _learned = False
 
 
-def _begin(known: Native, device: int) -> int:
+def _begin(known: Native, device: int, quickly: bool) -> int:
     """From here on operators leave records; how they are seen."""
     import torch
 
@@ -273,7 +274,7 @@ def _begin(known: Native, device: int) -> int:
     with c._AutoDispatchBelowAutograd():
         below = c._dispatch_tls_local_exclude_set().raw_repr() & ~usual
     views, casts = bits("ADInplaceOrView"), bits("AutocastCUDA", "AutocastCPU")
-    known.operators_prepare(device, int(c.DispatchKey.Python), below, views, casts)
+    known.operators_prepare(device, int(c.DispatchKey.Python), below if quickly else 0, views, casts)
     torch.empty(0)
     return known.operators_start()
 
