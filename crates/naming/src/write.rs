@@ -106,12 +106,12 @@ pub fn write<W: Words>(
         let mut counts = Counts {
             events,
             first,
-            overwritten: first - oldest,
+            overwritten: first.saturating_sub(oldest),
             late: events.saturating_sub(to),
             ..Counts::default()
         };
         let source = if tries == 0 {
-            let may_lag = Some((recording.written()? - first, path));
+            let may_lag = Some((recording.written()?.saturating_sub(first), path));
             Source::Ring { recording: &mut *recording, next: first, end: events, may_lag }
         } else if let Some(aside) = copy_aside(recording, first..events, path)? {
             Source::Aside(aside)
@@ -189,7 +189,7 @@ impl Source<'_> {
         let Source::Ring { recording, next, end, may_lag: Some((lag, path)) } = self else {
             return Ok(true);
         };
-        if recording.written()? - *next <= *lag + *lag / 32 + BATCH {
+        if recording.written()?.saturating_sub(*next) <= lag.saturating_add(*lag / 32 + BATCH) {
             return Ok(true);
         }
         let aside = copy_aside(&mut **recording, *next..*end, path)?;
