@@ -359,12 +359,13 @@ def _release(known: Native) -> None:
     known.changes_release(min((t._books.next for t in _running), default=known.changes_count(None)))
 
 
-def _storages(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+def _storages(tensor: Any) -> Iterator[tuple[int, int]]:
     """Address and bytes of what a tensor is stored in; of its parts, if it is made of others."""
     if hasattr(tensor, "__tensor_flatten__"):
+        # A sharded tensor names its mesh among them, which has no memory.
         for name in tensor.__tensor_flatten__()[0]:
             yield from _storages(getattr(tensor, name))
-    elif tensor.is_cuda:
+    elif getattr(tensor, "is_cuda", False):
         storage = tensor.untyped_storage()
         if storage.size():
             yield storage.data_ptr(), storage.nbytes()

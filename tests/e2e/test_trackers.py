@@ -176,3 +176,25 @@ def test_mem_tracker_where_gradients_are_short_lived_and_trackers_are_many(tmp_p
     assert most < 30_000 and times >= 1
     now, allocated = said["after"]
     assert now["Total"] == allocated
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_mem_tracker_is_exact_on_each_rank(how, tmp_path):
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    script = [HERE / "scripts" / "mem_tracker_ranks.py", how, tmp_path]
+    must(record([*torchrun, *script], tmp_path / "out", spec="h100*2", env=PACKAGE))
+    for rank in range(2):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        for moment in said:
+            now, peak, when = moment["now"], moment["peak"], moment["when"]
+            assert now["Total"] == moment["allocated"] and peak["Total"] == moment["most"], when
+            assert now["Optstate"] == moment["Optstate"], when
+            # After a forward FSDP keeps the outermost module gathered: `parameters()` are those, and their parts are there, too.
+            gathered = how == "fsdp2" and "forward" in when
+            more = now["Parameter"] - moment["Parameter"]
+            assert 0 < more <= 16384 if gathered else more == 0, when
+            # DDP's buckets stay gradients when they are emptied.
+            if how == "fsdp2" or "zero_grad" not in when:
+                assert now["Gradient"] == moment["Gradient"], when
+        most = max(moment["peak"]["Communication"] for moment in said)
+        assert (most > 1_000_000) == (how == "fsdp2")
