@@ -112,7 +112,7 @@ def tracked(how, tmp_path):
     return json.loads(run("mem_tracker.py", how, out=tmp_path / "out").splitlines()[-1])
 
 
-@pytest.mark.parametrize("how", ["plain", "single", "fused", "checkpoint", "accumulate"])
+@pytest.mark.parametrize("how", ["plain", "single", "fused", "checkpoint", "accumulate", "workspaces"])
 def test_mem_tracker_is_exact_where_pytorchs_is_near(tmp_path, how):
     found = tracked(how, tmp_path)
     for moment in found["said"]:
@@ -124,8 +124,9 @@ def test_mem_tracker_is_exact_where_pytorchs_is_near(tmp_path, how):
             assert min(sums.values()) >= 0
         for category in ("Parameter", "Buffer", "Gradient", "Optstate"):
             assert ours[category] == moment[category], (moment["when"], category)
-        # PyTorch's own promise for itself.
-        assert abs(moment["their peak"]["Total"] - moment["peak"]) <= 0.1 * moment["peak"], moment["when"]
+        # PyTorch's own promise for itself, but for what is in no tensor.
+        if how != "workspaces":
+            assert abs(moment["their peak"]["Total"] - moment["peak"]) <= 0.1 * moment["peak"], moment["when"]
         assert moment["theirs"]["Parameter"] == ours["Parameter"]
     # The peak of the first backward pass lies in it, before anybody knows what is a gradient.
     first = next(moment for moment in found["said"] if moment["when"] == "0 backward 0")

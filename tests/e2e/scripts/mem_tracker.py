@@ -5,8 +5,9 @@ import json
 import os
 import sys
 
-# The workspaces of cuBLAS come from the allocator, in no tensor that PyTorch's tracker could see.
-os.environ.update(CUBLAS_WORKSPACE_CONFIG=":0:0", CUBLASLT_WORKSPACE_SIZE="0")
+if sys.argv[1] != "workspaces":
+    # Those of cuBLAS come from the allocator, in no tensor that PyTorch's tracker could see.
+    os.environ.update(CUBLAS_WORKSPACE_CONFIG=":0:0", CUBLASLT_WORKSPACE_SIZE="0")
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker as Theirs
