@@ -113,8 +113,14 @@ pub fn splice(
     let (mut next, mut done) = (0, 0);
     let mut begin = true;
     if usable && all {
-        let same = |frame: &Native| frame.python_outside as usize <= python_kept;
-        if let Some(i) = natives[..native_kept].iter().rposition(same) {
+        // Also no other Python frame may stand further out now: where it stands depends on itself, and the native frames
+        // of a call are the same whichever of two functions began an evaluation.
+        let same = |i: usize| {
+            let outside = natives[i].python_outside as usize;
+            let border = i.checked_sub(1).map_or(usize::MAX, |out| natives[out].sp as usize);
+            outside <= python_kept && links.get(outside).is_none_or(|link| link.inside < border)
+        };
+        if let Some(i) = (0..native_kept).rev().find(|i| same(*i)) {
             (next, done, begin) = (i + 1, natives[i].python_outside as usize, false);
             out.resume(natives[i].word_at as usize + 1);
         }
