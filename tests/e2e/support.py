@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+SETTLE = HERE.parent / "settle"  # what every Python program begins with
 JUDGE = HERE / "judge.py"
 PYTHON = sys.executable  # the interpreter that runs the tests is the one with PyTorch
 TIMEOUT = 300
@@ -31,6 +32,7 @@ def environment(extra=None):
     """A quiet and repeatable environment, without what the caller may have set for memtrace."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MEMTRACE_", "PYTORCH_", "LD_"))}
     env.update(PYTHONHASHSEED="0", PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", **(extra or {}))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SETTLE), env.get("PYTHONPATH")]))
     return env
 
 

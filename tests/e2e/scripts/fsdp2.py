@@ -1,7 +1,6 @@
 """Fully sharded training (FSDP2) of two ranks under torchrun, with mixed precision."""
 
 import os
-import time
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,3 @@ for step in range(3):
 torch.cuda.synchronize()
 print(f"rank {rank} of {dist.get_world_size()} allocated {torch.cuda.memory_allocated(rank)}")
 dist.destroy_process_group()
-# A thread of autograd's that still lets go of Python objects while the interpreter ends is ended by CPython before 3.12 in
-# a way that aborts the process, with or without memtrace. On a virtual GPU nothing takes long enough to keep them apart.
-time.sleep(0.5)

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 
 os.environ.update(CUBLAS_WORKSPACE_CONFIG=":0:0", CUBLASLT_WORKSPACE_SIZE="0")
 
@@ -77,4 +76,3 @@ torch.cuda.synchronize()
 with open(os.path.join(folder, f"{rank}.json"), "w") as file:
     json.dump(said, file)
 dist.destroy_process_group()
-time.sleep(0.5)  # see fsdp2.py

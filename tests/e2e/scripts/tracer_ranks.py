@@ -4,7 +4,6 @@ Prints what came of it as JSON, with the rank."""
 import json
 import os
 import sys
-import time
 import warnings
 
 import torch
@@ -64,4 +63,3 @@ said["plugins"] = report.plugins
 said["phases"] = {name: list(devices) for name, devices in report.phases.items()}
 print(json.dumps(said), flush=True)
 dist.destroy_process_group()
-time.sleep(0.5)  # see fsdp2.py
