@@ -67,8 +67,16 @@ pub(crate) fn forget_recorder() {
 /// A thread that comes while another one is at it waits, or what it allocates would be missing for ever. Not without
 /// end: it may hold a lock that the other one needs (the loader's, in a library's constructor), or be the child of a
 /// fork in that moment, where there is no other one.
+#[inline]
 pub fn wake() {
-    if WOKEN.load(Ordering::Relaxed) == AWAKE || guard::inside() {
+    if WOKEN.load(Ordering::Relaxed) != AWAKE {
+        wake_up();
+    }
+}
+
+#[cold]
+fn wake_up() {
+    if guard::inside() {
         return;
     }
     match WOKEN.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Acquire) {

@@ -1,6 +1,6 @@
 //! Blocks: pieces of segments, in a slab, linked to their neighbours in address order.
 
-use crate::pool::FreeKey;
+use crate::free::FreeKey;
 use crate::visit::Visit;
 
 /// Index into the slab.

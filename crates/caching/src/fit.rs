@@ -1,12 +1,11 @@
 //! Finding a free block, cutting it, and putting it together again.
 
-use std::ops::Bound;
-
 use crate::allocator::{Allocation, Allocator, Misuse, Request};
 use crate::blocks::{Block, Ix, NONE};
 use crate::device::Device;
 use crate::event::{Action, Sink};
-use crate::pool::{FreeKey, Pool};
+use crate::free::FreeKey;
+use crate::pool::Pool;
 use crate::sizes::{ABSURD, MIN_BLOCK, SMALL_LIMIT};
 
 impl<D: Device, S: Sink> Allocator<D, S> {
@@ -18,22 +17,21 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             pool.searches += 1;
         }
         let pool = &self.pools[r.pool as usize];
-        let from = FreeKey { stream: r.stream, size: r.size, birth: 0, addr: 0, ix: 0 };
-        let mut candidates = pool.free.range(from..).take_while(|k| k.stream == r.stream);
-        let mut key = *candidates.next()?;
+        let mut key = pool.free.first_from(&FreeKey::least(r.stream, r.size))?;
         if self.blocks[key.ix].is_expandable() {
+            let mut others = pool.free.from(key).skip(1);
             if r.expandable {
                 // Among expandable blocks: rather one that can't grow much, as long as the next is better.
-                for next in candidates {
+                for next in others {
                     if !self.blocks[key.ix].is_expandable()
                         || self.room(next.ix) >= self.room(key.ix)
                     {
                         break;
                     }
-                    key = *next;
+                    key = next;
                 }
             } else {
-                key = *candidates.find(|k| !self.blocks[k.ix].is_expandable())?;
+                key = others.find(|k| !self.blocks[k.ix].is_expandable())?;
             }
         }
         let max_split = self.settings.max_split_size;
@@ -65,12 +63,10 @@ impl<D: Device, S: Sink> Allocator<D, S> {
             self.finish_waiting();
         }
         let request = self.request(size, stream);
-        let from = FreeKey { stream, size: request.size, birth: 0, addr: 0, ix: 0 };
-        let mut candidates = self.pools[request.pool as usize].free.range(from..);
-        let holds = |k: &&FreeKey| {
-            k.stream == stream && k.addr <= addr && addr - k.addr <= k.size - request.size
-        };
-        let key = *candidates.find(holds).ok_or(Misuse::NotFree(addr))?;
+        let from = FreeKey::least(stream, request.size);
+        let holds = |k: &FreeKey| k.addr <= addr && addr - k.addr <= k.size - request.size;
+        let found = self.pools[request.pool as usize].free.from(from).find(holds);
+        let key = found.ok_or(Misuse::NotFree(addr))?;
         let before = addr - key.addr;
         let prefix = Request { size: before, ..request };
         if before > 0
@@ -244,7 +240,6 @@ impl<D: Device, S: Sink> Allocator<D, S> {
 
     /// The free blocks of a pool behind a key, for walks during which blocks go.
     pub(crate) fn next_free(&self, pool: Ix, after: Option<FreeKey>) -> Option<FreeKey> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.pools[pool as usize].free.range((from, Bound::Unbounded)).next().copied()
+        self.pools[pool as usize].free.after(after.as_ref())
     }
 }

@@ -24,6 +24,7 @@ mod device;
 mod event;
 mod expandable;
 mod fit;
+mod free;
 mod pointers;
 mod pool;
 mod private;

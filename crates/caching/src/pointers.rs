@@ -31,7 +31,11 @@ impl Hasher for AddressHasher {
 
 /// Blocks by the address at which they were handed out.
 #[derive(Debug, Default)]
-pub struct Pointers(HashMap<u64, BlockId, BuildHasherDefault<AddressHasher>>);
+pub struct Pointers {
+    /// The last one, which is the likeliest to be given back first, and not among the others.
+    last: Option<(u64, BlockId)>,
+    others: HashMap<u64, BlockId, BuildHasherDefault<AddressHasher>>,
+}
 
 impl Pointers {
     /// A block at an address; none for a request of no bytes, which leaves no trace.
@@ -48,7 +52,9 @@ impl Pointers {
             return Ok(None);
         }
         let block = allocator.malloc(size, stream)?;
-        self.0.insert(block.addr, block.id);
+        if let Some((addr, id)) = self.last.replace((block.addr, block.id)) {
+            self.others.insert(addr, id);
+        }
         Ok(Some(block))
     }
 
@@ -64,7 +70,10 @@ impl Pointers {
         if addr == 0 {
             return Ok(0);
         }
-        let id = self.0.remove(&addr).ok_or(Misuse::UnknownAddress(addr))?;
+        let id = match self.last.take_if(|(last, _)| *last == addr) {
+            Some((_, id)) => id,
+            None => self.others.remove(&addr).ok_or(Misuse::UnknownAddress(addr))?,
+        };
         let size = allocator.allocation(id).map_or(0, |block| block.size);
         allocator.free(id).map(|()| size)
     }
@@ -76,13 +85,14 @@ impl Pointers {
         addr: u64,
         stream: u64,
     ) {
-        if let Some(id) = self.0.get(&addr) {
-            let _ = allocator.record_stream(*id, stream);
+        if let Some(id) = self.get(addr) {
+            let _ = allocator.record_stream(id, stream);
         }
     }
 
     /// The block at an address.
     pub fn get(&self, addr: u64) -> Option<BlockId> {
-        self.0.get(&addr).copied()
+        let last = self.last.filter(|(last, _)| *last == addr);
+        last.map(|(_, id)| id).or_else(|| self.others.get(&addr).copied())
     }
 }

@@ -1,21 +1,11 @@
-//! Pools: the free blocks of one kind, in the order in which they are looked for.
+//! Pools: the free blocks of one kind.
 
 use std::collections::BTreeSet;
 
 use memtrace_format::snapshot::PoolId;
 
 use crate::blocks::Ix;
-
-/// Where a free block stands: streams apart, small before large, older segments first, low addresses first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct FreeKey {
-    pub stream: u64,
-    pub size: u64,
-    /// The number of its segment.
-    pub birth: u64,
-    pub addr: u64,
-    pub ix: Ix,
-}
+use crate::free::FreeBlocks;
 
 /// Free blocks, and addresses without memory.
 #[derive(Clone, Debug)]
@@ -23,7 +13,7 @@ pub(crate) struct Pool {
     pub small: bool,
     /// (0, 0) for the default pools.
     pub id: PoolId,
-    pub free: BTreeSet<FreeKey>,
+    pub free: FreeBlocks,
     /// (stream, address, block)
     pub unmapped: BTreeSet<(u64, u64, Ix)>,
     /// Searches so far, counted while garbage collection is on: the clock of a block's age.
@@ -36,7 +26,7 @@ impl Pool {
         Pool {
             small,
             id,
-            free: BTreeSet::new(),
+            free: FreeBlocks::default(),
             unmapped: BTreeSet::new(),
             searches: 0,
             no_split: false,

@@ -4,7 +4,8 @@ use crate::allocator::{Allocator, Request, Why};
 use crate::blocks::{Block, Ix, NONE};
 use crate::device::Device;
 use crate::event::{Action, Sink};
-use crate::pool::{FreeKey, LARGE, SMALL};
+use crate::free::FreeKey;
+use crate::pool::{LARGE, SMALL};
 
 impl<D: Device, S: Sink> Allocator<D, S> {
     /// A block for a request that no free block fits, by all means there are.
@@ -135,7 +136,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let whole = |b: &Block| !b.is_split();
         let mut ages = 0_u64;
         let mut count = 0_u64;
-        for key in &self.pools[LARGE as usize].free {
+        for key in self.pools[LARGE as usize].free.iter() {
             let block = &self.blocks[key.ix];
             if whole(block) {
                 ages += now - block.age_base;
@@ -171,26 +172,26 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
         let wanted = r.size.max(max_split);
         let pool = &self.pools[r.pool as usize];
-        let from = FreeKey { stream: r.stream, size: wanted, birth: 0, addr: 0, ix: 0 };
+        let from = FreeKey::least(r.stream, wanted);
         // A split block can't go back. PyTorch does not look; there, blocks of this size are never split unless the
         // setting changed under way, and then the driver refuses.
         let can_go = |k: &FreeKey| {
             let block = &self.blocks[k.ix];
             !block.is_expandable() && !block.is_split()
         };
-        let fits = pool.free.range(from..).take_while(|k| k.stream == r.stream).find(|k| can_go(k));
-        if let Some(&key) = fits {
+        let fits = pool.free.from(from).find(can_go);
+        if let Some(key) = fits {
             self.release(key);
             return true;
         }
-        let smaller = pool.free.range(..from).rev();
+        let smaller = pool.free.before(from);
         let enough: Vec<FreeKey> = smaller
-            .take_while(|k| k.stream == r.stream && k.size >= max_split)
-            .filter(|k| can_go(k))
+            .take_while(|k| k.size >= max_split)
+            .filter(can_go)
             .scan(0_u64, |sum, k| {
                 (*sum < wanted).then(|| {
                     *sum += k.size;
-                    *k
+                    k
                 })
             })
             .collect();

@@ -207,7 +207,7 @@ impl<D: Device, S: Sink> Allocator<D, S> {
     /// Bytes in free blocks of private pools: what PyTorch's message about a failure calls allocated in them.
     pub fn cached_in_private_pools(&self) -> u64 {
         let pools = self.pools.iter().filter(|p| p.is_private());
-        pools.flat_map(|p| &p.free).map(|key| key.size).sum()
+        pools.flat_map(|p| p.free.iter()).map(|key| key.size).sum()
     }
 
     /// Bytes from the device.
