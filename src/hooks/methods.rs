@@ -1,4 +1,4 @@
-//! The functions in the table of PyTorch's allocator, by name.
+//! The functions in the table of one of PyTorch's allocators, by name.
 //!
 //! But for the first three, a function's place in the table moves from release to release. So it is found by its
 //! name: the wheels' `libc10_cuda.so` has its symbol table. Where it hasn't, these doors stay closed, and that is
@@ -21,6 +21,24 @@ const CLASS: &str = "NativeCachingAllocator::";
 pub struct Methods<'a> {
     slots: &'a mut [usize],
     names: Vec<(usize, String)>,
+}
+
+/// Offset-to-top and type information stand before a table's first function.
+pub const LEADING: usize = 2;
+/// More functions than any allocator of any release has had (57 in 2.15).
+const SLOTS: usize = 96;
+
+/// A copy of a table with its leading words, and how many words of it are meant.
+///
+/// # Safety
+/// `table` is that of an object of a library that has mapped everything up to `end`.
+pub unsafe fn copy_of_table(table: *const usize, end: usize) -> (Box<[usize]>, usize) {
+    // What follows a table is other data of the same library.
+    let words = LEADING + SLOTS.min(end.saturating_sub(table as usize) / size_of::<usize>());
+    let mut copy = vec![0_usize; LEADING + SLOTS].into_boxed_slice();
+    // SAFETY: promised by the caller.
+    unsafe { std::ptr::copy_nonoverlapping(table.sub(LEADING), copy.as_mut_ptr(), words) };
+    (copy, words)
 }
 
 impl<'a> Methods<'a> {

@@ -12,6 +12,7 @@ pub mod elf;
 pub mod interposers;
 pub mod lookup;
 pub mod methods;
+pub mod pinned;
 pub mod place;
 pub mod pools;
 pub mod records;

@@ -5,6 +5,7 @@
 //! the library itself, found by its file name among the loaded ones. A found address is kept for ever.
 
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -63,6 +64,15 @@ impl Real {
             Ok(_) => found,
             Err(known) => known,
         }
+    }
+
+    /// The same, or in whichever loaded library defines it: for what must be passed on.
+    pub fn find_anywhere(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
+        self.find(symbol, library).or_else(|| {
+            let found = anywhere(&CString::new(symbol).ok()?)?.as_ptr();
+            self.0.store(found, Ordering::Relaxed);
+            Some(found)
+        })
     }
 
     /// The address of `symbol` in a library whose file name begins with `library`.
@@ -179,8 +189,21 @@ pub fn loaded(name: &str) -> Option<Loaded> {
 
 /// A function of the C library, by its own symbol table: `dlsym` can't find itself.
 pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
+    // Until glibc 2.34 these functions had a library of their own.
+    in_tables(name, &|file, _| file.starts_with(b"libc.so") || file.starts_with(b"libdl.so"))
+}
+
+/// A function of whichever loaded library defines it, but for this one.
+fn anywhere(name: &CStr) -> Option<NonNull<c_void>> {
+    let here = anywhere as *const () as usize;
+    in_tables(name, &|_, mapped| !mapped.contains(&here))
+}
+
+/// A function by the symbol tables of the loaded libraries that `is_one` accepts by file name and addresses.
+fn in_tables(name: &CStr, is_one: &dyn Fn(&[u8], Range<usize>) -> bool) -> Option<NonNull<c_void>> {
     struct Search<'a> {
         name: &'a CStr,
+        is_one: &'a dyn Fn(&[u8], Range<usize>) -> bool,
         found: Option<NonNull<c_void>>,
     }
     unsafe extern "C" fn visit(
@@ -196,18 +219,31 @@ pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the loader's names are C strings.
         let path = unsafe { CStr::from_ptr(info.dlpi_name) };
         let file = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default();
-        // Until glibc 2.34 these functions had a library of their own.
-        if file.starts_with(b"libc.so") || file.starts_with(b"libdl.so") {
+        if (search.is_one)(file, mapped(info)) {
             // SAFETY: the loader has mapped this library, and its headers describe it.
             search.found =
                 unsafe { Tables::of(info).and_then(|tables| tables.symbol(search.name)) };
         }
         c_int::from(search.found.is_some())
     }
-    let mut search = Search { name, found: None };
+    let mut search = Search { name, is_one, found: None };
     // SAFETY: `visit` matches the prototype and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.found
+}
+
+/// Everything that a library has mapped.
+fn mapped(info: &libc::dl_phdr_info) -> Range<usize> {
+    let base = info.dlpi_addr as usize;
+    // SAFETY: `dlpi_phnum` headers follow.
+    let headers =
+        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    let parts = headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+    let (start, end) = parts.fold((usize::MAX, 0), |(start, end), h| {
+        let first = base + h.p_vaddr as usize;
+        (start.min(first), end.max(first + h.p_memsz as usize))
+    });
+    start..end
 }
 
 #[cfg(test)]
@@ -227,5 +263,8 @@ mod tests {
             assert!(said.to_bytes().ends_with(name.to_bytes()), "{said:?} for {name:?}");
         }
         assert_eq!(in_c_library(c"no such function"), None);
+        let known = in_c_library(c"getpid").map(NonNull::as_ptr);
+        assert_eq!(anywhere(c"getpid").map(NonNull::as_ptr), known, "whoever has it");
+        assert_eq!(anywhere(c"no such function"), None);
     }
 }

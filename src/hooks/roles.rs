@@ -13,14 +13,15 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::event::{
-    Event, FLAG_FAILED, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool, What,
+    Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool,
+    What,
 };
 
 use super::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
 };
 use super::table::{Api, Door, Out, Ptr};
-use super::{captures, communicators, contexts, event, place, torch};
+use super::{captures, communicators, contexts, event, pinned, place, torch};
 
 pub use super::contexts::*;
 use crate::message;
@@ -125,8 +126,10 @@ fn allocated(door: Door, it: Allocated) {
                 What::Pool => (Some(place::of_stream(it.stream)), 0),
                 _ => (Some(context.device), context.handle),
             };
+            let of_blocks = layer_of(it.what) == Layer::Host && pinned::under_way();
             Event {
                 device: device.unwrap_or(place::UNKNOWN),
+                flags: if of_blocks { FLAG_OF_BLOCKS } else { 0 },
                 addr: it.addr,
                 size: it.size as u64,
                 stream: it.stream as u64,

@@ -20,7 +20,7 @@ use memtrace_format::event::{
     Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
 };
 
-use super::methods::Methods;
+use super::methods::{LEADING, Methods, copy_of_table};
 use super::{captures, event, pools, resolve};
 use crate::gauges;
 use crate::labels::{changes, quick};
@@ -162,15 +162,24 @@ pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
 
 // --- allocate(size_t) ----------------------------------------------------------------------------------
 
-/// (hidden pointer to the result, this, size)
-type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+/// `c10::Allocator::allocate`: hidden pointer to the result, this, size.
+pub type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
 
 /// `allocate` is the third function of the table in every 2.x release.
-const ALLOCATE_SLOT: usize = 2;
-/// Offset-to-top and type information stand before a vtable's first function.
-const LEADING: usize = 2;
-/// More functions than any release has had (57 in 2.15).
-const SLOTS: usize = 96;
+pub const ALLOCATE_SLOT: usize = 2;
+
+/// `c10::DataPtr`: the address, what gives it back, a context, a device (type and index, a byte each).
+#[repr(C)]
+pub struct DataPtr {
+    /// The address.
+    pub addr: usize,
+    /// The function that gives it back.
+    pub delete: usize,
+    /// What that gets.
+    pub context: usize,
+    /// The device.
+    pub device: u64,
+}
 
 static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static OUR_TABLE: AtomicUsize = AtomicUsize::new(0);
@@ -223,14 +232,10 @@ pub fn native_in_charge() -> bool {
 }
 
 unsafe fn swap_table(object: *mut usize) {
-    // SAFETY: see `replace_allocate`. The copy covers the leading words and more slots than there are, but
-    // not beyond what the library has mapped: what follows a vtable is other data of the same library.
+    // SAFETY: see `replace_allocate`.
     unsafe {
         let table = *object as *const usize;
-        let mapped = LIBRARY_END.load(Ordering::Relaxed).saturating_sub(table as usize);
-        let words = LEADING + SLOTS.min(mapped / size_of::<usize>());
-        let mut copy = vec![0_usize; LEADING + SLOTS].into_boxed_slice();
-        std::ptr::copy_nonoverlapping(table.sub(LEADING), copy.as_mut_ptr(), words);
+        let (mut copy, words) = copy_of_table(table, LIBRARY_END.load(Ordering::Relaxed));
         let real = copy[LEADING + ALLOCATE_SLOT];
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
         REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
@@ -278,7 +283,8 @@ unsafe extern "C-unwind" fn allocate(
 
 /// `c10::Device` as it is passed: type in the low byte (1 is CUDA), index in the next.
 type Device = u16;
-const CUDA: u16 = 1;
+/// The type of a CUDA device.
+pub const CUDA: u16 = 1;
 /// File name of the library that has the real ones.
 const C10: &str = "libc10.so";
 

@@ -4,6 +4,8 @@
 //! the segments show, and it is said what a reader should look at. A snapshot of PyTorch's own has no such key, and so no
 //! owner but PyTorch.
 
+mod pinned;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx, Value};
@@ -11,6 +13,8 @@ use serde::Serialize;
 
 use crate::sites::site_of;
 use crate::summary::{self, Estimate, Fragmentation, SiteUse, Summary};
+
+pub use pinned::{Pinned, PinnedAt, RoundedUp};
 
 /// Unexplained memory that is worth a warning, as a share of what is in use.
 const UNEXPLAINED: f64 = 0.02;
@@ -30,6 +34,8 @@ pub struct Report {
     pub host: Vec<Owner>,
     /// Of NCCL's page-locked host memory: by communicator.
     pub host_communicators: Vec<Owner>,
+    /// Of PyTorch's page-locked host memory: what was asked for. `None` where that is not known.
+    pub pinned: Option<Pinned>,
     /// Frees that waited for other streams, as the `memtrace` key has them.
     pub deferred_frees: Value,
     /// What to look at.
@@ -178,13 +184,16 @@ pub fn report(snapshot: &Snapshot) -> Report {
             }
         })
         .collect();
-    let warnings = warnings(snapshot, &devices);
+    let pinned = pinned::pinned(snapshot);
+    let mut warnings = warnings(snapshot, &devices);
+    warnings.extend(pinned.as_ref().and_then(pinned::warning));
     let host = &told["owners"]["host"];
     Report {
         estimate,
         recorded_by,
         host: owners(&host["by"]),
         host_communicators: communicators(&host["communicators"]),
+        pinned,
         deferred_frees: told["deferred_frees"].clone(),
         devices,
         warnings,

@@ -127,6 +127,30 @@ fn what_stands_in_the_memtrace_key_is_told() {
 }
 
 #[test]
+fn pinned_memory_is_what_was_asked_for_what_rounding_adds_and_what_is_idle() {
+    let frames = |line| json!([{"name": "load", "filename": "/home/me/load.py", "line": line}]);
+    let told = |rounding, rounded| {
+        let mut snapshot = with_stacks();
+        let sums = json!({"held": 33 * MIB, "framework": 32 * MIB, "requested": 20 * MIB, "rounding": rounding, "rounded": rounded});
+        snapshot.memtrace = json!({"owners": {"devices": [], "host": {"by": [], "peak": sums}}});
+        report::report(&snapshot)
+    };
+    let one = |bytes, line| json!({"bytes": bytes, "count": 1, "frames": frames(line)});
+    let report = told(11 * MIB, json!([one(MIB, 4), one(7 * MIB, 3), one(3 * MIB, 4)]));
+    let pinned = report.pinned.expect("known");
+    assert_eq!((pinned.peak.held, pinned.peak.idle, pinned.end.held), (32 * MIB, MIB, 0));
+    let sites: Vec<_> =
+        pinned.peak.sites.iter().map(|s| (s.site.as_str(), s.bytes, s.count)).collect();
+    assert_eq!(
+        sites,
+        [("/home/me/load.py:3 load", 7 * MIB, 1), ("/home/me/load.py:4 load", 4 * MIB, 2)]
+    );
+    let [warning] = &report.warnings[..] else { panic!("{:?}", report.warnings) };
+    assert!(warning.contains("held 32505856 bytes for 20971520") && warning.contains("load.py:3"));
+    assert!(told(8 * MIB, json!([one(8 * MIB, 3)])).warnings.is_empty(), "a quarter is usual");
+}
+
+#[test]
 fn workspaces_are_told_by_stream_live_or_not() {
     let mut snapshot = with_stacks();
     snapshot.segments = vec![

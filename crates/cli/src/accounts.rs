@@ -40,10 +40,11 @@ fn page(report: &Report, top: usize) -> String {
     if report.devices.is_empty() {
         out.push_str("no GPU memory was used\n");
     }
-    if !report.host.is_empty() {
+    if !report.host.is_empty() || report.pinned.is_some() {
         out.push_str("\npage-locked host memory\n");
         owners(&mut out, &report.host);
         by_communicator(&mut out, &report.host_communicators);
+        pinned(&mut out, report, top);
     }
     deferred(&mut out, &report.deferred_frees);
     if !report.warnings.is_empty() {
@@ -112,6 +113,35 @@ fn device(out: &mut String, d: &Device, top: usize) {
         let sign = if l.bytes < 0 { "-" } else { "" };
         let bytes = format!("{sign}{}", count(l.bytes.unsigned_abs()));
         let _ = writeln!(out, "    {bytes:>18}  {} ({})", l.name, l.known);
+    }
+}
+
+/// What PyTorch's page-locked memory is made up of.
+fn pinned(out: &mut String, report: &Report, top: usize) {
+    let Some(p) = &report.pinned else {
+        if report.host.iter().any(|o| o.owner == "PyTorch") {
+            out.push_str("  what was asked for of PyTorch's is not known\n");
+        }
+        return;
+    };
+    let most = ("at the most, in the recorded history", &p.peak);
+    let moments = [Some(most).filter(|_| p.peak != p.end), Some(("at the end", &p.end))];
+    for (when, at) in moments.into_iter().flatten() {
+        let _ = writeln!(out, "  PyTorch's, {when}: {} held", size(at.held));
+        for (bytes, what) in [
+            (at.requested, "asked for and in use"),
+            (at.rounding, "added to that by rounding up"),
+            (at.idle, "in use by nobody, kept to be used again"),
+        ] {
+            let _ = writeln!(out, "    {:>18}  {what}", count(bytes));
+        }
+        if !at.sites.is_empty() && top > 0 {
+            out.push_str("    what rounding adds, by line\n");
+        }
+        for s in at.sites.iter().take(top) {
+            let _ =
+                writeln!(out, "    {:>18}  {:>6} x  {}", count(s.bytes), count(s.count), s.site);
+        }
     }
 }
 

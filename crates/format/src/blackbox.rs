@@ -148,6 +148,7 @@ pub enum Class {
     Object = 11,
     PoolReserved = 12,
     Entered = 13,
+    HostBlock = 14,
 }
 
 impl Class {
@@ -156,6 +157,7 @@ impl Class {
         match what {
             What::Array => Class::Array,
             What::External => Class::External,
+            What::HostBlock => Class::HostBlock,
             _ => Class::Driver,
         }
     }
@@ -169,6 +171,7 @@ pub fn key(event: &Event) -> Option<(Class, u64)> {
         (Layer::Framework, Kind::SegmentMap) => (Class::Page, event.addr),
         (Layer::Framework, Kind::WaitsFor) => (Class::Wait, event.extra),
         (Layer::Framework, _) => return None,
+        (_, Kind::Alloc) if event.what == What::HostBlock => (Class::HostBlock, event.extra),
         (_, Kind::Alloc) => (Class::of_allocation(event.what), event.addr),
         (_, Kind::HandleCreate) => (Class::Handle, event.addr),
         (_, Kind::Map) => (Class::Mapping, event.addr),

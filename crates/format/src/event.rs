@@ -6,7 +6,7 @@
 //! outlives the process, so it changes only together with [`LAYOUT_VERSION`].
 
 /// Version of the word layout below; a reader refuses any other.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Words in a slot of the ring, word 0 (the ring's own sequence number) included.
 pub const WORDS: usize = 8;
@@ -27,9 +27,10 @@ pub const NO_LABEL: LabelId = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// A block was handed out. `size` is what was asked for, `extra` the rounded block size.
+    /// A block was handed out. `size` is what was asked for, `extra` the rounded block size; of a [`What::HostBlock`],
+    /// its allocator's handle.
     Alloc = 1,
-    /// The program gave a block back. `extra` is the block size. Unless [`FLAG_PENDING`] is set the block is
+    /// The program gave a block back. `extra` is the block size; of a [`What::HostBlock`], `addr` is the handle. Unless [`FLAG_PENDING`] is set the block is
     /// free at once, which PyTorch writes as a second entry, `free_completed`.
     FreeRequested = 2,
     /// A block whose free was pending may be handed out again. `extra` is the block size.
@@ -192,10 +193,12 @@ pub enum What {
     Multicast = 14,
     /// One of NCCL's communicators: `size` is how many ranks it has, `stream` which one this is.
     Communicator = 15,
+    /// A block of a framework's allocator of page-locked memory, in which it lies; the driver never hears of it.
+    HostBlock = 16,
 }
 
 impl What {
-    const ALL: [What; 16] = [
+    const ALL: [What; 17] = [
         What::Device,
         What::Pool,
         What::Managed,
@@ -212,6 +215,7 @@ impl What {
         What::MemoryPool,
         What::Multicast,
         What::Communicator,
+        What::HostBlock,
     ];
 
     /// The one with this number, if there is one.
@@ -241,6 +245,8 @@ pub const FLAG_PENDING: u8 = 4;
 pub const FLAG_SMALL: u8 = 8;
 /// Flag: the measurement tells processes apart.
 pub const FLAG_PROCESSES: u8 = 16;
+/// Flag: page-locked memory that a framework's allocator took, to hand out as [`What::HostBlock`]s.
+pub const FLAG_OF_BLOCKS: u8 = 32;
 
 /// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc`
 /// or `HandleCreate` that failed has the answer as its `extra`.

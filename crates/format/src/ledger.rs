@@ -18,6 +18,7 @@
 //!
 //! It must never panic on any sequence of events.
 
+mod host;
 mod moves;
 mod totals;
 
@@ -111,7 +112,8 @@ fn enter(books: &mut dyn Books, event: &Event) -> bool {
 
 fn free(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
     let class = Class::of_allocation(event.what);
-    let Some(found) = books.get(class, event.addr) else { return false };
+    // A block of the host's may have been handed out before the recording began.
+    let Some(found) = books.get(class, event.addr) else { return event.what == What::HostBlock };
     if event.what.frees(found.what) {
         books.remove(class, event.addr);
         gone(&found);
@@ -251,8 +253,8 @@ impl Books for Ledger {
     }
     fn put(&mut self, class: Class, key: u64, event: &Event) {
         let before = self.entries.insert((class, key), *event);
-        self.moves.push(before.and_then(|e| Move::of(class, &e, false)));
-        self.moves.push(Move::of(class, event, true));
+        self.moved(class, before, false);
+        self.moved(class, Some(*event), true);
     }
     fn update(&mut self, class: Class, key: u64, change: &dyn Fn(&mut Event)) {
         if let Some(event) = self.entries.get_mut(&(class, key)) {
@@ -261,7 +263,7 @@ impl Books for Ledger {
     }
     fn remove(&mut self, class: Class, key: u64) {
         let gone = self.entries.remove(&(class, key));
-        self.moves.push(gone.and_then(|e| Move::of(class, &e, false)));
+        self.moved(class, gone, false);
     }
     fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)> {
         self.entries.iter().filter(|((class, _), e)| is(*class, e)).map(|(k, _)| *k).collect()
@@ -281,7 +283,19 @@ impl Ledger {
 
     /// Everything that is there, as if it came now.
     pub fn holdings(&self) -> impl Iterator<Item = Move> {
-        self.entries.iter().filter_map(|((class, _), e)| Move::of(*class, e, true))
+        self.entries.iter().flat_map(|((class, _), e)| self.moves_of(*class, e, true))
+    }
+
+    fn moves_of(&self, class: Class, e: &Event, came: bool) -> impl Iterator<Item = Move> + use<> {
+        [Move::of(class, e, came), self.rounded_up(class, e, came)].into_iter().flatten()
+    }
+
+    fn moved(&mut self, class: Class, event: Option<Event>, came: bool) {
+        if self.moves.are_watched()
+            && let Some(e) = event
+        {
+            self.moves_of(class, &e, came).for_each(|m| self.moves.push(Some(m)));
+        }
     }
 
     /// How the process came to each device: the first call on it, and the contexts that are there.
@@ -320,18 +334,21 @@ impl Ledger {
                 }
             }
         };
+        if event.what == What::HostBlock {
+            return self.apply_block(event, sink);
+        }
         let handles = self.handles_of(event);
         let before = self.shown(&handles, event);
         let fits = apply(self, event, 0, &mut |gone| {
             if gone.kind == Kind::Alloc && is_shown(gone.what) {
-                entries(gone, GIVEN);
+                entries(gone, if host::is_of_blocks(gone) { &GIVEN[2..] } else { GIVEN });
             }
         });
         let after = self.shown(&handles, event);
         before.iter().filter(|m| !after.contains(m)).for_each(|m| entries(m, UNMAPPED));
         after.iter().filter(|m| !before.contains(m)).for_each(|m| entries(m, MAPPED));
         if event.kind == Kind::Alloc && is_shown(event.what) {
-            entries(event, TAKEN);
+            entries(event, if host::is_of_blocks(event) { &TAKEN[..1] } else { TAKEN });
         }
         fits
     }
@@ -432,7 +449,15 @@ impl Ledger {
     ) -> Vec<Segment> {
         let allocations = self.of(Class::Driver).copied();
         let shown = allocations.filter(|e| is_shown(e.what)).chain(self.all_shown());
-        shown.filter(|e| (e.layer == Layer::Host) == host).map(|e| segment(&e, stack)).collect()
+        let blocks = self.host_blocks();
+        let one = |e: Event| {
+            if host::is_of_blocks(&e) {
+                host::segment_of_blocks(&e, &blocks, stack)
+            } else {
+                segment(&e, stack)
+            }
+        };
+        shown.filter(|e| (e.layer == Layer::Host) == host).map(one).collect()
     }
 }
 

@@ -485,7 +485,7 @@ pub fn pages(addr: u64, size: u64) -> impl Iterator<Item = u64> {
     (first..first.saturating_add(size / PAGE)).map(|p| p * PAGE)
 }
 
-fn entry(event: &Event, action: Action, size: u64) -> TraceEntry {
+pub(crate) fn entry(event: &Event, action: Action, size: u64) -> TraceEntry {
     TraceEntry {
         action,
         addr: event.addr,

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use memtrace_format::event::{Event, Kind, Layer, NO_STACK};
 
 use super::methods::Methods;
-use super::torch::{self, CudaStream};
+use super::torch::{self, CudaStream, DataPtr};
 use super::{event, sites};
 use crate::gauges::waiting;
 use crate::record::Recorder;
@@ -81,15 +81,6 @@ pub(super) fn begins_pool(device: c_int) {
 }
 
 // --- the allocator's functions -------------------------------------------------------------------------
-
-/// `c10::DataPtr`: the address, what gives it back, a context, a device (type and index, a byte each).
-#[repr(C)]
-struct DataPtr {
-    addr: usize,
-    delete: usize,
-    context: usize,
-    device: u64,
-}
 
 type RecordStream = unsafe extern "C-unwind" fn(*mut c_void, *const DataPtr, CudaStream);
 type End = unsafe extern "C-unwind" fn(*mut c_void, c_int, u64, u64);

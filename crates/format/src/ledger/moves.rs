@@ -3,6 +3,7 @@
 //! What is in the sum `held` of a device, each byte once, and the host's memory; and beside them what may lie on the
 //! device or not, which is in no sum.
 
+use super::host::is_of_blocks;
 use crate::blackbox::Class;
 use crate::event::{Event, Layer, StackId, What};
 
@@ -19,12 +20,17 @@ pub enum Sort {
     Managed,
     /// Promised to a graph's node: there while the graph runs, or longer.
     GraphNode,
+    /// Of the host's: what was asked for of memory that an allocator holds.
+    Requested,
+    /// Of the host's: what the allocator adds to that.
+    RoundedUp,
 }
 
 impl Sort {
     /// Is it in the sum of what the process holds?
     pub fn is_held(self) -> bool {
-        !matches!(self, Sort::Managed | Sort::GraphNode)
+        use Sort::{GraphNode, Managed, Requested, RoundedUp};
+        !matches!(self, Managed | GraphNode | Requested | RoundedUp)
     }
 }
 
@@ -52,7 +58,9 @@ impl Move {
         let sort = match (class, e.what) {
             (Class::Segment | Class::Page, _) => Sort::Framework,
             (Class::Handle, What::Device) => Sort::Plain,
+            (Class::Driver, What::Pinned | What::Registered) if is_of_blocks(e) => Sort::Framework,
             (Class::Driver, What::Pinned | What::Registered) if host => Sort::Plain,
+            (Class::HostBlock, What::HostBlock) if host => Sort::Requested,
             (Class::Driver, What::Device) | (Class::Array, What::Array) if !host => Sort::Plain,
             (Class::Driver, What::Pool) if !host => Sort::Pooled,
             (Class::Driver, What::Managed) if !host => Sort::Managed,
@@ -72,6 +80,11 @@ impl Moves {
     /// From now on.
     pub fn watch(&mut self) {
         self.0 = Some(Vec::new());
+    }
+
+    /// Does somebody?
+    pub(crate) fn are_watched(&self) -> bool {
+        self.0.is_some()
     }
 
     /// One more.

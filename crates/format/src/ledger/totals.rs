@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::Ledger;
+use super::host::is_of_blocks;
 use crate::blackbox::Class;
 use crate::event::{Layer, What};
 
@@ -53,6 +54,10 @@ pub struct HostTotals {
     pub pinned: u64,
     /// Page-locked memory of the program's own.
     pub registered: u64,
+    /// Of both: what a framework's allocator keeps to hand out.
+    pub framework: u64,
+    /// What was asked for of that, as far as it is in use.
+    pub requested: u64,
     /// Physical memory of `cuMemCreate` that lies with the host.
     pub physical: u64,
 }
@@ -77,8 +82,12 @@ impl Ledger {
         for ((class, _), e) in &self.entries {
             let host = e.layer == Layer::Host;
             if host {
+                if is_of_blocks(e) {
+                    totals.host.framework = totals.host.framework.saturating_add(e.size);
+                }
                 let column = match (class, e.what) {
                     (Class::Handle, What::Device) => &mut totals.host.physical,
+                    (Class::HostBlock, _) => &mut totals.host.requested,
                     (_, What::Pinned) => &mut totals.host.pinned,
                     (_, What::Registered) => &mut totals.host.registered,
                     _ => continue,
@@ -150,6 +159,8 @@ impl Totals {
             "host": {
                 "pinned": self.host.pinned,
                 "registered": self.host.registered,
+                "framework": self.host.framework,
+                "requested": self.host.requested,
                 "physical": self.host.physical,
             },
             "reserved_addresses": self.reserved_addresses,

@@ -125,7 +125,7 @@ impl DeviceState {
 }
 
 impl Segment {
-    fn fill_gap(&mut self, from: u64, to: u64) {
+    pub(crate) fn fill_gap(&mut self, from: u64, to: u64) {
         if from < to {
             self.blocks.push(Block {
                 address: from,

@@ -113,6 +113,7 @@ impl Device {
             Sort::Managed => up_or_down(&mut self.managed),
             Sort::GraphNode => up_or_down(&mut self.graph_nodes),
             Sort::Pooled => up_or_down(&mut self.pooled),
+            Sort::Requested | Sort::RoundedUp => {} // the host's
             Sort::Plain | Sort::Framework => self.rounding.change(one.bytes, one.came),
         }
         if !one.sort.is_held() {

@@ -16,6 +16,7 @@
 
 mod device;
 mod growth;
+mod host;
 mod waits;
 mod warnings;
 
@@ -31,7 +32,7 @@ use memtrace_format::stacks::{StackId, Words};
 use serde_json::{Value, json};
 
 use crate::names::Namer;
-use device::{Device, add, change};
+use device::{Device, add};
 
 /// The owner of what a framework's allocator holds.
 const FRAMEWORK: &str = "PyTorch";
@@ -62,7 +63,7 @@ pub(crate) struct Accounts {
     owners: Vec<Rc<str>>,
     numbers: HashMap<Rc<str>, usize>,
     devices: BTreeMap<i8, Device>,
-    host: ByOwner,
+    host: host::Host,
     /// Of NCCL's memory: by device (or the host's) and communicator.
     parts: BTreeMap<(Option<i8>, u16), Amount>,
     waits: waits::Waits,
@@ -146,7 +147,7 @@ impl Accounts {
 
     fn take<W: Words>(&mut self, one: &Move, time_us: Option<u64>, namer: &mut Namer<W>) {
         let owner = match one.sort {
-            Sort::Framework => self.number(FRAMEWORK),
+            Sort::Framework | Sort::Requested | Sort::RoundedUp => self.number(FRAMEWORK),
             _ => match namer.owner(one.stack) {
                 Some(name) => self.number(&name),
                 None => self.number(NOBODY),
@@ -156,7 +157,7 @@ impl Accounts {
             add(self.parts.entry((one.device, one.part)).or_default(), one);
         }
         match one.device {
-            None => change(&mut self.host, owner, one),
+            None => self.host.take(one, owner, time_us),
             Some(device) => self.devices.entry(device).or_default().take(one, owner, time_us),
         }
     }
@@ -205,7 +206,10 @@ impl Accounts {
                 })
             })
             .collect();
-        about["owners"] = json!({"devices": devices, "host": {"by": self.by(&self.host), "communicators": self.by_communicator(None)}});
+        let mut host = self.host.tell(namer);
+        host["by"] = self.by(&self.host.by);
+        host["communicators"] = self.by_communicator(None);
+        about["owners"] = json!({"devices": devices, "host": host});
         about["reconcile"] = self
             .devices
             .iter()

@@ -1,6 +1,6 @@
 //! The table from hand-made events: it adds up, whatever happened, and charges what changed to what came or went.
 
-use memtrace_format::event::{FLAG_PENDING, FLAG_PROCESSES, Layer, Pool};
+use memtrace_format::event::{FLAG_OF_BLOCKS, FLAG_PENDING, FLAG_PROCESSES, Layer, Pool};
 use memtrace_format::stacks::RawFrame;
 use proptest::prelude::*;
 
@@ -297,4 +297,51 @@ proptest! {
         let about = told(events.chain([says(700 * MIB, 0)]));
         prop_assert!(lines(&about).contains_key("unexplained"));
     }
+}
+
+#[test]
+fn the_most_page_locked_memory_says_what_was_asked_for_and_by_whom() {
+    let host = |kind, what| Event { layer: Layer::Host, ..event(kind, what) };
+    let memory =
+        |addr, size| Event { addr, size, flags: FLAG_OF_BLOCKS, ..host(Kind::Alloc, What::Pinned) };
+    let block = |handle, addr, size, stack| Event {
+        addr,
+        size,
+        extra: handle,
+        stack,
+        ..host(Kind::Alloc, What::HostBlock)
+    };
+    let gone = |handle| Event { addr: handle, ..host(Kind::FreeRequested, What::HostBlock) };
+    let others =
+        Event { addr: 0x9000_0000, size: MIB, stack: NCCLS, ..host(Kind::Alloc, What::Pinned) };
+    let about = told([
+        memory(0x1000_0000, 8 * MIB),
+        block(1, 0x1000_0000, 5 * MIB, ENGINES),
+        gone(1),
+        memory(0x2000_0000, 16 * MIB),
+        block(2, 0x2000_0000, 9 * MIB, SECOND),
+        block(1, 0x1000_0000, 7 * MIB, ENGINES),
+        others,
+        gone(2),
+        gone(1),
+        block(1, 0x1000_0000, 8 * MIB, ENGINES),
+    ]);
+    let host = &about["owners"]["host"];
+    let sums = |at: &Value| {
+        ["held", "framework", "requested", "rounding"].map(|k| at[k].as_u64().unwrap_or(0) / MIB)
+    };
+    assert_eq!(sums(&host["peak"]), [25, 24, 16, 8]);
+    assert_eq!(sums(host), [25, 24, 8, 0]);
+    let rounded: Vec<u64> = host["peak"]["rounded"]
+        .as_array()
+        .expect("stacks")
+        .iter()
+        .map(|r| r["bytes"].as_u64().unwrap_or(0) / MIB)
+        .collect();
+    assert_eq!(rounded, [7, 1]);
+    assert_eq!(host["peak"]["time_us"], 7000);
+    assert_eq!(
+        (&host["by"][0]["owner"], &host["by"][1]["owner"]),
+        (&json!("PyTorch"), &json!("NCCL"))
+    );
 }

@@ -1,0 +1,102 @@
+//! Page-locked host memory: sums, its highest point, and how much of it was asked for.
+//!
+//! Of what a framework's allocator took, the blocks in use say what was asked for ([`Sort::Requested`]) and what rounding
+//! adds to that ([`Sort::RoundedUp`]); everybody else has asked for what they have. A program gives its tensors back
+//! before it ends, so the highest point (of the recorded history) has the stacks, too.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use memtrace_format::ledger::{Move, Sort};
+use memtrace_format::stacks::{StackId, Words};
+use serde_json::{Value, json};
+
+use super::device::{add, change};
+use super::{Amount, ByOwner, frames};
+use crate::names::Namer;
+
+/// Stacks that are told: those to whose requests rounding adds most.
+const TOLD: usize = 16;
+
+/// What there is at one moment.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    held: u64,
+    framework: u64,
+    requested: u64,
+    rounding: u64,
+    /// What rounding adds, by who asked.
+    rounded: BTreeMap<StackId, Amount>,
+}
+
+/// See the module's essay.
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    pub(super) by: ByOwner,
+    now: Sums,
+    /// The highest point, once it has been left.
+    peak: Option<Sums>,
+    peak_us: Option<u64>,
+}
+
+impl Host {
+    pub(super) fn take(&mut self, one: &Move, owner: usize, time_us: Option<u64>) {
+        let height = |s: &Sums| (s.held, s.requested);
+        let is_peak = self.peak.as_ref().is_none_or(|p| height(p) < height(&self.now));
+        if is_peak && !one.came {
+            self.peak = Some(self.now.clone());
+        }
+        let change_by = |n: &mut u64| {
+            *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };
+        };
+        match one.sort {
+            Sort::Requested => change_by(&mut self.now.requested),
+            Sort::RoundedUp => {
+                change_by(&mut self.now.rounding);
+                let sum = self.now.rounded.entry(one.stack).or_default();
+                add(sum, one);
+                if sum.count == 0 {
+                    self.now.rounded.remove(&one.stack);
+                }
+            }
+            sort => {
+                change(&mut self.by, owner, one);
+                change_by(&mut self.now.held);
+                if sort == Sort::Framework {
+                    change_by(&mut self.now.framework);
+                }
+            }
+        }
+        if one.came && self.peak.as_ref().is_none_or(|p| height(p) < height(&self.now)) {
+            self.peak_us = time_us;
+        }
+    }
+
+    /// The sums, for the `memtrace` key.
+    pub(super) fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Value {
+        let height = |s: &Sums| (s.held, s.requested);
+        let left = self.peak.as_ref().filter(|p| height(p) >= height(&self.now));
+        let mut all = self.now.tell(namer);
+        all["peak"] = left.unwrap_or(&self.now).tell(namer);
+        all["peak"]["time_us"] = self.peak_us.into();
+        all
+    }
+}
+
+impl Sums {
+    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Value {
+        let mut stacks: Vec<(StackId, Amount)> =
+            self.rounded.iter().map(|(s, a)| (*s, *a)).collect();
+        stacks.sort_by_key(|(_, a)| Reverse(a.bytes));
+        stacks.truncate(TOLD);
+        let one = |(stack, a): (StackId, Amount)| json!({"bytes": a.bytes, "count": a.count, "frames": frames(stack, namer)});
+        let rounded: Vec<Value> = stacks.into_iter().map(one).collect();
+        json!({
+            "held": self.held,
+            "framework": self.framework,
+            "requested": self.requested,
+            "rounding": self.rounding,
+            "rounded": rounded,
+        })
+    }
+}
