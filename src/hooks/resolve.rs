@@ -76,11 +76,14 @@ impl Real {
     }
 
     /// The address of `symbol` in a library whose file name begins with `library`.
+    #[inline]
     pub fn find(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
         let known = self.0.load(Ordering::Relaxed);
-        if !known.is_null() {
-            return Some(known);
-        }
+        if known.is_null() { self.look(symbol, library) } else { Some(known) }
+    }
+
+    #[cold]
+    fn look(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
         let found = lookup(symbol, library)?;
         self.0.store(found, Ordering::Relaxed);
         Some(found)

@@ -55,6 +55,7 @@ impl FreeBlocks {
         }
     }
 
+    #[inline]
     fn of(&self, stream: u64) -> Option<&Bins> {
         self.find(stream).ok().map(|at| &self.streams[at])
     }
@@ -217,7 +218,7 @@ enum Bin {
 }
 
 /// The longest list.
-const FEW: usize = 32;
+const FEW: usize = 64;
 
 impl Default for Bin {
     fn default() -> Self {
@@ -250,6 +251,9 @@ impl Bin {
     fn remove(&mut self, key: &FreeKey) -> bool {
         match self {
             Bin::Few(list) => {
+                if list.last() == Some(key) {
+                    return list.pop().is_some();
+                }
                 let at = list.iter().rposition(|other| other == key);
                 at.map(|at| list.remove(at)).is_some()
             }
