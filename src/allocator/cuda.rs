@@ -128,6 +128,8 @@ functions! {
         cuMemUnmap(addr: u64, size: usize);
         /// Who may use it.
         cuMemSetAccess(addr: u64, size: usize, access: *const Access, count: usize);
+        /// What an error means.
+        cuGetErrorString(error: c_int, words: *mut *const c_char);
 }
 
 /// The runtime's words for an error.
@@ -141,5 +143,17 @@ pub fn words(error: c_int) -> String {
     unsafe {
         let text = std::mem::transmute::<*mut c_void, Words>(real)(error);
         std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+/// The driver's words for an error; PyTorch's where it has none.
+pub fn driver_words(error: c_int) -> String {
+    let mut words = c"unknown error".as_ptr();
+    // SAFETY: a place of ours; what the driver puts there is a constant C string, or null for an error that it doesn't know.
+    unsafe {
+        if cuGetErrorString(error, &raw mut words) != SUCCESS || words.is_null() {
+            words = c"unknown error".as_ptr();
+        }
+        std::ffi::CStr::from_ptr(words).to_string_lossy().into_owned()
     }
 }

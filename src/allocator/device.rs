@@ -62,6 +62,14 @@ pub enum Failure {
     Driver(c_int),
 }
 
+/// Why there is nothing behind a range.
+enum Unmapped {
+    /// The device has none left. Only `cuMemCreate` says so: the same answer of another call is a failure, as in PyTorch.
+    NoMemory,
+    /// A call failed with this.
+    Failed(c_int),
+}
+
 /// A number for a pool, as `Route::Ask` names it.
 pub fn route(id: PoolId) -> u64 {
     (id.0 << 32) | (id.1 & 0xffff_ffff)
@@ -112,10 +120,7 @@ impl Gpu {
     }
 
     fn failed(&mut self, failure: Failure) {
-        if !matches!(
-            failure,
-            Failure::Runtime(cuda::OUT_OF_MEMORY) | Failure::Driver(cuda::OUT_OF_MEMORY)
-        ) {
+        if failure != Failure::Runtime(cuda::OUT_OF_MEMORY) {
             self.failure = Some(failure);
         }
         // SAFETY: only words of this thread's. The program must not find an error that it has no call for.
@@ -178,8 +183,9 @@ impl Gpu {
         })
     }
 
-    fn map_chunks(&mut self, addr: u64, size: u64, chunk: u64) -> Result<(), c_int> {
-        let ok = |code| if code == cuda::SUCCESS { Ok(()) } else { Err(code) };
+    /// Puts memory behind a range, or nothing of it.
+    fn map_chunks(&mut self, addr: u64, size: u64, chunk: u64) -> Result<(), Unmapped> {
+        let ok = |code| if code == cuda::SUCCESS { Ok(()) } else { Err(Unmapped::Failed(code)) };
         let mut rdma = 0;
         // SAFETY: places of ours, and a range that was reserved and has nothing behind it.
         unsafe {
@@ -197,21 +203,24 @@ impl Gpu {
             };
             for at in (addr..addr + size).step_by(chunk as usize) {
                 let mut handle = 0;
-                let mapped = ok(cuda::cuMemCreate(
+                let created = match cuda::cuMemCreate(
                     &raw mut handle,
                     chunk as usize,
                     &raw const properties,
                     0,
-                ))
-                .and_then(|()| {
+                ) {
+                    cuda::OUT_OF_MEMORY => Err(Unmapped::NoMemory),
+                    code => ok(code),
+                };
+                let mapped = created.and_then(|()| {
                     let mapped = cuda::cuMemMap(at, chunk as usize, 0, handle, 0);
                     // The mapping keeps the memory.
                     cuda::cuMemRelease(handle);
                     ok(mapped)
                 });
-                if let Err(code) = mapped {
+                if mapped.is_err() {
                     unmap_chunks(addr, at - addr, chunk);
-                    return Err(code);
+                    return mapped;
                 }
             }
             let peers = self.peers();
@@ -295,7 +304,7 @@ impl Device for Gpu {
 
     fn map(&mut self, addr: u64, size: u64, chunk: u64, _: u64) -> bool {
         let mapped = self.map_chunks(addr, size, chunk);
-        if let Err(code) = mapped {
+        if let Err(Unmapped::Failed(code)) = mapped {
             self.failed(Failure::Driver(code));
         }
         mapped.is_ok()

@@ -189,7 +189,7 @@ impl Owner {
                     ..Refusal::error(format!("CUDA error: {}", cuda::words(code)))
                 },
                 Failure::Driver(code) => {
-                    Refusal::error(format!("CUDA driver error: {}", cuda::words(code)))
+                    Refusal::error(format!("CUDA driver error: {}", cuda::driver_words(code)))
                 }
             };
         }

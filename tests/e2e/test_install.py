@@ -240,22 +240,35 @@ print([e["action"] for e in torch.cuda.memory._snapshot()["device_traces"][0]])
 """
 
 
-@pytest.mark.parametrize("error", [2, 719], ids=["out-of-memory", "launch-failure"])
-def test_an_error_that_is_no_want_of_memory(error, tmp_path):
+# What is refused (scripts/refuses.c), and what PyTorch says to it first.
+REFUSED = {
+    "cudaMalloc:2": "OutOfMemoryError",
+    "cudaMalloc:719": ("AcceleratorError 719 CUDA error: ", "RuntimeError None CUDA error: "),
+    "cuMemCreate:2": "[0, 1, 1, ",  # no error: the second attempt succeeds
+    "cuMemCreate:719": "RuntimeError None CUDA driver error: ",
+    "cuMemMap:2": "RuntimeError None CUDA driver error: out of memory",
+    "cuMemSetAccess:1": "RuntimeError None CUDA driver error: invalid argument",
+    "cuMemAddressReserve:2": "RuntimeError None CUDA driver error: out of memory",
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_an_error_that_is_no_want_of_memory(refused, tmp_path):
     """PyTorch throws it at once, as what it is, and tries nothing else; only a want of memory is one."""
     library = tmp_path / "librefuses.so"
     support.must(support.execute(["cc", "-shared", "-fPIC", "-o", library, support.HERE / "scripts" / "refuses.c", "-ldl"]))
     between = 'LD_PRELOAD="${LD_PRELOAD%%:*}:$0:${LD_PRELOAD#*:}" exec "$@"'  # behind memtrace, in front of the GPU
+    expandable = f"expandable_segments:{not refused.startswith('cudaMalloc')}"
     said = []
     for way in ("native", "installed"):
         command = ["sh", "-c", between, library, support.PYTHON, "-c", FAILING, way]
         options = ["--virtual", "h100", "--stacks", "none", "--out", tmp_path / way]
-        done = support.must(support.memtrace("run", *options, "--", *command, env=environment({"REFUSES": str(error)}), cwd=tmp_path))
-        said.append(done.stdout.splitlines())
+        env = environment({"REFUSES": refused, "PYTORCH_CUDA_ALLOC_CONF": expandable})
+        said.append(support.must(support.memtrace("run", *options, "--", *command, env=env, cwd=tmp_path)).stdout.splitlines())
     native, installed = said
     assert installed == native
-    assert ("oom" in native[-1]) == (error == 2)
-    assert native[0].startswith("OutOfMemoryError" if error == 2 else ("AcceleratorError 719 CUDA error: ", "RuntimeError None CUDA error: "))
+    assert native[0].startswith(REFUSED[refused])
+    assert ("'oom'" in native[-1]) == (refused == "cudaMalloc:2")
 
 
 def test_the_profiler_sees_memory(tmp_path):

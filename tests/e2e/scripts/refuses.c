@@ -1,13 +1,48 @@
-// A device that has failed, as far as cudaMalloc shows: requests of 64 MiB are answered with the error in REFUSES.
+// A device that has failed, as far as one function shows: REFUSES=FUNCTION:ERROR. Refused are a cudaMalloc of 64 MiB, the second
+// reservation of addresses, and the third chunk of 20 MiB (or the access to more than that) of an expandable segment.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
+
+static int refused(const char *name) {
+    const char *error = getenv("REFUSES");
+    size_t length = strlen(name);
+    return error && !strncmp(error, name, length) && error[length] == ':' ? atoi(error + length + 1) : 0;
+}
+
+#define REAL(...) ((int (*)(__VA_ARGS__))dlsym(RTLD_NEXT, __func__))
+#define REFUSE(when)                                  \
+    do {                                              \
+        static int calls;                             \
+        (void)calls;                                  \
+        if ((when) && refused(__func__))              \
+            return refused(__func__);                 \
+    } while (0)
+#define CHUNK (20 << 20)
 
 int cudaMalloc(void **addr, size_t size) {
-    const char *error = getenv("REFUSES");
-    if (error && size == 64 << 20)
-        return atoi(error);
-    int (*real)(void **, size_t) = (int (*)(void **, size_t))dlsym(RTLD_NEXT, "cudaMalloc");
-    return real(addr, size);
+    REFUSE(size == 64 << 20);
+    return REAL(void **, size_t)(addr, size);
+}
+
+int cuMemAddressReserve(void *addr, size_t size, size_t align, size_t wanted, size_t flags) {
+    REFUSE(++calls == 2);
+    return REAL(void *, size_t, size_t, size_t, size_t)(addr, size, align, wanted, flags);
+}
+
+int cuMemCreate(void *handle, size_t size, void *properties, size_t flags) {
+    REFUSE(size == CHUNK && ++calls == 3);
+    return REAL(void *, size_t, void *, size_t)(handle, size, properties, flags);
+}
+
+int cuMemMap(size_t addr, size_t size, size_t offset, size_t handle, size_t flags) {
+    REFUSE(size == CHUNK && ++calls == 3);
+    return REAL(size_t, size_t, size_t, size_t, size_t)(addr, size, offset, handle, flags);
+}
+
+int cuMemSetAccess(size_t addr, size_t size, void *access, size_t count) {
+    REFUSE(size > CHUNK && ++calls == 1);
+    return REAL(size_t, size_t, void *, size_t)(addr, size, access, count);
 }
