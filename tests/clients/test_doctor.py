@@ -59,6 +59,20 @@ def test_a_dead_process_knows_its_doors(tmp_path):
     about = support.load(path)["memtrace"]
     assert [(d["door"], d["calls"]) for d in about["doors"]] == [("cudaMalloc", 5)]
     assert "ffi" in about["doors"][0]["callers"][0]["library"] and about["stacks"]["code_words"] > 8
+    for command in ("report", "summary"):
+        text = support.must(support.memtrace(command, path)).stdout
+        assert "note: whether calls went past memtrace is not known" in text and "nothing had computed is not known" in text
+
+
+def test_a_program_that_is_killed(tmp_path):
+    """Its black box is read, and what only the process itself could have said is told as not known."""
+    code = TAKE + "[take() for _ in range(9)]; import os; os.kill(os.getpid(), 9)"
+    answer = doctor("--virtual", "h100", "--", support.PYTHON, "-c", code, cwd=tmp_path)
+    (process,) = answer["processes"]
+    assert (answer["exit"], process["reason"], process["doors"][0]["calls"]) == ("signal: 9 (SIGKILL)", "recovered", 9)
+    assert any(c["level"] == "note" and "whether calls went past memtrace is not known" in c["text"] for c in answer["checks"])
+    clean = doctor("--virtual", "h100", "--", support.PYTHON, "-c", TAKE + "take()", cwd=tmp_path)
+    assert not any("not known" in c["text"] for c in clean["checks"])
 
 
 def test_what_goes_past(tmp_path):

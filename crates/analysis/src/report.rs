@@ -40,6 +40,8 @@ pub struct Report {
     pub deferred_frees: Value,
     /// What to look at.
     pub warnings: Vec<String>,
+    /// What only the process itself could have said.
+    pub unknown: Vec<String>,
 }
 
 /// Memory of one owner.
@@ -197,6 +199,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
         deferred_frees: told["deferred_frees"].clone(),
         devices,
         warnings,
+        unknown: summary::unknown(snapshot),
     }
 }
 

@@ -47,11 +47,14 @@ fn page(report: &Report, top: usize) -> String {
         pinned(&mut out, report, top);
     }
     deferred(&mut out, &report.deferred_frees);
-    if !report.warnings.is_empty() {
+    if !report.warnings.is_empty() || !report.unknown.is_empty() {
         out.push('\n');
     }
     for warning in &report.warnings {
         let _ = writeln!(out, "warning: {warning}");
+    }
+    for what in &report.unknown {
+        let _ = writeln!(out, "note: {what}");
     }
     out
 }

@@ -81,7 +81,7 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 /// The black boxes that a path stands for, each once.
-fn find(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+pub(crate) fn find(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let fail = |e| Failure::new(format!("cannot read {}: {e}", path.display()));
     if !fs::metadata(path).map_err(fail)?.is_dir() {
         return Ok(vec![path.to_owned()]);

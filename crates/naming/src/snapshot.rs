@@ -56,6 +56,8 @@ pub fn snapshot<B: Bytes>(
         said["doors"] = doors(&used, &api, namer);
         said["cost"] = cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS));
         said["counters"] = counters(file, counts, &known["counters"]);
+        // Only the process itself sees how its libraries are bound.
+        said["bound_elsewhere"] = Value::Null;
         carry_over(&known, &mut said);
         // A damaged description may hold numbers that no viewer could read.
         bound(&mut said);

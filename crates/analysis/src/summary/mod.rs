@@ -277,8 +277,27 @@ fn host(snapshot: &Snapshot) -> Option<Host> {
     Some(host)
 }
 
+/// What only the process itself could have said, if somebody else wrote the snapshot: it was killed, or was not asked.
+pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
+    let mut unknown = Vec::new();
+    let told = &snapshot.memtrace;
+    if told.get("bound_elsewhere").is_some_and(Value::is_null) {
+        unknown.push(
+            "whether calls went past memtrace is not known: its process didn't write this snapshot itself".to_owned(),
+        );
+    }
+    if told.get("virtual").is_some_and(|v| v.is_object() && v.get("zero_reads").is_none()) {
+        unknown.push(
+            "how many values the program read back that nothing had computed is not known, for the same reason: sizes \
+             that depend on them are lower bounds"
+                .to_owned(),
+        );
+    }
+    unknown
+}
+
 fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
-    let mut notes = Vec::new();
+    let mut notes = unknown(snapshot);
     let counter = |name: &str| {
         let counters = snapshot.memtrace.get("counters");
         counters.and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0)

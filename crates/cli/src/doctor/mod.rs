@@ -17,8 +17,9 @@ use std::{env, io};
 use serde_json::{Value, json};
 
 use crate::Answer;
-use crate::args::Doctor;
+use crate::args::{Doctor, Format, Recover};
 use crate::failure::Failure;
+use crate::recover;
 
 /// What a check came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,16 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         let out = out.unwrap_or(Path::new("."));
         checks.extend(args.command.first().and_then(|c| installation::program(c)));
         let before = snapshots(out);
+        let boxes_before = recover::find(out).unwrap_or_default();
         let status = run(args, out)?;
+        for path in
+            recover::find(out).unwrap_or_default().into_iter().filter(|p| !boxes_before.contains(p))
+        {
+            let killed =
+                Recover { path, out: Some(out.to_owned()), format: Format::Pickle, keep: false };
+            // What can't be read has been said; a process that lives goes on.
+            let _ = recover::recover(&killed);
+        }
         exit = status.code().map_or_else(|| json!(status.to_string()), Value::from);
         for path in snapshots(out).iter().filter(|p| !before.contains(p)) {
             match recorded::process(path) {

@@ -141,6 +141,10 @@ pub(super) fn checks(about: &Value) -> Vec<Check> {
             );
         }
     }
+    if about["bound_elsewhere"].is_null() {
+        let text = "it was killed, so whether calls went past memtrace is not known".to_owned();
+        say(Level::Note, "doors", text);
+    }
     for bound in about["bound_elsewhere"].as_array().into_iter().flatten() {
         let (level, text) = elsewhere(about, bound);
         say(level, "doors", text);
