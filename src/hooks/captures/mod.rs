@@ -5,7 +5,7 @@
 //! capture it records an event on each stream that used the block before or after it; what was used only inside is
 //! complete at once, without any call that could be seen. (Checked against its own recorder, PyTorch 2.6 to 2.15.)
 //!
-//! Known are therefore: which streams use which block ([`uses`], from `recordStream`, found by [`Methods`]); whether a
+//! Known are therefore: which streams use which block ([`uses`], from `recordStream`, found by [`Methods`]) that isn't their own ([`own`]); whether a
 //! capture is under way, which the allocator is told of (`markCaptureBegin`, from PyTorch 2.13; before, every
 //! begin of allocations to a pool counts as one) and asks about, by `cudaStreamGetCaptureInfo` of the current stream, whenever
 //! one is; and whose events are those that a request records.
@@ -16,6 +16,7 @@
 //!
 //! Frees and requests come under PyTorch's lock for the device. Where it isn't so, one gives way: a lock is only tried.
 
+mod own;
 mod uses;
 
 use std::ffi::{c_int, c_void};
@@ -38,24 +39,20 @@ const DEVICES: usize = 64;
 
 /// Captures (or what counts as one) that are under way, by device.
 static UNDER_WAY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
-/// The same of all devices.
-static ANYWHERE: AtomicUsize = AtomicUsize::new(0);
 /// Captures are told from other allocations to a pool.
 static TOLD_APART: AtomicBool = AtomicBool::new(false);
 
 fn begins(device: i8) {
     if let Some(n) = UNDER_WAY.get(device as usize) {
         n.fetch_add(1, Ordering::AcqRel);
-        ANYWHERE.fetch_add(1, Ordering::AcqRel);
     }
 }
 
 fn ends(device: i8) {
     let less = |n: usize| n.checked_sub(1);
-    if let Some(n) = UNDER_WAY.get(device as usize)
-        && n.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less).is_ok()
-    {
-        ANYWHERE.fetch_sub(1, Ordering::AcqRel);
+    if let Some(n) = UNDER_WAY.get(device as usize) {
+        // An end without a beginning changes nothing.
+        let _ = n.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
     }
 }
 
@@ -178,9 +175,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// A block was handed out.
 #[inline]
 pub(super) fn handed_out(local: &Local, addr: u64, stream: u64) {
-    if ANYWHERE.load(Ordering::Relaxed) > 0 && stream != 0 {
-        uses::note(addr, Use::Own, stream);
-    }
+    own::note(addr, stream);
     local.capturing.set(false);
 }
 

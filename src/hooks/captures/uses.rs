@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::own;
+
 /// How a stream has to do with a block; the low bits of an entry's key, as blocks begin at multiples of 512.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
@@ -13,9 +15,6 @@ pub enum Use {
     Outside = 1,
     /// It was used on it during a capture.
     Captured = 2,
-    /// It was allocated on it. Kept only of blocks that were allocated during a capture; the others are taken for the
-    /// default stream's.
-    Own = 3,
 }
 
 const LOW: u64 = 511;
@@ -87,18 +86,14 @@ pub fn take(addr: u64) -> Uses {
 }
 
 fn take_out(addr: u64) -> Uses {
-    let mut uses = Uses::default();
+    let mut uses = Uses { own: own::stream(addr), ..Uses::default() };
     for (entry, known) in bucket(addr).iter().zip(&mut uses.known) {
         let key = entry[0].load(Ordering::Acquire);
         if key == 0 || key & !LOW != addr & !LOW {
             continue;
         }
         let stream = entry[1].load(Ordering::Relaxed);
-        if key & LOW == Use::Own as u64 {
-            uses.own = stream;
-        } else {
-            *known = Some((stream, key & LOW == Use::Captured as u64));
-        }
+        *known = Some((stream, key & LOW == Use::Captured as u64));
         entry[0].store(0, Ordering::Release);
         ENTRIES.fetch_sub(1, Ordering::Relaxed);
     }
@@ -115,7 +110,7 @@ mod tests {
         note(a, Use::Outside, 11);
         note(a, Use::Outside, 12);
         note(a, Use::Outside, 11);
-        note(b, Use::Own, 21);
+        own::note(b, 21);
         note(b, Use::Captured, 21);
         note(a, Use::Captured, 12);
         let uses = take(a);
@@ -123,6 +118,9 @@ mod tests {
         assert_eq!(uses.outside(), [11], "a use during a capture has been waited for by its end");
         assert_eq!(take(a), Uses::default());
         assert!(!take(b).any(), "its own stream is no other");
+        note(b, Use::Outside, 0);
+        assert_eq!(take(b).outside(), [0], "the default stream is another one");
+        own::note(b, 0);
         note(b, Use::Outside, 0);
         assert!(!take(b).any());
     }

@@ -63,6 +63,14 @@ def on_its_own():
 capture(on_its_own)
 request()
 
+# A side stream's: on that stream it is used by nobody else, on the default one it is.
+for on in (streams[0], torch.cuda.default_stream()):
+    with torch.cuda.stream(streams[0]):
+        theirs = [block(14)]
+    theirs[0].record_stream(on)
+    capture(theirs.clear)
+    request()
+
 # Used before, freed after the capture: as ever.
 late = block(7)
 late.record_stream(streams[0])
