@@ -1,22 +1,29 @@
 """What it costs a training step to know modules, phases and operators: PyTorch's MemoryTracker and MemTracker, and memtrace,
 on the virtual GPU with real PyTorch.
 
-    bench/labels [--rounds N] [--steps N]
+    bench/labels [--rounds N] [--fours N] [--only WAY]...
 
 The step: forward, backward and AdamW of a small transformer (its size is printed). On the virtual GPU kernels take no time, so
 a step is all Python and dispatch, which is the worst case for anything that runs there; on a card a step is longer and each share
-smaller. One process for each way, in turn, round after round. In a process, short runs of steps with and without what is measured
-alternate; each run counts by its median, and the ratio is the median of those of a run with and the runs without before and after it: the
-machine changes its speed, but not within a tenth of a second. The step's time is that of the best run without. Under PyTorch's own a
-step takes so long that fewer runs do. What begins under a tracker may take long once, so
-the first two steps of a run are not measured; memory that is read back (snapshots, tables) isn't either.
+smaller. One process for each way, in turn, round after round.
 
-- *labels*, *memtrace.MemoryTracker*, *memtrace.MemTracker*: recorded steps under them, over recorded steps without;
+A shared machine changes its speed by half within a tenth of a second, so only neighbours are compared: hundreds of fours of steps,
+without, with, with and without, of which the first two are compared and the last two. Since these come in either order, a drift
+favours no side. Beginning and ending a tracker, and reading from it, is not part of a step, and it empties the processor's caches, so
+the two steps after either are not measured. The ratio is the median of all. It comes with the interval in which that median lies with 95 %
+confidence (by rank, which supposes nothing about how the ratios are spread), and with those of the single processes, because addresses
+and page tables differ from process to process. The time of a step is the median of those without. `MemoryTracker` empties PyTorch's cache
+when it begins, PyTorch's and ours; here it doesn't, or steps would pay for that.
+
+- *none*: nothing at all between the same steps, which shows what the measurement is worth;
+- *labels*, *memtrace.…*: recorded steps under them, over recorded steps without;
 - *MemoryTracker*, *MemTracker*: steps under PyTorch's, over bare steps in the same process.
 """
 
 import argparse
+import gc
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -27,6 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # name → recorded by memtrace?
 WAYS = {
+    "none": True,
     "memtrace": True,
     "memtrace.MemoryTracker": True,
     "memtrace.MemTracker": True,
@@ -36,7 +44,9 @@ WAYS = {
     "MemoryTracker": False,
     "MemTracker": False,
 }
-RUN, FIRST = 8, 2  # steps at a time, and those before them
+SKIPPED = 2  # steps after a beginning or an end
+SETTLE = 8  # fours before those that count
+THEIRS = 4  # fours under PyTorch's
 
 
 def training():
@@ -59,6 +69,11 @@ def training():
 
 def enter(way, model, optimizer):
     """Begins what is measured; the answers end it, and make it ready for the next step (which is not measured)."""
+    import torch
+
+    torch.cuda.empty_cache = lambda: None
+    if way == "none":
+        return lambda: None, lambda: None
     if way == "memtrace":
         import memtrace
 
@@ -97,32 +112,56 @@ def enter(way, model, optimizer):
     return lambda: tracker.__exit__(None, None, None), tracker.reset_mod_stats
 
 
-def measure(way, steps):
-    """Milliseconds of a step in each run, without and with, and the size of the model."""
+def measure(way, fours):
+    """Milliseconds of the steps of each four: without, with, with, without. And the size of the model."""
     model, optimizer, step = training()
-    for _ in range(3 * RUN):
+
+    def timed():
+        start = time.perf_counter_ns()
         step()
-    runs = ([], [])
-    for _ in range(-(-steps // RUN) if WAYS[way] else 2):
-        for which in (0, 1):
-            leave, again = enter(way, model, optimizer) if which else (lambda: None, lambda: None)
-            times = []
-            for i in range(FIRST + (RUN if WAYS[way] or not which else 2)):
-                again()
-                start = time.perf_counter_ns()
-                step()
-                times.append((time.perf_counter_ns() - start) / 1e6)
-            leave()
-            runs[which].append(statistics.median(times[FIRST:]))
+        return (time.perf_counter_ns() - start) / 1e6
+
+    found = []
+    for i in range(SETTLE + (fours if WAYS[way] else THEIRS)):
+        four = [timed()]
+        leave, again = enter(way, model, optimizer)
+        for _ in range(SKIPPED):
+            again()
+            timed()
+        for _ in range(2):
+            again()
+            four.append(timed())
+        leave()
+        for _ in range(SKIPPED):
+            timed()
+        four.append(timed())
+        if i == SETTLE:
+            gc.collect()
+            gc.freeze()  # what is there stays, and need not be looked at again and again
+        elif i > SETTLE:
+            found.append(four)
     size = sum(p.numel() for p in model.parameters()), len(list(model.parameters())), len(list(model.modules()))
-    return [*runs, size]
+    return found, size
 
 
-def child(way, steps):
+def compared(fours):
+    """The ratios of steps with it to their neighbours without."""
+    return [ratio for a, b, c, d in fours for ratio in (b / a, c / d)]
+
+
+def interval(values):
+    """The ranks between which the median lies with 95 % confidence, whatever the values are spread like."""
+    n = len(values)
+    low = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))
+    values = sorted(values)
+    return values[low], values[n - 1 - low]
+
+
+def child(way, fours):
     build = Path(os.environ.get("MEMTRACE_BUILD") or ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release")
     record = ["--record", "on" if WAYS[way] else "off"]
     command = [build / "memtrace", "run", "--virtual", "h100", *record, "--out", os.environ["BENCH_OUT"], "--"]
-    command += [sys.executable, __file__, "--way", way, "--steps", steps]
+    command += [sys.executable, __file__, "--way", way, "--fours", fours]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "MEMTRACE_QUIET": "1"}
     done = subprocess.run([str(c) for c in command], env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -131,37 +170,42 @@ def child(way, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=640, help="measured steps of each kind in a process")
+    parser.add_argument("--fours", type=int, default=450, help="pairs of steps with it in a process, each between two without")
+    parser.add_argument("--only", action="append", choices=WAYS, help="this way alone; several times for several")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
-        print(json.dumps(measure(given.way, given.steps)))
+        print(json.dumps(measure(given.way, given.fours)))
         return
     import tempfile
 
-    found = {way: [] for way in WAYS}
+    ways = [way for way in WAYS if way in (given.only or WAYS)]
+    found = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as out:
         os.environ["BENCH_OUT"] = out
         for _ in range(given.rounds):
-            for way in WAYS:
-                found[way].append(child(way, given.steps))
+            for way in ways:
+                found[way].append(child(way, given.fours))
                 for file in Path(out).glob("memtrace-*"):
                     file.unlink()
-    numbers, tensors, modules = found["memtrace"][0][2]
+    numbers, tensors, modules = found[ways[0]][0][1]
     print(f"The model: {numbers / 1e6:.1f} million parameters in {tensors} tensors, {modules} modules.\n")
-    print("| what | step without, ms | added, ms | ratio | PyTorch's adds, times this |")
-    print("|---|---|---|---|---|")
-    added, ratios = {}, {}
-    for way in WAYS:
-        pairs = [pair for a, b, _ in found[way] for pair in (*zip(a, b), *zip(a[1:], b))]
-        ratios[way] = statistics.median(b / a for a, b in pairs)
-        added[way] = (ratios[way] - 1) * min(min(a) for a, _, _ in found[way])
-    for way in WAYS:
-        without = min(min(a) for a, _, _ in found[way])
+    print("| what | step without, ms | added, ms | ratio | 95 % | by process | PyTorch's adds, times this |")
+    print("|---|---|---|---|---|---|---|")
+    without = {way: statistics.median(f[0] for fours, _ in found[way] for f in fours) for way in ways}
+    ratios = {way: [ratio for fours, _ in found[way] for ratio in compared(fours)] for way in ways}
+    added = {way: (statistics.median(ratios[way]) - 1) * without[way] for way in ways}
+    for way in ways:
+        low, high = interval(ratios[way])
+        single = " ".join(f"{statistics.median(compared(fours)):.3f}" for fours, _ in found[way])
+        # At least so many times: by the most that ours may add.
         theirs = added.get(way.removeprefix("memtrace.")) if way.startswith("memtrace.") else None
-        times = f"{theirs / max(added[way], 1e-6):.0f}" if theirs else ""
+        times = f"{theirs / max((high - 1) * without[way], 1e-3):.0f}" if theirs else ""
         name = "labels (memtrace.watch)" if way == "memtrace" else way
-        print(f"| {name} | {without:.2f} | {added[way]:.2f} | {ratios[way]:.3f} | {times} |")
+        print(
+            f"| {name} | {without[way]:.2f} | {added[way]:.2f} | {statistics.median(ratios[way]):.3f} "
+            f"| {low:.3f}–{high:.3f} | {single} | {times} |"
+        )
 
 
 if __name__ == "__main__":
