@@ -183,16 +183,26 @@ fn failed() -> bool {
     !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, Exceptions>(asked)() } > 0
 }
 
-/// What operator the calling thread is in, for a record of something else: how many are open (16 bits), the thread's number
-/// (from bit 16), and the number of the next record (from bit 32). Of the records from there on with this thread's number, the first of
-/// each smaller depth is of an operator that is open now. 0 if nobody asks for operators.
+/// In the word of [`inside`]: the record of this number is that of an operator which began last, and is not done.
+const BEGUN: u64 = 1 << 15;
+
+/// What operator the calling thread is in, for a record of something else: how many are open that leave their records as they end
+/// (15 bits), [`BEGUN`], the thread's number (from bit 16), and the number of a record (from bit 32). Of the records from there on with
+/// this thread's number, the first of each smaller depth is of an operator that is open now. The innermost is the one of that number itself,
+/// if it was seen as it began; else the number is that of the next record. 0 outside operators, or if nobody asks for them.
 #[inline]
 pub fn inside() -> u64 {
-    if HANDLE.load(Ordering::Relaxed) == 0 || DEPTH.get() == 0 {
+    if !RUNNING.load(Ordering::Relaxed) {
         return 0;
     }
-    let [records, _] = JOURNAL.count();
-    u64::from(DEPTH.get().min(0xffff)) | u64::from(thread()) << 16 | records << 32
+    let begun = quick::current();
+    let depth = u64::from(DEPTH.get().min(0x7fff));
+    if begun.is_none() && depth == 0 {
+        return 0;
+    }
+    let flag = if begun.is_some() { BEGUN } else { 0 };
+    let record = begun.unwrap_or_else(|| JOURNAL.count()[0]);
+    depth | flag | u64::from(thread()) << 16 | record << 32
 }
 
 fn write(operator: LabelId, depth: u32) {

@@ -10,7 +10,7 @@
 //! work is done (`AutoDispatchBelowAutograd`), so one word of the thread says it: what libtorch begins while autograd is shut out is
 //! inside an operator and nobody's business (PyTorch's Python functions shut autograd out, too, around operators that make tensors; so the
 //! caller's caller tells, found once for each operator by a walk of the stack), and what is allocated or freed then belongs to the one that began last, whose record is
-//! brought up to date ([`event`]). Operators that are made of others say nothing; the others do. All else goes PyTorch's way,
+//! brought up to date ([`event`]) and named for who asks what a block was for ([`current`]). Operators that are made of others say nothing; the others do. All else goes PyTorch's way,
 //! with a `RecordFunction`, begin and end: operators without such a kernel, those that are called by other ways, and whatever
 //! runs while the thread is in an unusual state: under a dispatch mode, in inference mode, under hooks on saved tensors (a
 //! checkpoint stops its recomputation by an exception from one).
@@ -345,30 +345,33 @@ pub fn exact() {
 /// Something was allocated or freed on the calling thread.
 #[inline]
 pub fn event() {
-    if ON.load(Ordering::Relaxed) {
-        inside(operators::update);
+    if let Some(record) = current() {
+        operators::update(record);
     }
 }
 
 /// The calling thread is out of memory.
 pub fn failed() {
-    if ON.load(Ordering::Relaxed) {
-        inside(operators::fail);
+    if let Some(record) = current() {
+        operators::fail(record);
     }
 }
 
-fn inside(then: impl Fn(u64)) {
+/// The record of the operator that the calling thread is in, if it was seen as it began.
+#[inline]
+pub fn current() -> Option<u64> {
+    if !ON.load(Ordering::Relaxed) {
+        return None;
+    }
     MINE.with(|mine| {
-        let below = BELOW.load(Ordering::Relaxed);
         let current = mine.current.get();
-        if current != NONE
-            && mine
-                .keys()
-                .is_some_and(|(included, excluded)| included == 0 && excluded & below == below)
-        {
-            then(current);
+        if current == NONE {
+            return None;
         }
-    });
+        let below = BELOW.load(Ordering::Relaxed);
+        let (included, excluded) = mine.keys()?;
+        (included == 0 && excluded & below == below).then_some(current)
+    })
 }
 
 impl Mine {

@@ -99,6 +99,17 @@ def test_operators_and_modules_are_what_pytorch_counts(tmp_path):
     assert all(use["cuda:0"]["current"] == 0 for use in report["modules"].values())
 
 
+@pytest.mark.parametrize("how", ["ways", "ways-checkpoint"])
+def test_operators_that_are_seen_as_they_begin_are_those_that_callbacks_see(tmp_path, how):
+    _, said, _ = traced(how, tmp_path)
+    by_callbacks, quickly = said["ways"]
+    assert quickly == by_callbacks
+    # Of each sort: seen as they begin, made of others, by callbacks alone (they have no tensor), under inference mode.
+    operators = {operator for operator, *_ in quickly}
+    assert {"aten::addmm.default", "aten::mm.default", "aten::zeros.default", "aten::ones_like.default", "aten::sort.default"} <= operators
+    assert "(no operator)" not in operators
+
+
 # --- the device ---
 
 PROGRAM = """

@@ -23,6 +23,8 @@ from ..memory_tracker import shown_operators
 from ._report import NO_OPERATOR, DeviceUse, Lifetime, PhaseCall, PhaseUse, Share
 
 _LABELLED = 3
+# In the word that says which operators were open: the innermost has that very record.
+_BEGUN = 1 << 15
 _FORWARD, _AGAIN = 0, 2
 _FOUND = ("forward", "optimizer_step", "zero_grad")
 _OF_MODULES = ("forward", "backward")
@@ -159,17 +161,17 @@ class _Operators:
 
     def of(self, context: int) -> str:
         """Of those that were open, the one that a dispatch mode would have seen; else the outermost."""
-        depth, thread, at = context & 0xFFFF, context >> 16 & 0xFFFF, (context >> 32) - self._first
-        outermost = None
+        depth, thread, at = context & 0x7FFF, context >> 16 & 0xFFFF, (context >> 32) - self._first
+        open_ = []
         for level in range(depth):
             ends = self._ends.get((thread, level), [])
             which = bisect.bisect_left(ends, at)
-            if which == len(ends):
-                continue
-            if ends[which] in self._shown:
-                return self._name(ends[which])
-            outermost = ends[which] if outermost is None else outermost
-        return NO_OPERATOR if outermost is None else self._name(outermost)
+            if which < len(ends):
+                open_.append(ends[which])
+        if context & _BEGUN and 0 <= at < len(self._records):
+            open_.append(at)
+        which = next((number for number in open_ if number in self._shown), open_[0] if open_ else -1)
+        return self._name(which) if open_ else NO_OPERATOR
 
     def calls(self) -> OperatorCalls:
         """How often each was called."""

@@ -38,7 +38,7 @@ class Tracer:
     What is given is tracked as by `MemTracker`: models, optimizers, input tensors; what is made inside the block, `track` takes.
     `device`: `"cuda"` or `None` for the card at hand, `"virtual:NAME"` for a virtual GPU, on which the process must
     run (`memtrace run --virtual NAME -- python …`, or `memtrace.ensure_device` in its first lines). `operators=False` leaves out
-    which operator asked, which is most of what a tracer costs. `saved_tensors=True` puts a hook of PyTorch's on everything
+    which operator asked. `saved_tensors=True` puts a hook of PyTorch's on everything
     that this thread's autograd keeps. `plugins`: `"auto"`, or names and objects (`from memtrace.tracer import Plugin`).
     """
 
@@ -85,7 +85,7 @@ class Tracer:
             self._categories.track_external(*self._tracked)
             stack.enter_context(self._categories)
             if self._operators:
-                begin_operators(known)
+                begin_operators(known, quickly=True)
                 stack.callback(end_operators, known)
                 self._first_operator, self._lost_operators = count_operators(known)
                 stack.callback(register_optimizer_step_post_hook(self._stepped).remove)

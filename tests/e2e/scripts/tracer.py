@@ -9,12 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trackers_model import Net
 
 import memtrace
+from memtrace import memory_tracker
 
 how = sys.argv[1]
 torch.manual_seed(0)
 # A thread of autograd's may give its last blocks back after backward() has returned.
 torch.autograd.set_multithreading_enabled(how == "threads")
-model = Net(512, layers=3, checkpointed=how == "checkpoint").cuda()
+model = Net(512, layers=3, checkpointed=how.endswith("checkpoint")).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 batch = torch.randn(256, 512, device="cuda", requires_grad=True)
 said = {"phases": defaultdict(list), "saved": []}
@@ -130,6 +131,22 @@ elif how == "operators":
         for handle in handles:
             handle.remove()
     said.update(operators=mode.by_operator, calls=mode.calls, modules=taken)
+elif how.startswith("ways"):
+    # Operators that leave records as they end, around which PyTorch calls back, and operators that are seen as they begin.
+    begin, ways = memory_tracker._begin, []
+    with memtrace.Tracer(model) as tracer:
+        train(tracer, saved=False)  # what is taken once in a process
+    for quickly in (False, True):
+        memory_tracker._begin = lambda known, device, _, quickly=quickly: begin(known, device, quickly)
+        with memtrace.Tracer(model, optimizer, batch) as tracer:
+            train(tracer, saved=False)
+            with torch.inference_mode():
+                model(torch.ones_like(batch))
+            with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+                model(torch.zeros(8, 512, device="cuda") + torch.tensor(1.0, device="cuda")).sort().values.tolist()
+        blocks = tracer.report().lifetimes
+        ways.append([[b.operator, b.bytes, b.module, b.in_backward] for b in blocks if b.created >= 0])
+    said["ways"] = ways
 report = tracer.report()
 report.print(file=sys.stderr)
 json.dump({"report": report.to_dict(), "said": said}, sys.stdout)
