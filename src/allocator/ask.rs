@@ -6,7 +6,8 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, PoisonError};
 
-use memtrace_caching::Misuse;
+use memtrace_caching::{Misuse, Settings};
+use memtrace_format::settings::from_conf;
 use memtrace_format::snapshot::Segment;
 use serde_json::{Value, json};
 
@@ -126,6 +127,43 @@ pub unsafe extern "C" fn memtrace_allocator_configure(conf: *const c_char) -> *m
     // SAFETY: the caller's promise.
     let conf = unsafe { CStr::from_ptr(conf) }.to_string_lossy();
     configure(&conf).map_or_else(string, |()| std::ptr::null_mut())
+}
+
+/// The `allocator_settings` of a snapshot; null before the first change.
+static SHOWN: Mutex<Value> = Mutex::new(Value::Null);
+
+/// Settings about host memory, which are PyTorch's: kept as it keeps them.
+const OF_THE_HOST: [(&str, &str); 5] = [
+    ("pinned_num_register_threads", "pinned_num_register_threads"),
+    ("release_lock_on_", "release_lock_on_cudamalloc"),
+    ("pinned_use_", "pinned_use_cuda_host_register"),
+    ("pinned_max_round_threshold_mb", "max_round_threshold"),
+    ("pinned_max_cached_size_mb", "max_cached_size"),
+];
+
+/// These settings are in force, after `conf` was set.
+pub fn settings_changed(conf: &str, now: &Settings) {
+    let mut shown = from_conf(conf);
+    let mut last = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    for (said_as, key) in OF_THE_HOST {
+        if !last.is_null() && !conf.contains(said_as) {
+            shown[key] = last[key].clone();
+        }
+    }
+    shown["max_split_size"] = json!(now.max_split_size as i64); // none is −1
+    shown["garbage_collection_threshold"] = json!(now.garbage_collection_threshold);
+    shown["expandable_segments"] = json!(now.expandable_segments);
+    shown["graph_capture_record_stream_reuse"] = json!(now.capture_reuse);
+    for (i, divisions) in now.roundup_power2_divisions.into_iter().enumerate() {
+        shown["roundup_power2_divisions"][(1_u32 << i).to_string()] = json!(divisions);
+    }
+    *last = shown;
+}
+
+/// The `allocator_settings` of a snapshot, as JSON; `null` before [`memtrace_allocator_configure`].
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_allocator_settings() -> *mut c_char {
+    string(SHOWN.lock().unwrap_or_else(PoisonError::into_inner).to_string())
 }
 
 /// What can be done to a pool.

@@ -43,7 +43,7 @@ pub unsafe extern "C-unwind" fn memtrace_malloc(
         return std::ptr::null_mut();
     }
     crate::wake();
-    let stack = stack(|recorder, local| recorder.stacks.capture(local, Site::Alloc));
+    let stack = stack(Site::Alloc);
     let result = match owner(device) {
         Some(mut owner) => {
             // May throw: nothing is begun yet.
@@ -95,7 +95,7 @@ pub unsafe extern "C-unwind" fn memtrace_free(
     if addr.is_null() {
         return;
     }
-    let stack = stack(crate::record::Recorder::stack_of_free);
+    let stack = stack(Site::Free);
     // The device that PyTorch says; a caller that says another one is not believed.
     let freed = known_owner(device).is_some_and(|owner| free(owner, addr as u64, stack))
         || owner_of(addr as u64).is_some_and(|owner| free(owner, addr as u64, stack));
@@ -122,7 +122,7 @@ fn free(mut owner: MutexGuard<'static, Owner>, addr: u64, stack: StackId) -> boo
 /// Called by PyTorch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_reset() {
-    let stack = stack(|recorder, local| recorder.stacks.capture(local, Site::Free));
+    let stack = stack(Site::Free);
     for mut owner in owners() {
         let done = catch_unwind(AssertUnwindSafe(|| {
             owner.allocator.sink_mut().stack = stack;

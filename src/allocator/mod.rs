@@ -30,9 +30,8 @@ use self::device::{Failure, Gpu};
 use self::recording::Recording;
 use crate::hooks::torch;
 use crate::message;
-use crate::record::Recorder;
-use crate::record::guard::{self, Local};
-use crate::stack::Mode;
+use crate::record::guard;
+use crate::stack::Site;
 
 /// PyTorch has room for so many devices, too.
 pub const MOST_DEVICES: usize = 64;
@@ -86,8 +85,10 @@ fn from_environment() -> Settings {
 /// # Errors
 /// What PyTorch refuses, in its words.
 pub fn configure(conf: &str) -> Result<(), String> {
-    let wanted = settings().and(conf).map_err(|e| e.pytorch)?.settings;
-    if wanted.capture_reuse {
+    let mut wanted = settings();
+    // What stands before a mistake counts.
+    let changed = wanted.change(conf);
+    if wanted.capture_reuse && conf.contains("graph_capture_record_stream_reuse") {
         message!(
             "graph_capture_record_stream_reuse changes nothing while memtrace is the allocator: what other streams use during \
              a capture waits for its end"
@@ -96,8 +97,9 @@ pub fn configure(conf: &str) -> Result<(), String> {
     for owner in OWNERS.iter().filter_map(OnceLock::get) {
         lock(owner).allocator.set_settings(wanted.clone());
     }
+    ask::settings_changed(conf, &wanted);
     *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = Some(wanted);
-    Ok(())
+    changed.map(|_| ()).map_err(|e| e.pytorch)
 }
 
 fn lock(owner: &'static Mutex<Owner>) -> MutexGuard<'static, Owner> {
@@ -130,10 +132,10 @@ pub fn owner_of(addr: u64) -> Option<MutexGuard<'static, Owner>> {
 
 /// The stack of the calling thread, before any lock.
 #[inline]
-pub fn stack(take: impl FnOnce(&Recorder, &Local) -> StackId) -> StackId {
-    let wanted = crate::recorder().is_some_and(|recorder| recorder.config.stacks != Mode::None);
-    let taken = wanted.then(|| guard::observe(take)).flatten();
-    taken.unwrap_or(NO_STACK)
+pub fn stack(site: Site) -> StackId {
+    let wanted = crate::recorder().is_some_and(|recorder| recorder.stacks.wanted(site));
+    let take = || guard::observe(|recorder, local| recorder.stacks.capture(local, site));
+    wanted.then(take).flatten().unwrap_or(NO_STACK)
 }
 
 /// Runs `f`; a panic in it, which is a fault of ours, is an error that the program gets.

@@ -66,7 +66,7 @@ impl Recorder {
             format!("memtrace-{}-{pid}-{}.blackbox", crate::dump::host(), started_ns / 1_000_000);
         let place = Place::find(&config, &name);
         let blackbox = Mapped::create(&config, &name);
-        let stacks = Stacks::new(config.stacks, &blackbox);
+        let stacks = Stacks::new(config.stacks, config.stacks_of_frees, &blackbox);
         let room = size_of_val(blackbox.region(Region::About));
         let about = crate::dump::description(&config, started_ns, &place, stacks.about(), room);
         blackbox.describe(&about);
@@ -89,7 +89,11 @@ impl Recorder {
 
     /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
     pub fn stack_of_free(&self, local: &Local) -> StackId {
-        if self.config.stacks_of_frees { self.stacks.capture(local, Site::Free) } else { NO_STACK }
+        if self.stacks.wanted(Site::Free) {
+            self.stacks.capture(local, Site::Free)
+        } else {
+            NO_STACK
+        }
     }
 
     /// The same for a call that returns to `caller`.

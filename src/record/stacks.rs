@@ -14,19 +14,27 @@ use crate::stack::{Mode, Regions, Site, Stacks as Taker};
 /// See the module's essay.
 pub struct Stacks {
     mode: Mode,
+    /// Also where memory is given back.
+    of_frees: bool,
     /// `None` if the regions could not be used; every stack is then missing.
     taker: Option<Taker>,
 }
 
 impl Stacks {
     /// Stacks of this kind in the regions of a black box.
-    pub fn new(mode: Mode, blackbox: &Mapped) -> Stacks {
+    pub fn new(mode: Mode, of_frees: bool, blackbox: &Mapped) -> Stacks {
         let regions = Regions {
             depot: blackbox.region(Region::Depot),
             codes: blackbox.region(Region::Code),
             modules: blackbox.region(Region::Modules),
         };
-        Stacks { mode, taker: Taker::new(regions) }
+        Stacks { mode, of_frees, taker: Taker::new(regions) }
+    }
+
+    /// Does the user want stacks for this?
+    #[inline]
+    pub fn wanted(&self, site: Site) -> bool {
+        self.mode != Mode::None && (site == Site::Alloc || self.of_frees)
     }
 
     /// The stack of the calling thread.

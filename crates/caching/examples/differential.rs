@@ -281,8 +281,9 @@ impl Program {
             "release" => a.release_pool(pool(&o[1])).map_err(said)?,
             "settings" => {
                 let conf = o[1].as_str().unwrap_or_default();
-                let parsed = a.settings().clone().and(conf).map_err(|e| e.to_string())?;
-                a.set_settings(parsed.settings);
+                let mut settings = a.settings().clone();
+                settings.change(conf).map_err(|e| e.to_string())?;
+                a.set_settings(settings);
             }
             "fraction" => a.set_memory_fraction(o[1].as_f64().unwrap_or_default()).map_err(said)?,
             other => return Err(format!("what is {other}?")),

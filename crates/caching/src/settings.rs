@@ -88,31 +88,30 @@ impl Settings {
     /// # Errors
     /// What PyTorch refuses.
     pub fn parse(conf: &str) -> Result<Parsed, ConfError> {
-        Settings::default().and(conf)
+        let mut settings = Settings::default();
+        settings.change(conf).map(|notes| Parsed { settings, notes })
     }
 
-    /// These settings, changed by what a configuration names: what PyTorch does when one is set under way.
+    /// A configuration that is set under way: PyTorch forgets what was said about sizes and garbage, keeps the rest, and
+    /// then goes as far as it understands. Gives what is to be said about it, as in [`Parsed`].
     ///
     /// # Errors
-    /// What PyTorch refuses.
-    pub fn and(self, conf: &str) -> Result<Parsed, ConfError> {
-        let tokens = Tokens::new(conf);
-        let mut parsed = Parsed { settings: self, notes: Vec::new() };
-        for i in (0..tokens.len()).filter(|i| tokens.is(*i, "large_segment_size_mb")) {
-            let mb = tokens.integer(i + 2)?;
-            if mb <= 10 {
-                return Err(ConfError::new(
-                    "CachingAllocator option large_segment_size_mb must be > 10 MB",
-                ));
-            }
-            parsed.settings.large_segment = mb.min(u64::MAX / MIB) * MIB;
-        }
-        let mut i = 0;
-        while i < tokens.len() {
-            // The value, then one token that separates, whatever it is.
-            i = parsed.key(&tokens, i)? + 2;
-        }
-        Ok(parsed)
+    /// What PyTorch refuses; what came before it counts.
+    pub fn change(&mut self, conf: &str) -> Result<Vec<String>, ConfError> {
+        let new = Settings::default();
+        let mut parsed = Parsed {
+            settings: Settings {
+                max_split_size: new.max_split_size,
+                max_non_split_rounding: new.max_non_split_rounding,
+                roundup_power2_divisions: new.roundup_power2_divisions,
+                garbage_collection_threshold: new.garbage_collection_threshold,
+                ..self.clone()
+            },
+            notes: Vec::new(),
+        };
+        let read = parsed.read(&Tokens::new(conf));
+        *self = parsed.settings;
+        read.map(|()| parsed.notes)
     }
 }
 
@@ -126,6 +125,24 @@ pub struct Parsed {
 }
 
 impl Parsed {
+    fn read(&mut self, tokens: &Tokens) -> Result<(), ConfError> {
+        for i in (0..tokens.len()).filter(|i| tokens.is(*i, "large_segment_size_mb")) {
+            let mb = tokens.integer(i + 2)?;
+            if mb <= 10 {
+                return Err(ConfError::new(
+                    "CachingAllocator option large_segment_size_mb must be > 10 MB",
+                ));
+            }
+            self.settings.large_segment = mb.min(u64::MAX / MIB) * MIB;
+        }
+        let mut i = 0;
+        while i < tokens.len() {
+            // The value, then one token that separates, whatever it is.
+            i = self.key(tokens, i)? + 2;
+        }
+        Ok(())
+    }
+
     /// Reads the value of the key at `i`; gives the index of its last token.
     fn key(&mut self, tokens: &Tokens, i: usize) -> Result<usize, ConfError> {
         let at = i + 2;

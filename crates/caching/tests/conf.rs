@@ -212,3 +212,25 @@ fn keys_that_change_nothing_say_so() {
         );
     }
 }
+
+#[test]
+fn what_is_set_under_way_forgets_sizes_and_keeps_the_rest() {
+    let mut settings = read(
+        "max_split_size_mb:64,max_non_split_rounding_mb:40,roundup_power2_divisions:4,garbage_collection_threshold:0.5,\
+         large_segment_size_mb:32,throw_on_cudamalloc_oom:True,expandable_segments:True",
+    );
+    let kept =
+        read("large_segment_size_mb:32,throw_on_cudamalloc_oom:True,expandable_segments:True");
+    settings.change("pinned_use_background_threads:True").expect("valid");
+    assert_eq!(settings, kept);
+    // What stands before a mistake counts.
+    for (conf, divisions) in
+        [("roundup_power2_divisions:2,nonsense:1", 2), ("nonsense:1,roundup_power2_divisions:2", 0)]
+    {
+        settings.change(conf).expect_err("nonsense");
+        assert_eq!(
+            settings,
+            Settings { roundup_power2_divisions: [divisions; 16], ..kept.clone() }
+        );
+    }
+}
