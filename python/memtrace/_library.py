@@ -31,6 +31,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_allocator_reset_accumulated": (None, [ctypes.c_int]),
     "memtrace_allocator_fraction": (ctypes.c_double, [ctypes.c_int]),
     "memtrace_allocator_configure": (ctypes.c_void_p, [ctypes.c_char_p]),
+    "memtrace_allocator_settings": (ctypes.c_void_p, []),
     "memtrace_allocator_pool": (
         ctypes.c_void_p,
         [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p],

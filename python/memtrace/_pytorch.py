@@ -35,17 +35,26 @@ _BY_POOL = "reserved_bytes_by_private_pools"
 _FREES = ("free_requested", "free_completed")
 
 
-@dataclass
-class _History:
-    """What the program has asked to see."""
+@dataclass(frozen=True)
+class _Period:
+    """What the program has asked to see, from a moment on: what happens then is kept, and shown later, as was asked then."""
 
-    context: str | None
-    stacks: str
-    most: int
     since_us: int
+    enabled: bool
+    context: str | None = None
+    stacks: str = "all"
+    most: int = 1
     skipped: frozenset[str] = frozenset()
-    # Blocks that were there before: nobody has asked for their stacks.
+    # What was shown before is forgotten.
+    clears: bool = False
+    # Blocks that were there when it began: for those whose allocation the record has forgotten.
     before: frozenset[int] = field(default_factory=frozenset)
+
+    def seen(self, frames: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """Of a stack, what is kept with a block."""
+        if not self.enabled or self.context is None or frames is None:
+            return None
+        return frames if self.stacks == "all" else [f for f in frames if _is_python(f["filename"])]
 
 
 class View:
@@ -54,7 +63,7 @@ class View:
     def __init__(self, torch: Any, library: ctypes.CDLL) -> None:
         self._torch = torch
         self._library = library
-        self._history: _History | None = None
+        self._periods: list[_Period] = []
 
     def stats(self, device: int) -> dict[str, Any]:
         """`torch._C._cuda_memoryStats`: nested by the parts of each name."""
@@ -71,6 +80,12 @@ class View:
                 at = at.setdefault(key, {})
             at[last] = value
         return nested
+
+    def stats_of_any_accelerator(self, device: int) -> dict[str, Any]:
+        """`torch._C._accelerator_getDeviceStats`, which leaves out what only CUDA has."""
+        stats = self.stats(device)
+        stats.pop("num_oom_rejections", None)
+        return stats
 
     # PyTorch's compiler keeps these functions in tables: they must be hashable, which those of ctypes aren't.
 
@@ -100,27 +115,32 @@ class View:
         record_cuda: bool = True,
     ) -> None:
         """`torch._C._cuda_record_memory_history`."""
-        _one_of("enabled", enabled, (None, "state", "all"))
-        _one_of("context", context, (None, "state", "alloc", "all"))
-        _one_of("stacks", stacks, ("python", "all"))
+        _one_of(enabled, (None, "state", "all"), "expected state to be 'state', 'all', or None")
+        _one_of(context, (None, "state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
+        _one_of(stacks, ("python", "all"), "expected stacks to be 'python', or 'all'")
         for action in skip_actions:
-            _one_of("skip_actions", action, _ACTIONS)
+            _one_of(action, _ACTIONS, f"Unknown TraceEntry action: {action}")
         if record_pinned_host_memory or not record_cuda:
             raise MemtraceError(
                 "under memtrace.install() PyTorch can't record its pinned memory apart; `memtrace run` records it as well"
             )
         self._torch.cuda._lazy_init()
+        now = self._library.memtrace_now_us()
         if enabled is None:
-            self._history = None
+            self._periods.append(_Period(now, enabled=False, clears=True))
             return
-        known = None if clear_history else self._history
-        self._history = _History(
-            context=context,
-            stacks=stacks,
-            most=1 if enabled == "state" else max_entries,
-            skipped=frozenset(skip_actions),
-            since_us=known.since_us if known else self._library.memtrace_now_us(),
-            before=known.before if known else frozenset(self._active()),
+        known = self._periods[-1] if self.is_history_enabled() and not clear_history else None
+        self._periods.append(
+            _Period(
+                now,
+                enabled=True,
+                context=context,
+                stacks=stacks,
+                most=1 if enabled == "state" else max(max_entries, 1),
+                skipped=frozenset(skip_actions),
+                clears=clear_history,
+                before=known.before if known else frozenset(self._active()),
+            )
         )
 
     def record_history_legacy(
@@ -141,11 +161,14 @@ class View:
 
     def is_history_enabled(self) -> bool:
         """`torch._C._cuda_isHistoryEnabled`."""
-        return self._history is not None
+        return bool(self._periods) and self._periods[-1].enabled
 
     def traceback(self, address: int) -> list[dict[str, Any]] | None:
         """`torch._C._cuda_allocationTraceback`."""
-        for segment in self.snapshot(None)["segments"]:
+        record, segments = self._record(), self._segments((0, 0), quiet=True)
+        if record:
+            self._add_frames(record, segments)
+        for segment in segments:
             for block in segment["blocks"]:
                 if block["address"] == address and block["state"] == "active_allocated" and block["frames"]:
                     frames: list[dict[str, Any]] = block["frames"]
@@ -156,26 +179,29 @@ class View:
         """`torch._C._cuda_memorySnapshot`."""
         pool = (which[0], which[1]) if which else (0, 0)
         traces = which is None or len(which) < 3 or which[2]
-        history = self._history
+        now = self._periods[-1] if self.is_history_enabled() else None
         # The record first: PyTorch's note that somebody looked belongs to the next snapshot.
-        record = self._record() if history or which is None else None
-        segments = self._segments(pool, quiet=history is None or "snapshot" in history.skipped)
+        record = self._record() if self._periods or which is None else None
+        segments = self._segments(pool, quiet=now is None or "snapshot" in now.skipped)
+        if record and self._periods:
+            self._add_frames(record, segments)
         shown: list[list[dict[str, Any]]] = []
-        if history and record:
-            self._add_frames(history, record, segments)
-            if traces:
-                shown = [_trace(history, entries) for entries in record["device_traces"]]
-                shown += [[] for _ in range(self._torch.cuda.device_count() - len(shown))]
-        elif traces and self._torch.cuda.is_initialized():
-            shown = [[] for _ in range(self._torch.cuda.device_count())]
+        if traces and self._torch.cuda.is_initialized():
+            if record and now:
+                shown = [_trace(self._periods, entries) for entries in record["device_traces"]]
+            shown += [[] for _ in range(self._torch.cuda.device_count() - len(shown))]
         return {
             "segments": segments,
             "device_traces": shown,
-            "allocator_settings": record["allocator_settings"] if record else {},
+            "allocator_settings": self._settings() if record else {},
             "external_annotations": [],
             "host_segments": [],
             "host_traces": [],
         }
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = json.loads(_library.text(self._library.memtrace_allocator_settings()) or "{}")
+        return settings
 
     def _segments(self, pool: tuple[int, int], quiet: bool) -> list[dict[str, Any]]:
         answer = _library.text(self._library.memtrace_allocator_segments(*pool, int(quiet)))
@@ -199,63 +225,82 @@ class View:
                 record: dict[str, Any] = pickle.load(file)
                 return record
 
-    def _add_frames(self, history: _History, record: dict[str, Any], segments: list[dict[str, Any]]) -> None:
-        if history.context is None:
-            return
-        # What was there when history began has no stack in PyTorch.
-        since = {
-            (e["action"], e["addr"])
+    def _add_frames(self, record: dict[str, Any], segments: list[dict[str, Any]]) -> None:
+        """What was asked for when a block, or a segment, was allocated is kept with it."""
+        began = {
+            (e["action"], e["addr"]): e["time_us"]
             for entries in record["device_traces"]
             for e in entries
-            if e["action"] in ("alloc", "segment_alloc") and e["time_us"] > history.since_us
+            if e["action"] in ("alloc", "segment_alloc") and not _of_the_driver(e)
         }
         frames: dict[int, Any] = {}
         of_segment: dict[int, Any] = {}
         for segment in record["segments"]:
-            if ("segment_alloc", segment["address"]) in since:
-                of_segment[segment["address"]] = segment["frames"]
+            since = began.get(("segment_alloc", segment["address"]))
+            period = since and _at(self._periods, since)
+            of_segment[segment["address"]] = period and period.seen(segment["frames"])
             for block in segment["blocks"]:
-                if block["address"] not in history.before or ("alloc", block["address"]) in since:
-                    frames[block["address"]] = block["frames"]
+                period = self._of(block["address"], began.get(("alloc", block["address"])))
+                frames[block["address"]] = period and period.seen(block["frames"])
         for segment in segments:
             if len(segment["blocks"]) == 1 and not segment["is_expandable"]:
-                segment["frames"] = _wanted(history, of_segment.get(segment["address"], []))
+                segment["frames"] = of_segment.get(segment["address"]) or []
             for block in segment["blocks"]:
                 if block["state"] != "inactive":
-                    block["frames"] = _wanted(history, frames.get(block["address"], []))
+                    block["frames"] = frames.get(block["address"]) or []
+
+    def _of(self, address: int, since_us: int | None) -> _Period | None:
+        """When a block was allocated."""
+        if since_us is not None:
+            return _at(self._periods, since_us)
+        return next((p for p in reversed(self._periods) if p.enabled and address not in p.before), None)
 
 
-def _one_of(name: str, value: str | None, allowed: Sequence[str | None]) -> None:
+def _one_of(value: str | None, allowed: Sequence[str | None], words: str) -> None:
     if value not in allowed:
-        raise RuntimeError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value!r}")
+        raise RuntimeError(words)
 
 
-def _wanted(history: _History, frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if history.stacks == "all":
-        return frames
-    return [f for f in frames if _is_python(f["filename"])]
+def _at(periods: list[_Period], time_us: int) -> _Period | None:
+    return next((p for p in reversed(periods) if p.since_us < time_us), None)
+
+
+def _of_the_driver(entry: dict[str, Any]) -> bool:
+    return str(entry.get("user_metadata", "")).startswith("driver: ")
 
 
 def _is_python(filename: str) -> bool:
     return filename.endswith(".py") or filename.startswith("<")
 
 
-def _trace(history: _History, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The part of a device's trace that PyTorch would show."""
-    shown = []
-    allocated: dict[int, Any] = {}  # where blocks were allocated, if that is what frees show
-    for entry in entries:
-        if entry["time_us"] <= history.since_us or str(entry.get("user_metadata", "")).startswith("driver: "):
+def _trace(periods: list[_Period], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A device's trace as PyTorch would show it: a ring, whose size each period may change."""
+    ring: list[dict[str, Any]] = []
+    oldest = 0
+    coming = iter(periods)
+    following = next(coming, None)
+    period: _Period | None = None
+    allocated: dict[int, Any] = {}  # the stacks that are kept with blocks
+    # Periods that nothing happened in, too.
+    for entry in [*entries, None]:
+        while following and (entry is None or following.since_us < entry["time_us"]):
+            period, following = following, next(coming, None)
+            if period.clears:
+                ring, oldest = [], 0
+        if entry is None or period is None or not period.enabled or _of_the_driver(entry):
             continue
-        if entry["action"] in history.skipped:
+        frames = period.seen(entry.pop("frames", None))
+        if entry["action"] == "alloc":
+            allocated[entry["addr"]] = frames
+        elif entry["action"] in _FREES and period.context != "all":
+            frames = allocated.get(entry["addr"])
+        if frames and period.context in ("alloc", "all"):
+            entry["frames"] = frames
+        if entry["action"] in period.skipped:
             continue
-        frames = entry.pop("frames", None)
-        if history.context == "alloc":
-            if entry["action"] == "alloc":
-                allocated[entry["addr"]] = frames
-            elif entry["action"] in _FREES:
-                frames = allocated.get(entry["addr"])
-        if frames and history.context in ("alloc", "all"):
-            entry["frames"] = _wanted(history, frames)
-        shown.append(entry)
-    return shown[-history.most :] if history.most < len(shown) else shown
+        if len(ring) < period.most:
+            ring.append(entry)
+        else:
+            ring[oldest] = entry
+            oldest = (oldest + 1) % period.most
+    return ring[oldest:] + ring[:oldest]

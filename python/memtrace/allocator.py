@@ -140,7 +140,8 @@ def _answer(torch: Any, library: ctypes.CDLL) -> None:
         "_cuda_checkPoolLiveAllocations": _no_graph_trees,
         "_cuda_getCheckpointState": _no_graph_trees,
         "_cuda_setCheckpointPoolState": _no_graph_trees,
-        "_accelerator_getDeviceStats": view.stats,
+        "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
+        "_accelerator_getDeviceStats": view.stats_of_any_accelerator,
         "_accelerator_resetPeakStats": view.reset_peak,
         "_accelerator_resetAccumulatedStats": view.reset_accumulated,
     }
@@ -155,8 +156,10 @@ def _answer(torch: Any, library: ctypes.CDLL) -> None:
 
 def _configuring(library: ctypes.CDLL, original: Callable[[str], None]) -> Callable[[str], None]:
     def configure(conf: str) -> None:
-        original(conf)  # host memory is still PyTorch's, and so are its errors
-        refused = _library.text(library.memtrace_allocator_configure(conf.encode()))
+        try:
+            original(conf)  # host memory is still PyTorch's, and so are its errors
+        finally:  # what stands before a mistake counts
+            refused = _library.text(library.memtrace_allocator_configure(conf.encode()))
         if refused:
             raise ValueError(refused)
 

@@ -57,7 +57,7 @@ PROGRAMS = {
 }
 
 # What a program that switches settings switches between.
-SETTINGS = ["expandable_segments:True", "expandable_segments:False"]
+SETTINGS = ["expandable_segments:True", "expandable_segments:False", "roundup_power2_divisions:4", "roundup_power2_divisions:[1:2,>:8]"]
 
 
 class Program:

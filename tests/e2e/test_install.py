@@ -102,6 +102,20 @@ def test_same_when_preloaded(tmp_path):
     assert snapshot["memtrace"]["counters"].get("anomalies", 0) == 0
 
 
+@as_2_15
+def test_every_answer_is_pytorchs(tmp_path):
+    """Statistics, limits, observers, history as it is asked for in turn, settings, pools, a forked child."""
+    lines = {}
+    for way in ("native", "installed"):
+        command = [support.PYTHON, support.HERE / "scripts" / "answers.py", way, tmp_path]
+        options = ["--virtual", "h100", "--record", "off"]
+        env = environment({"MEMTRACE_OUT": str(tmp_path / "out")})
+        lines[way] = support.must(support.memtrace("run", *options, "--", *command, env=env)).stdout.splitlines()
+    assert len(lines["native"]) > 50
+    for ours, theirs in zip(lines["installed"], lines["native"], strict=True):
+        assert ours == theirs
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("way", ["installed", "alone"])
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
