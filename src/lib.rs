@@ -14,6 +14,7 @@ pub mod dump;
 pub mod emitter;
 pub mod gauges;
 pub mod hooks;
+pub mod hot;
 pub mod labels;
 pub mod life;
 pub mod measure;
@@ -24,14 +25,13 @@ pub mod sync;
 pub mod tree;
 pub mod virtual_gpu;
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use config::Config;
+use hot::HOT;
 use memtrace_format::blackbox::Life;
 use record::{Recorder, guard};
 
-/// Where the address of the recorder of this process is while it is on: a word that a forked child finds empty.
-static RECORDER: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether it has been woken: [`ASLEEP`], [`WAKING`], or [`AWAKE`], also if it went off again or must stay off. A
 /// futex word.
 pub(crate) static WOKEN: AtomicU32 = AtomicU32::new(ASLEEP);
@@ -47,7 +47,7 @@ const PATIENCE_NS: u64 = 2_000_000_000;
 pub fn recorder() -> Option<&'static Recorder> {
     // SAFETY: the pointer is null or a word that is never freed; the word is 0 or the address of a leaked recorder.
     unsafe {
-        let word = RECORDER.load(Ordering::Acquire).as_ref()?;
+        let word = HOT.recorder.load(Ordering::Acquire).as_ref()?;
         (word.load(Ordering::Acquire) as *const Recorder).as_ref()
     }
 }
@@ -59,7 +59,7 @@ pub fn is_on(recorder: &Recorder) -> bool {
 
 /// Forgets the recorder, whose memory is a copy of the parent's: for the child of a fork.
 pub(crate) fn forget_recorder() {
-    RECORDER.store(std::ptr::null_mut(), Ordering::Release);
+    HOT.recorder.store(std::ptr::null_mut(), Ordering::Release);
 }
 
 /// Turns the recorder on at the first CUDA call of the process. Cheap ever after.
@@ -104,7 +104,7 @@ fn turn_on() {
     let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(Config::from_env())));
     let word = record::word_of_this_process();
     word.store(std::ptr::from_ref(recorder) as usize, Ordering::Release);
-    RECORDER.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);
+    HOT.recorder.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);
     if let Some(labels) = labels::store::existing() {
         labels.mirror_all(recorder);
     }
@@ -119,7 +119,7 @@ fn turn_on() {
 /// Off for ever. The program goes on as if memtrace had never been there.
 pub fn switch_off(why: &str) {
     let on = recorder();
-    let word = RECORDER.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    let word = HOT.recorder.swap(std::ptr::null_mut(), Ordering::AcqRel);
     // Of several threads that come here at once, one takes the word away.
     if let Some(recorder) = on.filter(|_| !word.is_null()) {
         recorder.blackbox.set_life(Life::SwitchedOff);

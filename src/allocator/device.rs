@@ -11,7 +11,7 @@ use memtrace_format::snapshot::PoolId;
 
 use super::cuda;
 use crate::hooks::pools::Function;
-use crate::hooks::torch;
+use crate::hooks::{streams, torch};
 use crate::record::guard;
 
 /// `void *(size_t, int device, cudaStream_t)`, as PyTorch wants it of an allocator.
@@ -152,14 +152,14 @@ impl Gpu {
 
     /// The thread's current stream.
     fn current_stream(&self) -> u64 {
-        guard::local(|local| torch::current_stream(local, self.ordinal as i8).0)
+        guard::local(|local| streams::current(local, self.ordinal as i8).0)
     }
 
     /// A stream that memory is asked for, or that will use some. One that is none of PyTorch's own is known by its handle,
     /// there as here.
     pub fn sees(&mut self, stream: u64) {
         if stream != 0 && !self.streams.iter().any(|(known, _)| *known == stream) {
-            let id = torch::stream_id(self.ordinal as i8, stream).unwrap_or(stream);
+            let id = streams::id(self.ordinal as i8, stream).unwrap_or(stream);
             self.streams.push((stream, id));
         }
     }

@@ -20,6 +20,7 @@ pub mod resolve;
 pub mod roles;
 pub mod runtime;
 pub mod sites;
+pub mod streams;
 pub mod table;
 pub mod torch;
 pub mod usage;

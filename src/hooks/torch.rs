@@ -21,7 +21,7 @@ use memtrace_format::event::{
 };
 
 use super::methods::{LEADING, Methods, copy_of_table};
-use super::{captures, event, pools, resolve};
+use super::{captures, event, pools, resolve, streams};
 use crate::gauges;
 use crate::labels::{changes, quick};
 use crate::record::Recorder;
@@ -67,75 +67,12 @@ pub fn attach() -> bool {
     LIBRARY_END.store(library.end, Ordering::Relaxed);
     TEXT_END.store(library.text_end, Ordering::Release);
     replace_allocate();
+    streams::attach();
     crate::labels::torch::attach();
     true
 }
 
 // --- the request that is under way ---------------------------------------------------------------------
-
-/// `c10::cuda::CUDAStream`: a device (type and index, a byte each, in the first word) and a stream id.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct CudaStream {
-    device: u64,
-    id: u64,
-}
-
-type CurrentStream = unsafe extern "C" fn(i8) -> CudaStream;
-type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
-
-/// The calling thread's current stream on a device (−1: the current one): raw handle and device ordinal.
-#[inline]
-pub fn current_stream(local: &Local, device: i8) -> (u64, i8) {
-    static CURRENT: resolve::Real = resolve::Real::new();
-    let Some(current) = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY) else {
-        return (0, local.device.get());
-    };
-    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x. A 16-byte trivial class is
-    // returned in two registers, as `CudaStream` is.
-    let stream = unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) };
-    let device = (stream.device >> 8) as i8;
-    (raw_stream(local, stream), device)
-}
-
-/// The handle of a stream. It never changes, and to ask for it costs PyTorch two calls of the CUDA runtime: so the thread
-/// remembers its last one.
-#[inline]
-pub fn raw_stream(local: &Local, stream: CudaStream) -> u64 {
-    // In every 2.x the default stream has the id 0, and no other one has (`c10/core/Stream.h`).
-    if stream.id == 0 { 0 } else { other_stream(local, stream) }
-}
-
-fn other_stream(local: &Local, stream: CudaStream) -> u64 {
-    static RAW: resolve::Real = resolve::Real::new();
-    let (device, id, raw) = local.stream.get();
-    if (device, id) == (stream.device, stream.id) {
-        return raw;
-    }
-    let Some(find) = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY) else { return 0 };
-    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
-    let raw =
-        unsafe { std::mem::transmute::<*mut c_void, RawStream>(find)(&raw const stream) as u64 };
-    local.stream.set((stream.device, stream.id, raw));
-    raw
-}
-
-/// The number that PyTorch knows a stream of one of its own pools by; `None` of any other.
-///
-/// In every 2.x such a number is made of a position in a pool (of 32), a pool (one for each priority, from 1 to 4) and a last bit that is
-/// set. Asking for the handle of one only reads a table.
-pub fn stream_id(device: i8, handle: u64) -> Option<u64> {
-    static RAW: resolve::Real = resolve::Real::new();
-    let raw = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY)?;
-    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
-    let raw: RawStream = unsafe { std::mem::transmute(raw) };
-    let ids = (1..=4).flat_map(|pool| (0..32).map(move |place| place << 5 | pool << 1 | 1));
-    ids.into_iter().find(|&id| {
-        let stream = CudaStream { device: u64::from(device as u8) << 8 | u64::from(CUDA), id };
-        // SAFETY: as above; the number is one that PyTorch makes.
-        unsafe { raw(&raw const stream) as u64 == handle }
-    })
-}
 
 /// What PyTorch is about in this thread.
 #[derive(Clone, Copy)]
@@ -154,7 +91,7 @@ pub struct Doing {
 
 /// The request under way in this thread and its stream on `device` (−1: the current one).
 pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
-    let (stream, device) = current_stream(local, device);
+    let (stream, device) = streams::current(local, device);
     let request = local.request.get();
     let stack = request.map_or_else(|| recorder.stacks.capture(local, Site::Alloc), |r| r.stack);
     Doing { size: request.map_or(0, |r| r.size), stream, device, stack, pool: local.pool.get() }

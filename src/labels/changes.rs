@@ -5,13 +5,14 @@
 //! a tracker asks. What a block is *for* is worked out by the reader, from tensors that it knows; what the thread was
 //! doing when it asked for it is said here, because nobody can say it later.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use memtrace_format::event::LabelId;
 
 use super::journal::Journal;
 use super::operators;
 use super::torch::{self, Work};
+use crate::hot::HOT;
 
 /// Words of a record: sort, work (from bit 8), device (bit 16), thread (bit 32); label; address; bytes; the operator
 /// ([`operators::inside`]).
@@ -24,15 +25,13 @@ const FREED: u64 = 2;
 /// The thread has another label.
 const LABELLED: u64 = 3;
 
-/// How many trackers ask.
-static ASKED: AtomicU32 = AtomicU32::new(0);
 static JOURNAL: Journal<WORDS> = Journal::empty();
 
 /// One tracker more, or one less.
 pub fn ask(on: bool) {
     if on {
-        ASKED.fetch_add(1, Ordering::AcqRel);
-    } else if ASKED.fetch_sub(1, Ordering::AcqRel) == 1 {
+        HOT.changes.fetch_add(1, Ordering::AcqRel);
+    } else if HOT.changes.fetch_sub(1, Ordering::AcqRel) == 1 {
         JOURNAL.release(JOURNAL.count()[0]);
     }
 }
@@ -40,7 +39,7 @@ pub fn ask(on: bool) {
 /// Does a tracker ask?
 #[inline]
 pub fn asked() -> bool {
-    ASKED.load(Ordering::Relaxed) > 0
+    HOT.changes.load(Ordering::Relaxed) > 0
 }
 
 /// See [`Journal::count`].

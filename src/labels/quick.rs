@@ -32,6 +32,7 @@ use memtrace_format::labels::Sort;
 use super::torch::{self, End, Start};
 use super::{operators, store};
 use crate::hooks::resolve;
+use crate::hot::HOT;
 use crate::stack::native;
 
 const LIBRARY: &str = "libtorch_cpu.so";
@@ -64,7 +65,6 @@ static DOOR: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// Has anybody come through the door since [`begin`]?
 static CAME: AtomicBool = AtomicBool::new(false);
-static ON: AtomicBool = AtomicBool::new(false);
 /// Keys that are excluded below autograd, one that may be, too, and those of autocast.
 static BELOW: AtomicU64 = AtomicU64::new(0);
 static VIEWS: AtomicU64 = AtomicU64::new(0);
@@ -204,7 +204,7 @@ pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
 /// Has PyTorch come? Then operators are seen from here on.
 pub fn end_of_trial() -> bool {
     let came = CAME.load(Ordering::Acquire);
-    ON.store(came, Ordering::Release);
+    HOT.quick.store(came, Ordering::Release);
     let next = if came { decide as *mut c_void } else { REAL.load(Ordering::Acquire) };
     DOOR.store(next, Ordering::Release);
     came
@@ -212,7 +212,7 @@ pub fn end_of_trial() -> bool {
 
 /// Operators are no longer seen.
 pub fn end() {
-    ON.store(false, Ordering::Release);
+    HOT.quick.store(false, Ordering::Release);
     DOOR.store(REAL.load(Ordering::Acquire), Ordering::Release);
 }
 
@@ -291,7 +291,7 @@ unsafe extern "C-unwind" fn decide(
     // SAFETY: handed through; then there is an answer.
     unsafe {
         real(result, scope);
-        if usize::from(scope) != torch::OPERATOR || !ON.load(Ordering::Relaxed) {
+        if usize::from(scope) != torch::OPERATOR || !HOT.quick.load(Ordering::Relaxed) {
             return result;
         }
         if (&raw const (*result).there).cast::<u8>().read() != 0 {
@@ -359,10 +359,12 @@ pub fn failed() {
 
 /// The record of the operator that the calling thread is in, if it was seen as it began.
 #[inline]
+#[inline]
 pub fn current() -> Option<u64> {
-    if !ON.load(Ordering::Relaxed) {
-        return None;
-    }
+    if HOT.quick.load(Ordering::Relaxed) { under_way() } else { None }
+}
+
+fn under_way() -> Option<u64> {
     MINE.with(|mine| {
         let current = mine.current.get();
         if current == NONE {

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use memtrace_format::blackbox::at;
 use memtrace_format::event::{LabelId, NO_LABEL, Pool};
 
-use crate::record::{Recorder, clock};
+use crate::record::{Recorder, clock, this_thread};
 use crate::stack::Mine;
 
 /// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
@@ -49,6 +49,8 @@ pub struct Local {
     pub pool: Cell<Pool>,
     /// PyTorch's stream that was last asked for its handle: device word and id, and the handle.
     pub stream: Cell<(u64, u64, u64)>,
+    /// Handle of PyTorch's current stream and its device, if nobody has set another since that was asked.
+    pub current_stream: Cell<Option<(u64, i8)>>,
     /// What PyTorch's allocator was last answered when it asked whether this thread's stream captures a graph.
     pub capturing: Cell<bool>,
     /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
@@ -72,6 +74,7 @@ thread_local! {
             request: Cell::new(None),
             pool: Cell::new(Pool::DEFAULT),
             stream: Cell::new((0, 0, 0)),
+            current_stream: Cell::new(None),
             capturing: Cell::new(false),
             device_free: Cell::new(0),
             stacks: Mine::new(),
@@ -90,6 +93,11 @@ impl Local {
             self.tid.set(unsafe { libc::gettid() } as u32);
         }
         self.tid.get()
+    }
+
+    /// Is this one of every `n` visits to the recorder? `n` divides 256.
+    pub fn is_sampled(&self, n: u8) -> bool {
+        self.visits.get().is_multiple_of(n)
     }
 
     /// Takes the events recorded since the last report.
@@ -135,7 +143,11 @@ impl Local {
     reason = "a frame between a hook and what it calls is one more to walk"
 )]
 pub fn local<R>(f: impl FnOnce(&Local) -> R) -> R {
-    let local = LOCAL.with(std::ptr::from_ref);
+    let mut local: *const Local = this_thread::get();
+    if local.is_null() {
+        local = LOCAL.with(std::ptr::from_ref);
+        this_thread::set(local);
+    }
     // SAFETY: a thread-local variable without a destructor is there until the thread is gone.
     f(unsafe { &*local })
 }
@@ -149,18 +161,18 @@ pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
 
 /// Runs a real CUDA call so that what it calls in turn is not taken for the program's own calls.
 pub fn nested<R>(f: impl FnOnce() -> R) -> R {
-    let was = LOCAL.with(|l| l.inside.replace(true));
+    let was = local(|l| l.inside.replace(true));
     let result = f();
-    LOCAL.with(|l| l.inside.set(was));
+    local(|l| l.inside.set(was));
     result
 }
 
 /// Runs `f` as if the thread were outside: for what CUDA does inside a call of the program's and what is worth an event
 /// of its own. Never inside the recorder.
 pub fn reopened<R>(f: impl FnOnce() -> R) -> R {
-    let was = LOCAL.with(|l| l.inside.replace(false));
+    let was = local(|l| l.inside.replace(false));
     let result = f();
-    LOCAL.with(|l| l.inside.set(was));
+    local(|l| l.inside.set(was));
     result
 }
 
@@ -182,5 +194,5 @@ pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
 
 /// Is this thread inside the recorder or inside a call that is being recorded?
 pub fn inside() -> bool {
-    LOCAL.with(|l| l.inside.get())
+    local(|l| l.inside.get())
 }

@@ -9,6 +9,7 @@ pub mod guard;
 pub mod live;
 pub mod ring;
 pub mod stacks;
+pub mod this_thread;
 pub mod truncated;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -15,7 +15,7 @@ use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::RECORDER;
+use crate::hot::HOT;
 
 /// The mapping, as addresses; and in which process it is one. A forked child has something else there.
 static START: AtomicUsize = AtomicUsize::new(0);
@@ -89,7 +89,7 @@ extern "C" fn on_bus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 /// lose counts any more. `false`: there is no memory.
 pub fn replace() -> bool {
     let (start, end) = (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
-    RECORDER.store(std::ptr::null_mut(), Ordering::Release);
+    HOT.recorder.store(std::ptr::null_mut(), Ordering::Release);
     let first = !SAID.swap(true, Ordering::AcqRel);
     // SAFETY: the range is our own mapping, which is never unmapped; all its words are atomics, valid as zeros.
     let placed = unsafe {

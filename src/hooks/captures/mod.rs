@@ -26,9 +26,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use memtrace_format::event::{Event, Kind, Layer, NO_STACK};
 
 use super::methods::Methods;
-use super::torch::{self, CudaStream, DataPtr};
+use super::streams::{self, CudaStream};
+use super::torch::{self, DataPtr};
 use super::{event, sites};
 use crate::gauges::waiting;
+use crate::hot::HOT;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local};
 use crate::stack::Site;
@@ -122,7 +124,7 @@ unsafe extern "C-unwind" fn record_stream(
             if block.addr != 0 && torch::is_caller(block.delete) {
                 let captured = capturing(local, (block.device >> 8) as i8);
                 let how = if captured { Use::Captured } else { Use::Outside };
-                uses::note(block.addr as u64, how, torch::raw_stream(local, stream));
+                uses::note(block.addr as u64, how, streams::raw(local, stream));
             }
         });
     });
@@ -169,8 +171,6 @@ struct Deferred {
 }
 
 static DEFERRED: [Mutex<Vec<Deferred>>; DEVICES] = [const { Mutex::new(Vec::new()) }; DEVICES];
-/// How many there are, of all devices.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// A block was handed out.
 #[inline]
@@ -182,6 +182,10 @@ pub(super) fn handed_out(local: &Local, addr: u64, stream: u64) {
 /// A block was given back, and no event recorded: does it wait for a capture's end?
 #[inline]
 pub(super) fn taken_back(local: &Local, addr: u64, bytes: u64, device: i8) -> bool {
+    if !uses::any() {
+        local.capturing.set(false);
+        return false;
+    }
     let uses = uses::take(addr);
     let during = uses.any() && local.recorded_len.get() == 0 && capturing(local, device);
     local.capturing.set(false);
@@ -189,7 +193,7 @@ pub(super) fn taken_back(local: &Local, addr: u64, bytes: u64, device: i8) -> bo
         && DEFERRED.get(device as usize).is_some_and(|list| {
             let Ok(mut list) = list.try_lock() else { return false };
             list.push(Deferred { addr, bytes, streams: uses.outside(), events: Vec::new() });
-            COUNT.fetch_add(1, Ordering::AcqRel);
+            HOT.deferred.fetch_add(1, Ordering::AcqRel);
             waiting::add(device as usize, bytes, &[addr]);
             true
         })
@@ -199,7 +203,7 @@ pub(super) fn taken_back(local: &Local, addr: u64, bytes: u64, device: i8) -> bo
 /// before that is written down.
 #[inline]
 pub(super) fn settle(recorder: &Recorder, local: &Local) {
-    if COUNT.load(Ordering::Relaxed) > 0 {
+    if HOT.deferred.load(Ordering::Relaxed) > 0 {
         settle_devices(recorder, local, true);
     }
 }
@@ -207,7 +211,7 @@ pub(super) fn settle(recorder: &Recorder, local: &Local) {
 /// More events than a thread remembers are recorded at once: whose are those so far?
 #[cold]
 pub(super) fn settle_some() {
-    if COUNT.load(Ordering::Relaxed) > 0 {
+    if HOT.deferred.load(Ordering::Relaxed) > 0 {
         guard::observe(|recorder, local| settle_devices(recorder, local, false));
     }
 }
@@ -216,7 +220,7 @@ pub(super) fn settle_some() {
 fn settle_devices(recorder: &Recorder, local: &Local, all_recorded: bool) {
     // A request is about the current device. Without one it is `empty_cache`, which goes through all of them; traces
     // are by device, so that it doesn't matter which is first.
-    let only = local.request.get().map(|_| torch::current_stream(local, -1).1);
+    let only = local.request.get().map(|_| streams::current(local, -1).1);
     for (device, list) in DEFERRED.iter().enumerate() {
         let device = device as i8;
         if only.is_some_and(|only| only != device) || capturing(local, device) {
@@ -259,7 +263,7 @@ fn complete(recorder: &Recorder, local: &Local, device: i8, list: &mut Vec<Defer
     let request = local.request.get();
     let stack = request.map_or_else(|| recorder.stacks.capture(local, Site::Alloc), |r| r.stack);
     for block in list.drain(..) {
-        COUNT.fetch_sub(1, Ordering::AcqRel);
+        HOT.deferred.fetch_sub(1, Ordering::AcqRel);
         if block.events.is_empty() {
             recorder.write(&Event {
                 addr: block.addr,

@@ -4,9 +4,10 @@
 //! holds; so a block's entries come one by one, and go when it is given back. A block has its entries in one bucket. In a
 //! full bucket there is no place for more: then the free of such a block counts as one that nothing waits for.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::own;
+use crate::hot::HOT;
 
 /// How a stream has to do with a block; the low bits of an entry's key, as blocks begin at multiples of 512.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,6 @@ const PLACES: usize = 8;
 type Entry = [AtomicU64; 2];
 static TABLE: [[Entry; PLACES]; BUCKETS] =
     [const { [const { [const { AtomicU64::new(0) }; 2] }; PLACES] }; BUCKETS];
-static ENTRIES: AtomicUsize = AtomicUsize::new(0);
 
 fn bucket(addr: u64) -> &'static [Entry; PLACES] {
     // Fibonacci hashing: neighbouring blocks in distant buckets.
@@ -50,7 +50,7 @@ pub fn note(addr: u64, how: Use, stream: u64) {
     if let Some(entry) = places.iter().find(free) {
         entry[1].store(stream, Ordering::Relaxed);
         entry[0].store(key, Ordering::Release);
-        ENTRIES.fetch_add(1, Ordering::Relaxed);
+        HOT.uses.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -79,10 +79,16 @@ impl Uses {
     }
 }
 
+/// Is anything known of any block?
+#[inline]
+pub fn any() -> bool {
+    HOT.uses.load(Ordering::Relaxed) > 0
+}
+
 /// What was noted of a block that is given back, which is forgotten.
 #[inline]
 pub fn take(addr: u64) -> Uses {
-    if ENTRIES.load(Ordering::Relaxed) == 0 { Uses::default() } else { take_out(addr) }
+    if any() { take_out(addr) } else { Uses::default() }
 }
 
 fn take_out(addr: u64) -> Uses {
@@ -95,7 +101,7 @@ fn take_out(addr: u64) -> Uses {
         let stream = entry[1].load(Ordering::Relaxed);
         *known = Some((stream, key & LOW == Use::Captured as u64));
         entry[0].store(0, Ordering::Release);
-        ENTRIES.fetch_sub(1, Ordering::Relaxed);
+        HOT.uses.fetch_sub(1, Ordering::Relaxed);
     }
     uses
 }

@@ -1,0 +1,35 @@
+//! What every event asks before anything else, in one line of the cache: is there a recorder, and does anybody want more of
+//! an event than that it is written down?
+//!
+//! Each of these words belongs to the module that it is named after, which alone changes it, and seldom. They lie together because a
+//! word elsewhere is a line that the program itself has pushed out of the cache, and a page that it has pushed out of
+//! the table of pages, by the next event.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
+
+/// See the module's essay.
+#[repr(C, align(64))]
+pub struct Hot {
+    /// Where the address of the recorder of this process is while it is on: a word that a forked child finds empty.
+    pub recorder: AtomicPtr<AtomicUsize>,
+    /// How many trackers ask for changes ([`crate::labels::changes`]).
+    pub changes: AtomicU32,
+    /// Are operators seen as they begin ([`crate::labels::quick`])?
+    pub quick: AtomicBool,
+    /// Does every change of a thread's current stream come by us ([`crate::hooks::streams`])?
+    pub streams: AtomicBool,
+    /// Uses of blocks that are noted ([`crate::hooks::captures`]).
+    pub uses: AtomicUsize,
+    /// Blocks that wait for the end of a capture ([`crate::hooks::captures`]).
+    pub deferred: AtomicUsize,
+}
+
+/// The only one.
+pub static HOT: Hot = Hot {
+    recorder: AtomicPtr::new(std::ptr::null_mut()),
+    changes: AtomicU32::new(0),
+    quick: AtomicBool::new(false),
+    streams: AtomicBool::new(false),
+    uses: AtomicUsize::new(0),
+    deferred: AtomicUsize::new(0),
+};
