@@ -359,7 +359,6 @@ pub fn failed() {
 
 /// The record of the operator that the calling thread is in, if it was seen as it began.
 #[inline]
-#[inline]
 pub fn current() -> Option<u64> {
     if HOT.quick.load(Ordering::Relaxed) { under_way() } else { None }
 }
