@@ -55,8 +55,45 @@ def test_the_first_collective_is_its_communicators(programs, gpu, tmp_path):
 
 
 def test_a_split_is_one_of_its_own_and_outlives_its_end(programs, gpu, tmp_path):
-    body = "a = init(4, 2); b = split(a); reduce(b); nccl.ncclCommDestroy(b)"
-    assert communicators(programs, gpu, tmp_path, body)[0] == {"1: rank 2 of 4": 256, "2": 384}
+    body = "a = init(4, 2); b = split(a); reduce(b); nccl.ncclCommFinalize(b); nccl.ncclCommDestroy(b)"
+    assert communicators(programs, gpu, tmp_path, body)[0] == {"1: rank 2 of 4": 256, "2": 384 + 32 + 16}
+
+
+def test_a_handle_that_is_used_again_is_another_communicator(programs, gpu, tmp_path):
+    body = "a = init(2, 1); nccl.ncclCommDestroy(a); b = init(4, 3); assert a.value == b.value; reduce(b)"
+    assert communicators(programs, gpu, tmp_path, body)[0] == {"1: rank 1 of 2": 128 + 16, "2: rank 3 of 4": 512}
+
+
+def test_what_a_group_makes_is_made_at_its_end(programs, gpu, tmp_path):
+    """Also in a group within a group, whose end does nothing."""
+    inner = "nccl.ncclGroupStart(); a = init(2, 1); nccl.ncclGroupEnd()"
+    body = f"nccl.ncclGroupStart(); {inner}; reduce(a); nccl.ncclGroupEnd(); nccl.ncclGroupStart(); reduce(a); nccl.ncclGroupEnd()"
+    assert communicators(programs, gpu, tmp_path, body)[0] == {"1: rank 1 of 2": 128 + 256}
+
+
+def test_of_several_made_at_once_none_is_charged_and_each_is_known(programs, gpu, tmp_path):
+    body = "all = (ctypes.c_void_p * 2)(); assert nccl.ncclCommInitAll(all, 2, None) == 0; [reduce(ctypes.c_void_p(one)) for one in all]"
+    assert communicators(programs, gpu, tmp_path, body)[0] == {"unknown": 256, "1: rank 0 of 2": 256, "2: rank 1 of 2": 256}
+
+
+def test_a_child_works_for_nobody_that_its_parent_works_for(programs, gpu, tmp_path):
+    """Forked by one thread while another makes a communicator."""
+    body = """
+import os, threading
+begun, forked = threading.Event(), threading.Event()
+@ctypes.CFUNCTYPE(None)
+def config(): begun.set(); forked.wait()
+comm = ctypes.c_void_p()
+nccl.ncclCommInitRankConfig.argtypes = [ctypes.c_void_p, ctypes.c_int, Id, ctypes.c_int, ctypes.c_void_p]
+arguments = (ctypes.byref(comm), 2, Id(), 0, ctypes.cast(config, ctypes.c_void_p))
+thread = threading.Thread(target=nccl.ncclCommInitRankConfig, args=arguments)
+thread.start(); begun.wait()
+child = os.fork()
+if child:
+    os._exit(os.waitpid(child, 0)[1])
+assert nccl.ncclMemAlloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20)) == 0
+"""
+    assert communicators(programs, gpu, tmp_path, body)[0] == {"unknown": 1024}
 
 
 def test_what_cannot_be_told_is_said_to_be_unknown(programs, gpu, tmp_path):

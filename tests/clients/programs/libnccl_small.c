@@ -1,5 +1,6 @@
 // An NCCL that takes memory as the real one does: while a communicator is made (in a thread of its own, which the call waits
-// for), at a communicator's first collective, or at the end of a group; through the driver.
+// for), at a communicator's first collective, or at the end of a group; through the driver. And a little when one ends. What
+// it has taken it keeps; a communicator's handle is used again.
 #include <pthread.h>
 #include <stddef.h>
 
@@ -10,8 +11,8 @@ extern int cudaHostAlloc(void **, size_t, unsigned) __attribute__((weak));
 extern int cudaSetDevice(int) __attribute__((weak));
 
 enum { KIB = 1024, MOST = 16 };
-static struct comm { int ranks, used, queued; } all[MOST];
-static int comms, groups;
+static struct comm { int ranks, made, used, queued; } all[MOST];
+static int groups;
 
 static int take(size_t bytes) {
     addr_t at;
@@ -27,14 +28,33 @@ static void *make(void *of) {
     return NULL;
 }
 
-int ncclCommInitRank(void **out, int ranks, unique_id id, int rank) {
+static void finish(struct comm *comm) {
     pthread_t thread;
-    struct comm *comm = &all[comms++];
-    (void)id, (void)rank;
-    comm->ranks = ranks;
+    comm->made = 1;
     pthread_create(&thread, NULL, make, comm);
     pthread_join(thread, NULL);
+}
+
+int ncclCommInitRank(void **out, int ranks, unique_id id, int rank) {
+    struct comm *comm = all;
+    (void)id, (void)rank;
+    while (comm->ranks) comm++;
+    comm->ranks = ranks;
+    if (!groups) finish(comm);
     *out = comm;
+    return 0;
+}
+
+// The configuration is what to call first.
+int ncclCommInitRankConfig(void **out, int ranks, unique_id id, int rank, void (*config)(void)) {
+    config();
+    return ncclCommInitRank(out, ranks, id, rank);
+}
+
+int ncclCommInitAll(void **out, int count, const int *devices) {
+    unique_id id = {{0}};
+    (void)devices;
+    for (int i = 0; i < count; i++) ncclCommInitRank(&out[i], count, id, i);
     return 0;
 }
 
@@ -50,8 +70,10 @@ int ncclGroupStart(void) { return groups++, 0; }
 
 int ncclGroupEnd(void) {
     if (--groups) return 0;
-    for (int i = 0; i < comms; i++)
+    for (int i = 0; i < MOST; i++) {
+        if (all[i].ranks && !all[i].made) finish(&all[i]);
         if (all[i].queued) all[i].queued = 0, first(&all[i]);
+    }
     return 0;
 }
 
@@ -66,4 +88,9 @@ int ncclMemAlloc(void **out, size_t bytes) {
     return take(bytes);
 }
 
-int ncclCommDestroy(void *of) { return (void)of, 0; }
+int ncclCommFinalize(void *of) { return (void)of, take(32 * KIB); }
+
+int ncclCommDestroy(void *of) {
+    *(struct comm *)of = (struct comm){0};
+    return take(16 * KIB);
+}

@@ -345,3 +345,71 @@ fn the_most_page_locked_memory_says_what_was_asked_for_and_by_whom() {
         (&json!("PyTorch"), &json!("NCCL"))
     );
 }
+
+#[test]
+fn others_that_are_told_later_are_no_context_any_more() {
+    let by_the_call = Event { flags: 0, addr: 0, stream: 0, api: 1, ..says(700 * MIB, 0) };
+    let context = made(Kind::Create, What::Context, 7);
+    let about = told([context, by_the_call]);
+    let both = [("contexts and other processes", 700 * MIB), ("unexplained", 0)];
+    assert_eq!(lines(&about), expect(&both));
+    let about = told([context, by_the_call, says(700 * MIB, 100 * MIB)]);
+    let apart = [("contexts", 600 * MIB), ("other processes", 100 * MIB), ("unexplained", 0)];
+    assert_eq!(lines(&about), expect(&apart));
+}
+
+#[test]
+fn a_reset_gives_back_what_its_context_took() {
+    let context = made(Kind::Create, What::Context, 7);
+    let reset = event(Kind::Reset, What::Device);
+    let about = told([context, says(520 * MIB, 0), reset, says(0, 0)]);
+    assert_eq!(lines(&about), expect(&[("unexplained", 0)]));
+}
+
+#[test]
+fn what_may_lie_elsewhere_explains_no_more_than_there_is_of_it() {
+    let of =
+        |what, size| Event { addr: 0x5000_0000, size, stack: ENGINES, ..event(Kind::Alloc, what) };
+    let reserved = Event { size: 64 * MIB, ..made(Kind::PoolReserved, What::MemoryPool, 9) };
+    for (taken, name, most) in [
+        (vec![of(What::Pool, 16 * MIB), reserved], "kept by memory pools", 48),
+        (vec![of(What::GraphNode, 32 * MIB)], "memory of graphs", 32),
+        (vec![of(What::Managed, 8 * MIB)], "managed memory that lies here", 8),
+    ] {
+        let first = [made(Kind::Create, What::Context, 7), says(520 * MIB, 0)];
+        let held = if name.starts_with("kept") { 16 } else { 0 };
+        let last = says((520 + held + most + 10) * MIB, 0);
+        let mut found = lines(&told(first.into_iter().chain(taken).chain([last])));
+        found.remove("engine.so");
+        let all = [("contexts", 520 * MIB), (name, most * MIB), ("unexplained", 10 * MIB)];
+        assert_eq!(found, expect(&all), "{name}");
+    }
+}
+
+#[test]
+fn small_requests_share_the_drivers_pieces_and_large_ones_have_their_own() {
+    let small = (0..100).map(|i| take(0x1000_0000 + i * MIB, MIB, ENGINES));
+    let large = (0..3).map(|i| take(0x4000_0000 + i * 4 * MIB, 3 * MIB, SECOND));
+    let before = [made(Kind::Create, What::Context, 7), says(520 * MIB, 0)];
+    let after = says((520 + 100 + 3 * 4) * MIB, 0);
+    let about = told(before.into_iter().chain(small).chain(large).chain([after]));
+    let all = [
+        ("contexts", 520 * MIB),
+        ("engine.so", 100 * MIB),
+        ("two.so", 9 * MIB),
+        ("rounding to the driver's pieces of 2 MiB", 3 * MIB),
+        ("unexplained", 0),
+    ];
+    assert_eq!(lines(&about), expect(&all));
+}
+
+#[test]
+fn the_first_call_on_a_device_is_the_way_in_and_what_is_used_then_its_context() {
+    let first = Event { stack: ENGINES, ..event(Kind::Entered, What::Device) };
+    let context = Event { stack: NCCLS, ..made(Kind::Create, What::Context, 7) };
+    let about = told([first, context, Event { stack: SECOND, ..first }]);
+    assert_eq!(about["entered"][0]["owner"], "engine.so");
+    // Nobody has seen it come.
+    let about = told([says(520 * MIB, 0)]);
+    assert_eq!(lines(&about), expect(&[("contexts", 520 * MIB), ("unexplained", 0)]));
+}
