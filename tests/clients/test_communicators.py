@@ -66,8 +66,8 @@ def test_a_handle_that_is_used_again_is_another_communicator(programs, gpu, tmp_
 
 def test_what_a_group_makes_is_made_at_its_end(programs, gpu, tmp_path):
     """Also in a group within a group, whose end does nothing."""
-    inner = "nccl.ncclGroupStart(); a = init(2, 1); nccl.ncclGroupEnd()"
-    body = f"nccl.ncclGroupStart(); {inner}; reduce(a); nccl.ncclGroupEnd(); nccl.ncclGroupStart(); reduce(a); nccl.ncclGroupEnd()"
+    start, end = "nccl.ncclGroupStart()", "nccl.ncclGroupEnd()"
+    body = f"{start}; a = init(2, 1); {end}; {start}; {start}; reduce(a); {end}; {end}"
     assert communicators(programs, gpu, tmp_path, body)[0] == {"1: rank 1 of 2": 128 + 256}
 
 

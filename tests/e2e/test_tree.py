@@ -4,9 +4,13 @@ import os
 import re
 import signal
 import subprocess
+from importlib.metadata import version
 
 import pytest
 import support
+
+# Whether PyTorch's launcher looks at the GPUs itself; 2.6's does not.
+COUNTS_GPUS = tuple(map(int, version("torch").split(".")[:2])) >= (2, 11)
 
 # `take(n)` takes n bytes of the GPU without PyTorch, whose import would take most of the time.
 PRELUDE = """
@@ -136,7 +140,8 @@ def test_torchrun(tmp_path):
     assert sorted(found) == [0, 1]
     for rank, about in found.items():
         assert (about["local_rank"], about["world_size"]) == (rank, 2)
-        assert about["root"] == about["parent"] == about["recorded_parent"]["pid"]
+        assert about["root"] == about["parent"]
+        assert (about["recorded_parent"] or {}).get("pid") == (about["parent"] if COUNTS_GPUS else None)
     assert done.stderr.rstrip().splitlines()[-3].endswith("this run wrote 2 snapshots:")
 
 

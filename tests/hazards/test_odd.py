@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import hazard
@@ -329,6 +330,17 @@ def test_the_living_are_not_recovered(programs, gpu, tmp_path):
         done = support.must(support.memtrace("recover", tmp_path), code=1)
         assert done.stdout == "" and f"memtrace snapshot {client.pid}" in done.stderr
         assert len(done.stderr.splitlines()) == 1
+        # Nor by another path to the same file; a copy under the same name is nobody's.
+        box = next(tmp_path.glob("*.blackbox")).resolve()
+        with tempfile.TemporaryDirectory(dir=box.parent) as other:
+            os.link(box, f"{other}/{box.name}")
+            done = support.must(support.memtrace("recover", other), code=1)
+            assert done.stdout == "" and f"memtrace snapshot {client.pid}" in done.stderr
+        copied = tmp_path / "copied"
+        copied.mkdir()
+        subprocess.run(["cp", "--sparse=always", box, copied], check=True)
+        done = support.must(support.memtrace("recover", copied))
+        assert len(done.stdout.splitlines()) == 1 and list(copied.glob("*.blackbox")) == []
     finally:
         client.kill()
         client.communicate()
