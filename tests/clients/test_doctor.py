@@ -123,6 +123,8 @@ def test_no_library(tmp_path):
     shutil.copy(support.MEMTRACE, tmp_path / "memtrace")
     done = support.must(support.execute([tmp_path / "memtrace", "doctor", "--out", tmp_path / "out"]), code=1)
     assert "wrong library" in done.stdout and "install memtrace with its libraries" in done.stdout
+    text = "driver library /" if "driver library /" in done.stdout else "wrong CUDA         neither libcuda.so.1 nor"
+    assert text in done.stdout
 
 
 def test_a_damaged_library(tmp_path):
@@ -132,12 +134,30 @@ def test_a_damaged_library(tmp_path):
     assert [about for about, _ in wrong(answer)][:2] == ["library", "loader"]
 
 
+def test_a_library_that_needs_more_than_every_program_has(tmp_path):
+    shutil.copy(support.MEMTRACE, tmp_path / "memtrace")
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return 1; }\n")
+    client.compile(source, tmp_path / "libstrange.so")
+    client.compile(source, tmp_path / "libmemtrace.so", f"-L{tmp_path}", "-Wl,--no-as-needed", "-lstrange")
+    answer = json.loads(support.must(support.execute([tmp_path / "memtrace", "doctor", "--json"]), code=1).stdout)
+    assert any("needs libstrange.so" in text for about, text in wrong(answer) if about == "library"), answer
+
+
+def test_a_driver_in_the_search_path(tmp_path):
+    (tmp_path / "libcuda.so.1").write_text("")
+    answer = doctor(env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert f"driver library {tmp_path}/libcuda.so.1" in {c["text"] for c in answer["checks"] if c["level"] == "ok"}
+
+
 def test_folders_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     ((about, text),) = wrong(doctor("--out", tmp_path / "file" / "out", code=1))
     assert about == "snapshots" and "--out DIR" in text
     ((about, text),) = wrong(doctor(env={"MEMTRACE_BLACKBOX": "/proc"}, code=1))
     assert about == "black box" and "MEMTRACE_BLACKBOX" in text
+    notes = {c["about"]: c["text"] for c in doctor(env={"MEMTRACE_BLACKBOX": "off"})["checks"] if c["level"] == "note"}
+    assert "a killed process did is lost" in notes["black box"]
 
 
 def test_what_is_set(tmp_path):

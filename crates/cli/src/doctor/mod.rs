@@ -7,6 +7,8 @@
 
 mod installation;
 mod recorded;
+#[cfg(test)]
+mod tests;
 
 use std::fmt::Write;
 use std::fs;
