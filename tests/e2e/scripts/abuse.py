@@ -70,7 +70,11 @@ for _ in range(20_000):
         if chance.random() < 0.2:
             library.memtrace_free(addr, 0, 0, None)  # twice
     elif what < 0.9 and held:
-        library.memtrace_record_stream(chance.choice(list(held)), side)
+        addr = chance.choice(list(held))
+        library.memtrace_record_stream(addr, side)
+        size = ctypes.c_size_t()
+        base = library.memtrace_base_alloc(addr, ctypes.byref(size))
+        assert base <= addr and addr + held[addr] <= base + size.value and size.value % (2 << 20) == 0, "it lies in its segment"
     elif what < 0.96:
         bad = chance.choice([1, 511, 12345, ctypes.addressof(host), (1 << 64) - 1, *(a + 256 for a in list(held)[:1])])
         library.memtrace_free(bad, 64, 0, None)

@@ -81,6 +81,10 @@ gone = block(7 * MiB)
 del gone
 torch.accelerator.reset_accumulated_memory_stats()
 say("sums reset by the other name", cuda.memory_stats)
+used = block(2 * MiB)
+used.record_stream(cuda.Stream())
+del used
+say("used by another stream", lambda: [numbers(), cuda.memory_stats()])
 say("the card", lambda: [cuda.mem_get_info(), torch.accelerator.get_memory_info(), cuda.host_memory_stats()])
 pointer = cuda.caching_allocator_alloc(5 * MiB)
 say("by pointer", numbers)
@@ -105,9 +109,10 @@ for options in (
     say(f"history {options}", lambda: [trace(), C._cuda_isHistoryEnabled(), C._cuda_allocationTraceback(seen.data_ptr())])
     del seen
     say("and after the free", trace)
-cuda.memory._record_memory_history(True, trace_alloc_max_entries=5, trace_alloc_record_context=True)
-seen = block(2 * MiB)
-say("history as of old", trace)
+for more in ({"trace_alloc_record_context": True}, {}):
+    cuda.memory._record_memory_history(True, trace_alloc_max_entries=5, **more)
+    seen = block(2 * MiB)
+    say(f"history as of old {more}", trace)
 cuda.memory._record_memory_history(clear_history=True, stacks="python")
 cuda.memory._dump_snapshot(os.path.join(folder, f"{way}.pickle"))
 with open(os.path.join(folder, f"{way}.pickle"), "rb") as file:
@@ -122,11 +127,13 @@ for wrong in ({"enabled": "some"}, {"context": "some"}, {"stacks": "some"}, {"sk
 
 say("fraction", cuda.get_per_process_memory_fraction)
 cuda.set_per_process_memory_fraction(0.25)
-say("a quarter", lambda: [cuda.get_per_process_memory_fraction(), block(30 << 30)])
+say("a quarter", cuda.get_per_process_memory_fraction)
+say("more than that", lambda: block(30 << 30))
 say("observed", lambda: observed)
 say("too much of a fraction", lambda: C._cuda_setMemoryFraction(3.0, 0))
 cuda.set_per_process_memory_fraction(1.0)
-say("all of it", lambda: [cuda.get_per_process_memory_fraction(), block(90 << 30)])
+say("all of it", cuda.get_per_process_memory_fraction)
+say("more than the card has", lambda: block(90 << 30))
 say("more than there is", lambda: block(1 << 62))
 say("observed both", lambda: observed)
 say("after failures", cuda.memory_stats)
