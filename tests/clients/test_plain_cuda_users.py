@@ -79,3 +79,27 @@ must(cuda.cuMemGetInfo_v2(ref(free), ref(total)))
     [device] = snapshot["memtrace"]["ledger"]["devices"]
     assert (device["physical"], device["mapped"], device["held"]) == (8 * MIB, 0, 8 * MIB)
     assert report["devices"][0]["reconcile"]["unexplained"] == 0
+
+
+def test_what_the_driver_refuses_is_the_programs_own(tmp_path):
+    """T24, T25: no place for an answer, memory that is to lie with the host, a thread without a context."""
+    program = """
+import ctypes, threading
+cuda, ref, null = ctypes.CDLL(None), ctypes.byref, ctypes.c_void_p()
+class Properties(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("id", ctypes.c_int), ("rest", ctypes.c_uint64 * 2)]
+total, handle, at = ctypes.c_size_t(), ctypes.c_uint64(), ctypes.c_uint64()
+print(cuda.cuInit(0), cuda.cuMemGetInfo_v2(null, ref(total)), cuda.cudaFree(null))
+print(cuda.cuMemGetInfo_v2(null, ref(total)), cuda.cuMemGetInfo_v2(null, null))
+print([cuda.cuMemCreate(ref(handle), ctypes.c_size_t(2 << 20), ref(Properties(1, 0, where, 77)), ctypes.c_uint64(0)) for where in (2, 3, 4)])
+thread = threading.Thread(target=lambda: print(cuda.cuMemAlloc_v2(ref(at), ctypes.c_size_t(4096))))
+thread.start(); thread.join()
+"""
+    said = [
+        support.must(support.record([support.PYTHON, "-c", program], tmp_path, run=run)).stdout
+        for run in ((), ("--record", "off"))
+    ]
+    assert said[0] == said[1] and said[0].splitlines()[-1] == "201"
+    about = support.load(support.only_file(tmp_path))["memtrace"]
+    assert about["counters"]["anomalies"] == 0 and set(about["ledger"]["host"].values()) == {0}
+    assert all(device["held"] == 0 for device in about["ledger"]["devices"])
