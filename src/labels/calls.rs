@@ -18,7 +18,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use super::operators;
+use super::{operators, store};
 
 /// What is to be said when a module is called.
 pub enum Say {
@@ -100,7 +100,7 @@ fn say(address: usize) {
     let Some(says) = named.as_ref().and_then(|named| named.get(&address)) else { return };
     for (_, say) in says {
         match say {
-            Say::Forward => drop(super::push_phase(b"forward")),
+            Say::Forward => drop(super::push_phase(store::FORWARD)),
             Say::Module(name, last) => drop(super::push_module_again(name, last)),
             Say::Number(number) => operators::module(*number),
         }

@@ -98,14 +98,21 @@ fn unpair(words: u64) -> (LabelId, LabelId) {
 }
 
 /// Opens a phase, and writes its beginning down. What a backward pass computes again belongs to that pass, and a phase
-/// inside itself is the same one.
+/// inside itself is the same one. What an optimizer's step begins, by the closure that it was given, is no part of the step.
 pub fn push_phase(name: &[u8]) -> u32 {
     let inside = |phase| store::existing().is_some_and(|s| s.is_inside(current(), phase));
     let again = inside(store::BACKWARD) || inside(name);
     if !again {
         mark(name, Point::Begin, 0);
     }
-    open(|current| if again { current } else { named(current, Sort::Phase, name) })
+    open(|current| {
+        if again {
+            return current;
+        }
+        let step = store::OPTIMIZER_STEP;
+        let around = store::existing().map_or(current, |s| s.around(current, step));
+        named(around, Sort::Phase, name)
+    })
 }
 
 fn open(label: impl FnOnce(LabelId) -> LabelId) -> u32 {

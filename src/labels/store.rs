@@ -38,6 +38,10 @@ pub struct Store {
 
 /// The phase in which gradients are computed.
 pub const BACKWARD: &[u8] = b"backward";
+/// The phase of a model's call.
+pub const FORWARD: &[u8] = b"forward";
+/// The phase of an optimizer's step.
+pub const OPTIMIZER_STEP: &[u8] = b"optimizer_step";
 
 static STORE: AtomicPtr<Store> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -161,11 +165,21 @@ impl Store {
 
     /// Is this label, or one around it, the phase of this name?
     pub fn is_inside(&self, label: LabelId, phase: &[u8]) -> bool {
+        self.find(label, phase).is_some()
+    }
+
+    /// What is around the phase of this name, if `label` is inside it; else `label` itself.
+    pub fn around(&self, label: LabelId, phase: &[u8]) -> LabelId {
+        self.find(label, phase).map_or(label, |found| self.parent(found))
+    }
+
+    /// The innermost phase of this name: the label itself, or one around it.
+    fn find(&self, label: LabelId, phase: &[u8]) -> Option<LabelId> {
         let outwards = std::iter::successors(Some(label), |l| Some(self.parent(*l)));
         outwards
             .take_while(|l| *l != NO_LABEL)
             .take(DEEPEST)
-            .any(|l| self.sort(l) == Sort::Phase && self.name(l) == phase)
+            .find(|l| self.sort(*l) == Sort::Phase && self.name(*l) == phase)
     }
 
     /// Its name.
@@ -189,7 +203,7 @@ impl Store {
             return known;
         }
         let found = match self.sort(label) {
-            Sort::Phase if self.name(label) == b"forward" => inside(self.parent(label)),
+            Sort::Phase if self.name(label) == FORWARD => inside(self.parent(label)),
             Sort::Phase => label,
             sort => {
                 let parent = self.backward_of(self.parent(label));

@@ -216,9 +216,9 @@ unsafe extern "C" fn user_begins(
 fn phase(name: &[u8]) -> Option<&'static [u8]> {
     match name {
         b"DistributedDataParallel.forward" | b"FullyShardedDataParallel.forward" => {
-            Some(b"forward")
+            Some(store::FORWARD)
         }
-        name if name.starts_with(b"Optimizer.step#") => Some(b"optimizer_step"),
+        name if name.starts_with(b"Optimizer.step#") => Some(store::OPTIMIZER_STEP),
         name if name.starts_with(b"Optimizer.zero_grad#") => Some(b"zero_grad"),
         _ => None,
     }

@@ -106,6 +106,12 @@ def test_the_steps_and_phases_are_marked_with_what_was_allocated_then(tmp_path):
     assert ("END", "step 0") in stages and ("START", "step 1") in stages
 
 
+def test_a_pass_that_an_optimizer_calls_is_no_part_of_its_step(tmp_path):
+    labels = set(allocated(run("closure", tmp_path)))
+    assert {f"around/{phase}/{module}" for phase in ("forward", "backward") for module in ("layers.1.up", "head")} <= labels
+    assert "around/optimizer_step" in labels and not any("optimizer_step/" in label for label in labels), labels
+
+
 def test_an_exception_ends_the_ranges_it_leaves(tmp_path):
     labels = allocated(run("caught", tmp_path))
     assert "around/forward/layers.1.up" in labels

@@ -100,6 +100,26 @@ def watched(checkpoint=False):
         train(model, steps=1)
 
 
+def closure():
+    """The optimizer calls the model, as Lightning has it."""
+    import memtrace
+
+    model = Net().cuda()
+    memtrace.watch(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(64, 256, device="cuda")
+
+    def pass_():
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        with memtrace.annotate("around"):
+            optimizer.step(pass_)
+
+
 def caught():
     """An exception leaves the model in the middle of a module; what follows is outside again."""
     import memtrace
