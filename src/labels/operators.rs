@@ -14,7 +14,7 @@
 //! first is not the one that PyTorch itself says is the name, the overload counts as unknown.
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -27,12 +27,9 @@ use crate::gauges;
 use crate::hooks::resolve;
 use crate::record::guard;
 
-/// `RecordFunction::fn_`: a union of 32 bytes and, after it, which of its members is there.
+/// `RecordFunction::fn_`: a union of a string and a reference, and after it which of them is there.
 const FUNCTION_AT: usize = 160;
-const WHICH_AT: usize = FUNCTION_AT + 32;
 const SCHEMA: u8 = 1;
-/// A string of the C++ library: where it is, its length, and 16 bytes for a short one.
-const STRING: usize = 32;
 /// The longest name that is believed.
 const LONGEST: usize = 200;
 
@@ -266,7 +263,7 @@ fn thread() -> u32 {
 unsafe fn schema(function: *const u8) -> Option<*const u8> {
     // SAFETY: the caller has a `RecordFunction`, which is longer than these offsets.
     unsafe {
-        if *function.add(WHICH_AT) != SCHEMA {
+        if *function.add(FUNCTION_AT + torch::string_size()) != SCHEMA {
             return None;
         }
         let schema = function.add(FUNCTION_AT).cast::<*const u8>().read_unaligned();
@@ -307,8 +304,9 @@ unsafe fn learn(schema: *const u8, function: *const u8) -> LabelId {
     // SAFETY: the caller has a `RecordFunction` and its schema.
     let (name, overload) = unsafe {
         let said = torch::name(function);
-        let name = string(schema);
-        (said, (name.0 == said.as_ptr().cast()).then(|| string(schema.add(STRING))))
+        let name = torch::string(schema);
+        let overload = schema.add(torch::string_size());
+        (said, (name.0 == said.as_ptr().cast()).then(|| torch::string(overload)))
     };
     let mut whole = name.to_bytes().to_vec();
     whole.push(b'.');
@@ -329,11 +327,4 @@ unsafe fn learn(schema: *const u8, function: *const u8) -> LabelId {
         }
     }
     label
-}
-
-unsafe fn string(at: *const u8) -> (*const c_char, usize) {
-    // SAFETY: the caller has a `std::string` there.
-    unsafe {
-        (at.cast::<*const c_char>().read_unaligned(), at.add(8).cast::<usize>().read_unaligned())
-    }
 }

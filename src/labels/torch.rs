@@ -29,9 +29,14 @@ use crate::sync::zeroed_memory;
 const LIBRARY: &str = "libtorch_cpu.so";
 const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";
 const REMOVE: &CStr = c"_ZN2at14removeCallbackEm";
-/// `RecordFunction::sequence_nr_` and `RecordFunction::fwd_thread_id_`.
+/// `RecordFunction::sequence_nr_` and `RecordFunction::fwd_thread_id_`, behind a member that is a C++ string or a reference.
 const SEQUENCE_AT: usize = 200;
 const FORWARD_THREAD_AT: usize = 304;
+/// Wheels of `PyPI`'s up to 2.6 have the C++ library's older strings, of one word: they export this name, and no other does.
+const OLDER_STRINGS: &CStr = c"_ZN2at14RecordFunction6beforeESsl";
+/// A string of the C++ library: where it is, its length, and 16 bytes for a short one. The older kind is one word.
+const STRING: usize = 32;
+const OLDER_STRING: usize = 8;
 /// `RecordScope::FUNCTION`,
 pub const OPERATOR: usize = 0;
 /// `BACKWARD_FUNCTION`, `USER_SCOPE`, and how many scopes there are.
@@ -68,6 +73,8 @@ type Number = unsafe extern "C" fn() -> u64;
 static NAME: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static PEEK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static THREAD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// How long this PyTorch's strings are.
+static STRINGS: AtomicUsize = AtomicUsize::new(STRING);
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);
 
 impl Callback {
@@ -125,6 +132,24 @@ pub fn thread() -> u64 {
     if asked.is_null() { 0 } else { unsafe { std::mem::transmute::<*mut c_void, Number>(asked)() } }
 }
 
+/// How long a string of the C++ library is in this PyTorch.
+pub fn string_size() -> usize {
+    STRINGS.load(Ordering::Relaxed)
+}
+
+/// Where a string of PyTorch's has its characters, and how many.
+///
+/// # Safety
+/// There is a `std::string` at this address.
+pub unsafe fn string(at: *const u8) -> (*const c_char, usize) {
+    // SAFETY: promised by the caller. The older kind has its length three words before its characters.
+    unsafe {
+        let text = at.cast::<*const c_char>().read_unaligned();
+        let length = if string_size() == STRING { at.add(8) } else { text.cast::<u8>().sub(24) };
+        (text, length.cast::<usize>().read_unaligned())
+    }
+}
+
 /// What the calling thread is at.
 pub enum Work {
     /// Anything outside a backward pass.
@@ -174,6 +199,8 @@ pub fn attach() {
     if ATTACHED.swap(1, Ordering::AcqRel) != 0 {
         return;
     }
+    let strings = if find(OLDER_STRINGS).is_some() { OLDER_STRING } else { STRING };
+    STRINGS.store(strings, Ordering::Relaxed);
     NAME.store(name, Ordering::Relaxed);
     THREAD.store(thread, Ordering::Relaxed);
     PEEK.store(peek, Ordering::Release);
@@ -284,6 +311,7 @@ unsafe extern "C" fn backward_begins(
 ) -> *mut *mut c_void {
     // SAFETY: PyTorch hands in a live `RecordFunction`, which is longer than these offsets.
     let (number, thread) = unsafe {
+        let function = function.sub(STRING - string_size());
         (
             function.add(SEQUENCE_AT).cast::<i64>().read_unaligned(),
             function.add(FORWARD_THREAD_AT).cast::<u64>().read_unaligned(),
