@@ -10,7 +10,8 @@ smaller. One process for each way, in turn, round after round.
 A shared machine changes its speed by half within a tenth of a second, so only neighbours are compared: hundreds of fours of steps,
 without, with, with and without, of which the first two are compared and the last two. Since these come in either order, a drift
 favours no side. Beginning and ending a tracker, and reading from it, is not part of a step, and it empties the processor's caches, so
-the two steps after either are not measured. The ratio is the median of all. It comes with the interval in which that median lies with 95 %
+two to four steps after either are not measured: by chance, lest what comes back every few steps, such as Python's garbage collector,
+always meets the same of them. The ratio is the median of all. It comes with the interval in which that median lies with 95 %
 confidence (by rank, which supposes nothing about how the ratios are spread), and with those of the single processes, because addresses
 and page tables differ from process to process. The time of a step is the median of those without. `MemoryTracker` empties PyTorch's cache
 when it begins, PyTorch's and ours; here it doesn't, or steps would pay for that.
@@ -25,6 +26,7 @@ import gc
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -44,7 +46,7 @@ WAYS = {
     "MemoryTracker": False,
     "MemTracker": False,
 }
-SKIPPED = 2  # steps after a beginning or an end
+SKIPPED = 2  # steps after a beginning or an end, and up to two more
 SETTLE = 8  # fours before those that count
 THEIRS = 4  # fours under PyTorch's
 
@@ -115,26 +117,28 @@ def enter(way, model, optimizer):
 def measure(way, fours):
     """Milliseconds of the steps of each four: without, with, with, without. And the size of the model."""
     model, optimizer, step = training()
+    chance = random.Random(0)
 
-    def timed():
-        start = time.perf_counter_ns()
-        step()
-        return (time.perf_counter_ns() - start) / 1e6
+    def skipped():
+        return [False] * (SKIPPED + chance.randrange(3))
 
     found = []
     for i in range(SETTLE + (fours if WAYS[way] else THEIRS)):
-        four = [timed()]
-        leave, again = enter(way, model, optimizer)
-        for _ in range(SKIPPED):
-            again()
-            timed()
-        for _ in range(2):
-            again()
-            four.append(timed())
-        leave()
-        for _ in range(SKIPPED):
-            timed()
-        four.append(timed())
+        four = []
+        leave, again = None, lambda: None
+        # All steps are called from one place, as in a loop: from another one, stacks would be new to who records them.
+        for counts in [True, "begin", *skipped(), True, True, "end", *skipped(), True]:
+            if counts == "begin":
+                leave, again = enter(way, model, optimizer)
+            elif counts == "end":
+                leave()
+                again = lambda: None  # noqa: E731
+            else:
+                again()
+                start = time.perf_counter_ns()
+                step()
+                if counts:
+                    four.append((time.perf_counter_ns() - start) / 1e6)
         if i == SETTLE:
             gc.collect()
             gc.freeze()  # what is there stays, and need not be looked at again and again
@@ -170,7 +174,7 @@ def child(way, fours):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--fours", type=int, default=450, help="pairs of steps with it in a process, each between two without")
+    parser.add_argument("--fours", type=int, default=350, help="pairs of steps with it in a process, each between two without")
     parser.add_argument("--only", action="append", choices=WAYS, help="this way alone; several times for several")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     given = parser.parse_args()
