@@ -6,8 +6,9 @@ runs on the device by itself, not if it is only made of others (`linear` of `add
 that counts. That is what a dispatch mode would have seen, so names and numbers are PyTorch's, and either class reads the
 other's files. What each of them had on top, the step's markers `bw_end` and `optimizer_step`, is ours alone.
 
-Left out, as PyTorch does: `aten::detach`. Known difference: operators made of others that run in inference mode are shown
-as the others.
+Left out, as PyTorch does: `aten::detach`. Known differences: operators made of others that run in inference mode are shown
+as the others; and an operator that fails for another reason than memory, having been seen as it began, has a line, which
+PyTorch's has not.
 """
 
 from __future__ import annotations
