@@ -25,6 +25,8 @@ def test_equals_pytorch(program, tmp_path):
             assert verdict["entries"] >= 100_000
     assert any(line.startswith(program.closing) for line in done.stdout.splitlines()), done.stdout
 
+    assert "changed past memtrace" not in done.stderr, done.stderr
+
     written = support.files(out)
     reasons = [support.load(path)["memtrace"]["reason"] for path in written]
     assert reasons.count("exit") == program.ranks, [p.name for p in out.iterdir()]
