@@ -28,12 +28,13 @@ TABLES = ("memories_allocated", "memories_active", "memories_reserved")
 @pytest.mark.parametrize("how", ["plain", "single", "autocast", "checkpoint", "streams"])
 def test_memory_tracker_says_what_pytorchs_says(tmp_path, how):
     ours, theirs, _ = both(how, tmp_path)
-    assert theirs["op_index"] > 100
+    lines = len(theirs["memories_allocated"])
+    assert lines > 100
     for table in TABLES:
         assert ours[table] == dict(theirs[table]), table
     for marker, at in theirs["markers"].items():
         assert ours["markers"][marker] == at
-    assert ours["op_index"] == theirs["op_index"]
+    assert ours["op_index"] == theirs.get("op_index", lines)  # 2.6 does not write it
     if how == "streams":
         waiting = [a[1] > b[1] for a, b in zip(ours["memories_active"].values(), ours["memories_allocated"].values())]
         assert any(waiting) and not all(waiting)
