@@ -29,7 +29,8 @@ import sys
 import time
 from pathlib import Path
 
-from recorder import ROOT, WAYS, clean
+from recorder import ROOT, WAYS
+from steady import clean
 
 FRAMES = 40
 FILL = 600_000  # pairs: 1.2 million events, 1.8 million entries
