@@ -46,13 +46,15 @@ const SET_CURRENT: &std::ffi::CStr = c"_ZN3c104cuda20setCurrentCUDAStreamENS0_10
 pub unsafe extern "C-unwind" fn set_current(stream: CudaStream) {
     static REAL: resolve::Real = resolve::Real::new();
     guard::local(|local| local.current_stream.set(None));
-    let name = "_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE";
-    if let Some(real) = REAL.find_anywhere(name, LIBRARY) {
-        // SAFETY: as above.
-        unsafe {
-            let real: unsafe extern "C-unwind" fn(CudaStream) = std::mem::transmute(real);
-            real(stream);
-        }
+    let name = SET_CURRENT.to_str().unwrap_or_default();
+    let Some(real) = REAL.find_anywhere(name, LIBRARY) else {
+        message!("no loaded library has {name}: the current stream stays what it was");
+        return;
+    };
+    // SAFETY: as above.
+    unsafe {
+        let real: unsafe extern "C-unwind" fn(CudaStream) = std::mem::transmute(real);
+        real(stream);
     }
 }
 
