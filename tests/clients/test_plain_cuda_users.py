@@ -82,7 +82,8 @@ must(cuda.cuMemGetInfo_v2(ref(free), ref(total)))
 
 
 def test_what_the_driver_refuses_is_the_programs_own(tmp_path):
-    """T24, T25: no place for an answer, memory that is to lie with the host, a thread without a context."""
+    """T24, T25: no place for an answer, memory that is to lie with the host (`test_others.py`: where a driver has it), a thread
+    without a context."""
     program = """
 import ctypes, threading
 cuda, ref, null = ctypes.CDLL(None), ctypes.byref, ctypes.c_void_p()
