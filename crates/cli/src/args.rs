@@ -71,12 +71,7 @@ pub(crate) struct Run {
     pub(crate) format: Option<Format>,
 
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -340,7 +335,7 @@ pub(crate) struct Doctor {
     pub(crate) stacks: Option<Stacks>,
 
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 }
 

@@ -147,6 +147,21 @@ fn a_command_that_is_not_there() {
     assert_eq!(none.output().expect("started").status.code(), Some(2));
 }
 
+/// What looks like an option of ours before the program is one that there is not; behind it, or behind `--`, it is the
+/// program's.
+#[test]
+fn options_that_there_are_not() {
+    let here = Installation::new("bin");
+    for command in ["run", "doctor"] {
+        let refused = here.memtrace(&[command, "--colour", "echo"]).output().expect("started");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.starts_with("error: unexpected argument '--colour' found"), "{said}");
+        assert_eq!(refused.status.code(), Some(2));
+    }
+    let line = here.refuses(&["run", "--", "--colour"]);
+    assert_eq!(line, "cannot find '--colour' in PATH");
+}
+
 #[test]
 fn files_that_are_no_programs() {
     let here = Installation::new("bin");
