@@ -163,7 +163,7 @@ fn explain_nothing() {
             "nothing recorded: this PyTorch is built without CUDA; install a CUDA build (pip install torch)"
         );
     } else if has("libc10_cuda.so") || has("libcudart.so") || has("libcuda.so") {
-        message!("nothing recorded: the program has loaded CUDA but called nothing in it");
+        message!("nothing recorded: the program has loaded CUDA but asked it for no memory");
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Code;
 use crate::constants as c;
 use crate::gpu::border::{Out, Text, driver_query};
-use crate::gpu::{Error, Result, error};
+use crate::gpu::{Error, Result, error, log};
 use crate::runtime::entry::{Missing, look_up};
 use core::ffi::{c_char, c_void};
 
@@ -42,9 +42,13 @@ pub extern "C" fn cuGetProcAddress_v2(
     driver_query(|| get(name, out, version, flags, status))
 }
 
-/// Undocumented tables are not offered.
+/// Undocumented tables are not offered. Who asks for one is nearly always CUDA's own runtime, linked into a program.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetExportTable(out: Out<*const c_void>, _id: u64) -> Code {
+    log::warn_once(
+        "cuGetExportTable is not supported: its tables are not documented. CUDA's runtime asks for them where it is linked \
+         statically into a program or library, which can't run on a virtual GPU: build it with the shared runtime (nvcc -cudart shared)",
+    );
     out.give(core::ptr::null());
     Error::NOT_SUPPORTED.driver()
 }

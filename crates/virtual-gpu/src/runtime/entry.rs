@@ -4,7 +4,7 @@ use super::Code;
 use super::device::runtime_version;
 use crate::constants as c;
 use crate::gpu::border::{Out, Text, runtime_query};
-use crate::gpu::{Error, Result};
+use crate::gpu::{Error, Result, log};
 use core::ffi::c_void;
 
 /// Why a driver function was not found.
@@ -77,6 +77,7 @@ pub extern "C" fn cudaGetDriverEntryPoint(
 /// Undocumented tables are not offered.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetExportTable(out: Out<*const c_void>, _id: u64) -> Code {
+    log::warn_once("cudaGetExportTable is not supported: its tables are not documented");
     out.give(core::ptr::null());
     runtime_query(|| Err(Error::NOT_SUPPORTED))
 }
