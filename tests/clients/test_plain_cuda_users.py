@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import support
 
 MIB = 1 << 20
@@ -38,6 +39,23 @@ must(ctypes.CDLL(sys.argv[1]).pin(5, size(3 << 20)))
     assert owners["libproxy.so"] == (15 * MIB, 5)
     assert owners["PyTorch"][0] >= MIB
     assert snapshot["memtrace"]["ledger"]["host"]["pinned"] == sum(o["bytes"] for o in report["host"])
+
+
+def test_who_calls_through_nvidias_python_bindings_owns_it(tmp_path):
+    """As Numba does: not the bindings have the memory, but the code that calls them."""
+    pytest.importorskip("cuda.bindings", reason="this PyTorch comes without cuda-bindings")
+    script = tmp_path / "engine.py"
+    script.write_text("""
+from cuda.bindings import driver
+def must(answer): assert answer[0] == 0, answer; return answer[-1]
+must(driver.cuInit(0))
+must(driver.cuCtxSetCurrent(must(driver.cuDevicePrimaryCtxRetain(must(driver.cuDeviceGet(0))))))
+kept = must(driver.cuMemAlloc(6 << 20))
+""")
+    support.must(support.record([support.PYTHON, script], tmp_path / "out"))
+    path = support.only_file(tmp_path / "out")
+    [device] = json.loads(support.must(support.memtrace("report", "--json", path)).stdout)["devices"]
+    assert [(o["owner"], o["bytes"]) for o in device["owners"]] == [("engine.py", 6 * MIB)]
 
 
 def test_a_named_pool_is_counted_and_an_unknown_free_is_passed_through(tmp_path):

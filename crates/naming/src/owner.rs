@@ -5,8 +5,8 @@
 //! recorded stack alone, so the process, `recover` and `snapshot PID` give the same. Recorders keep the caller's return
 //! address in every stack of the device and the host layer, also where the user wants no native frames.
 //!
-//! - Python's ctypes and cffi are plumbing, too: whoever called through them is the package (or the script) of the
-//!   innermost Python frame.
+//! - Python's ctypes and cffi are plumbing, too, and so are NVIDIA's own bindings, the package `cuda`: whoever called through
+//!   them is the package (or the script) of the innermost Python frame.
 //! - On a virtual GPU all of NVIDIA's libraries are one, under the driver's name. There the function says whose call it
 //!   is: the real driver has none that begins with `nccl` or `cublas`.
 //! - A library that only plumbing is known of is named as it is: an honest "libcudart" rather than a guess.
@@ -72,8 +72,14 @@ const STOOD_FOR: [&str; 11] = [
     "cufile",
 ];
 
-/// Python's ways of calling a C function.
-const FOREIGN_CALLS: [&str; 3] = ["libffi", "_ctypes", "_cffi_backend"];
+/// Is this one of Python's ways of calling a C function?
+fn is_foreign_call(path: &str, file: &str) -> bool {
+    const LIBRARIES: [&str; 3] = ["libffi", "_ctypes", "_cffi_backend"];
+    LIBRARIES.iter().any(|name| file.starts_with(name)) || package_of(path) == Some(BINDINGS)
+}
+
+/// NVIDIA's Python package (`cuda.bindings`, `cuda.core`), through which Numba and others call the driver.
+const BINDINGS: &str = "cuda";
 
 /// Libraries that take memory for whoever calls them.
 fn is_plumbing(file: &str) -> bool {
@@ -88,7 +94,7 @@ fn is_plumbing(file: &str) -> bool {
         "linux-vdso",
         "libstdc++",
     ];
-    NAMES.iter().chain(&FOREIGN_CALLS).any(|name| file.starts_with(name))
+    NAMES.iter().any(|name| file.starts_with(name))
 }
 
 /// The name that everybody uses, or else the file's own.
@@ -146,7 +152,8 @@ impl<W: Words> Namer<W> {
             let Some(library) = self.library(pc.saturating_sub(1), epoch) else { continue };
             let path = self.libraries[library].path.clone();
             let file = path.rsplit('/').next().unwrap_or(&path);
-            if !is_plumbing(file) {
+            let is_foreign = is_foreign_call(&path, file);
+            if !is_foreign && !is_plumbing(file) {
                 if foreign {
                     break;
                 }
@@ -157,7 +164,7 @@ impl<W: Words> Namer<W> {
             {
                 return Some(name.to_owned());
             }
-            foreign |= FOREIGN_CALLS.iter().any(|name| file.starts_with(name));
+            foreign |= is_foreign;
             passed.get_or_insert_with(|| file.to_owned());
         }
         if foreign && let Some(source) = self.innermost_source(&words) {
@@ -180,8 +187,8 @@ impl<W: Words> Namer<W> {
         };
         let files = words.iter().filter_map(is_python);
         let mut files = files.filter_map(|id| Some(code(&self.codes, id)?.filename));
-        // ctypes has a few lines of its own.
-        files.find(|file| !file.contains("/ctypes/"))
+        // They have a few lines of their own.
+        files.find(|file| !file.contains("/ctypes/") && package_of(file) != Some(BINDINGS))
     }
 }
 
@@ -250,5 +257,17 @@ mod tests {
             Some("train.py")
         );
         assert_eq!(owner(&ctypes, &[]).as_deref(), Some("libffi.so.8"));
+        let numba = "/v/lib/python3.11/site-packages/numba_cuda/numba/cuda/cudadrv/driver.py";
+        let own = "/v/lib/python3.11/site-packages/cuda/core/_memory.py";
+        let bindings = [
+            "/l/libcuda.so.1",
+            "/v/site-packages/cuda/bindings/cydriver.cpython-311-x86_64-linux-gnu.so",
+            "/v/site-packages/cuda/bindings/driver.cpython-311-x86_64-linux-gnu.so",
+            "/p/python3.11",
+        ];
+        assert_eq!(owner(&bindings, &[own, numba, "/home/me/train.py"]).as_deref(), Some("Numba"));
+        assert_eq!(owner(&bindings, &["/home/me/train.py"]).as_deref(), Some("train.py"));
+        // Somebody else's folder of that name is his own.
+        assert_eq!(owner(&["/home/me/cuda/engine.so"], &["a.py"]).as_deref(), Some("engine.so"));
     }
 }
