@@ -8,7 +8,7 @@ use memtrace_format::past::Past;
 
 use super::growth::Growth;
 use super::warnings::{Crowded, Recent};
-use super::{Amount, BEFORE, ByOwner, CONTEXTS};
+use super::{Amount, BEFORE, ByOwner, CONTEXTS, ELASTIC, GRAPH_NODES, MANAGED, POOLS};
 
 /// What a driver takes memory in, bytes; smaller requests share a piece.
 const PIECE: u64 = 2 << 20;
@@ -16,6 +16,8 @@ const PIECE: u64 = 2 << 20;
 const SHARED: u64 = 1 << 20;
 /// What requests that share a piece are rounded to.
 const GRAIN: u64 = 512;
+/// What a driver's memory pools grow by, bytes (seen, not documented: an estimate rests on it, no sum).
+const STEP: u64 = 32 << 20;
 
 /// What the driver's pieces add to what was asked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,6 +70,8 @@ pub(super) struct Measured {
     pub(super) managed: u64,
     pub(super) graph_nodes: u64,
     pub(super) pooled: u64,
+    /// The most that pools may have grown to.
+    pub(super) pools_most: u64,
 }
 
 /// The sums of one device.
@@ -78,6 +82,8 @@ pub(super) struct Device {
     pub(super) managed: u64,
     pub(super) graph_nodes: u64,
     pub(super) pooled: u64,
+    /// The most that `pooled` has been.
+    pub(super) most_pooled: u64,
     pub(super) rounding: Rounding,
     /// The highest `held`, when, and by whom; the last only if it has been left since.
     pub(super) peak: u64,
@@ -110,9 +116,19 @@ impl Device {
             *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };
         };
         match one.sort {
-            Sort::Managed => up_or_down(&mut self.managed),
-            Sort::GraphNode => up_or_down(&mut self.graph_nodes),
-            Sort::Pooled => up_or_down(&mut self.pooled),
+            Sort::Managed => {
+                up_or_down(&mut self.managed);
+                self.touched |= MANAGED;
+            }
+            Sort::GraphNode => {
+                up_or_down(&mut self.graph_nodes);
+                self.touched |= GRAPH_NODES;
+            }
+            Sort::Pooled => {
+                up_or_down(&mut self.pooled);
+                self.most_pooled = self.most_pooled.max(self.pooled);
+                self.touched |= POOLS;
+            }
             Sort::Requested | Sort::RoundedUp => {} // the host's
             Sort::Plain | Sort::Framework => self.rounding.change(one.bytes, one.came),
         }
@@ -189,7 +205,7 @@ impl Device {
             sorts = if cut { BEFORE } else { sorts | CONTEXTS };
             self.first = sorts;
         }
-        if sorts == 0 {
+        if sorts & !ELASTIC == 0 {
             self.drift += delta;
         } else {
             *self.overhead.entry(sorts).or_default() += delta;
@@ -206,8 +222,33 @@ impl Device {
             managed: self.managed,
             graph_nodes: self.graph_nodes,
             pooled: self.pooled,
+            pools_most: self.most_pooled.next_multiple_of(STEP),
         });
     }
+
+    /// What is charged to which sorts, and the drift, all told: what one sort has given back of what it was charged with
+    /// others is theirs, and where one keeps or gives up memory at any time (a pool), so is drift.
+    pub(super) fn settled(&self) -> (BTreeMap<u8, i64>, i64) {
+        let (mut all, mut drift) = (self.overhead.clone(), self.drift);
+        let sorts: Vec<u8> = all.keys().copied().collect();
+        for one in sorts {
+            let mut owed = all.remove(&one).unwrap_or_default();
+            let shared = |s: &u8| s & one == one || s & one & ELASTIC != 0;
+            all.iter_mut().filter(|(s, _)| shared(s)).for_each(|(_, n)| even(&mut owed, n));
+            if one & ELASTIC != 0 {
+                even(&mut owed, &mut drift);
+            }
+            all.insert(one, owed);
+        }
+        all.iter_mut().filter(|(s, _)| *s & ELASTIC != 0).for_each(|(_, n)| even(&mut drift, n));
+        (all, drift)
+    }
+}
+
+/// Pays what is owed in `debt`, if anything is, as far as `purse` goes.
+fn even(debt: &mut i64, purse: &mut i64) {
+    let part = (-*debt).min(*purse).max(0);
+    (*debt, *purse) = (*debt + part, *purse - part);
 }
 
 pub(super) fn change(sums: &mut ByOwner, owner: usize, one: &Move) {

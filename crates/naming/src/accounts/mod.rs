@@ -6,11 +6,13 @@
 //! It is known by what changed between two measurements, and by what the process did in between:
 //!
 //! - if contexts, modules or graphs came or went and nothing else of the kind, the difference is theirs (*measured*);
-//!   if several sorts did, it is theirs together;
+//!   if several sorts did, it is theirs together, and what one of them alone gives back later is credited to both;
+//! - memory that is not where its name is counts as such a sort beside them: what a pool keeps beyond what is in use, managed memory,
+//!   graphs';
 //! - before the first measurement there was at least the context;
 //! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so that as much of it as that can make is
-//!   *estimated* to be rounding; likewise as much as there is of managed memory, of graphs' and of what a pool has said it
-//!   keeps. The rest is **unexplained**, and is always told.
+//!   *estimated* to be rounding; likewise as much as there is of managed memory, of graphs' and of what pools keep: what
+//!   they have said, or what was once in use of them. The rest is **unexplained**, and is always told.
 //!
 //! So the lines of the table add up to what the device said, at the moment when it said it.
 
@@ -45,6 +47,11 @@ const NOBODY: &str = "(no stack was recorded)";
 const CONTEXTS: u8 = 1;
 const MODULES: u8 = 2;
 const EXECUTABLES: u8 = 4;
+/// Likewise what has a size, but not the one that it takes on the device.
+const POOLS: u8 = 8;
+const MANAGED: u8 = 16;
+const GRAPH_NODES: u8 = 32;
+const ELASTIC: u8 = POOLS | MANAGED | GRAPH_NODES;
 /// Whatever came before the history begins.
 const BEFORE: u8 = 128;
 
@@ -137,6 +144,9 @@ impl Accounts {
                 device.enter(event);
             }
             Kind::Reset => self.devices.entry(event.device).or_default().touched |= CONTEXTS,
+            Kind::Destroy if event.what == What::MemoryPool => {
+                self.devices.entry(event.device).or_default().touched |= POOLS;
+            }
             Kind::PoolReserved if event.what == What::MemoryPool => {
                 self.devices.entry(event.device).or_default().pools.insert(event.addr, event.size);
             }
@@ -271,16 +281,12 @@ impl Accounts {
             let bytes = owner["bytes"].as_i64().unwrap_or(i64::MAX);
             line(owner["owner"].as_str().unwrap_or_default(), bytes, "booked");
         }
-        for (sorts, bytes) in &device.overhead {
-            line(
-                &name_of(*sorts, m.others.is_none() && *sorts == device.first),
-                *bytes,
-                "measured",
-            );
+        let (overhead, mut left) = device.settled();
+        for (sorts, bytes) in overhead {
+            line(&name_of(sorts, m.others.is_none() && sorts == device.first), bytes, "measured");
         }
         line("other processes", m.others.unwrap_or(0) as i64, "measured");
         line("kept by the driver for no process", m.nobodys, "measured");
-        let mut left = device.drift;
         let mut up_to = |most: u64| {
             let part = left.clamp(0, most as i64);
             left -= part;
@@ -289,8 +295,8 @@ impl Accounts {
         let least = m.rounding.least();
         let rounding = least as i64 + up_to(m.rounding.most().saturating_sub(least));
         line("rounding to the driver's pieces of 2 MiB", rounding, "estimated");
-        let kept = device.pools.values().sum::<u64>().saturating_sub(m.pooled);
-        line("kept by memory pools", up_to(kept), "estimated");
+        let reserved = device.pools.values().sum::<u64>().max(m.pools_most);
+        line("kept by memory pools", up_to(reserved.saturating_sub(m.pooled)), "estimated");
         line("managed memory that lies here", up_to(m.managed), "estimated");
         line("memory of graphs", up_to(m.graph_nodes), "estimated");
         lines.push(json!({"name": "unexplained", "bytes": left, "known": "what is left"}));
@@ -312,6 +318,9 @@ fn name_of(sorts: u8, with_others: bool) -> String {
         (CONTEXTS, "contexts"),
         (MODULES, "modules"),
         (EXECUTABLES, "graph executables"),
+        (POOLS, "memory pools"),
+        (MANAGED, "managed memory"),
+        (GRAPH_NODES, "memory of graphs"),
         (BEFORE, "contexts, modules and graphs from before the history"),
     ];
     let mut parts: Vec<&str> =
