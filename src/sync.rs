@@ -40,6 +40,20 @@ pub fn to_file(_: &'static [AtomicU64]) -> &'static [Real] {
     unreachable!("loom's atomics are not words of a file")
 }
 
+/// Brings a word near that is written next: without that, the next instruction of anybody's that locks the bus waits
+/// for it to come from memory.
+#[inline]
+pub fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which reads nothing and faults nowhere.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// `n` zeros that live for ever. Pages the program never reaches cost nothing. Fewer if the address space is
 /// out.
 pub fn zeroed_memory(n: usize) -> &'static [Real] {

@@ -27,9 +27,14 @@ CATEGORIES = (
 TOTAL = "Total"
 Sums = dict[str, int]
 
-WORDS = 5
+WORDS = 4
 _ALLOCATED, _FREED, _LABELLED = 1, 2, 3
 _FORWARD, _BACKWARD, _AGAIN, _ACCUMULATE = 0, 1, 2, 3
+
+
+def unpack(first: int) -> tuple[int, int, int, int]:
+    """Sort, work, thread and label, of a record's first word."""
+    return first & 0xF, first >> 4 & 0xF, first >> 16 & 0xFFFFFF, first >> 40
 
 
 class Place(NamedTuple):
@@ -121,14 +126,14 @@ class Books:
     def read(self, words: list[int]) -> None:
         """The next records."""
         for i in range(0, len(words), WORDS):
-            first, label, address, size, _ = words[i : i + WORDS]
+            first, address, size, _ = words[i : i + WORDS]
             if self._said and self._said[0][0] <= self.next:
                 self.learn()
-            sort, work, thread = first & 0xFF, first >> 8 & 0xFF, first >> 32
+            sort, work, thread, label = unpack(first)
             if sort == _FREED:
                 self._freed(address, thread, work)
             elif sort == _ALLOCATED:
-                self._allocated(address, Block(first >> 16 & 0xFF, size, "", self.next, thread, work), self._place(label))
+                self._allocated(address, Block(first >> 8 & 0xFF, size, "", self.next, thread, work), self._place(label))
             elif sort == _LABELLED:
                 self._labelled(thread, work, self._place(label))
             self.next += 1

@@ -54,14 +54,14 @@ impl Recording {
                 _ => 0,
             };
             if change != 0 {
-                changes::block(local.tid(), local.label.get(), told.addr, change, self.device);
-                quick::event();
+                changes::block(local, told.addr, change, self.device);
+                quick::event(local);
             }
             match kind {
                 Kind::Alloc => recorder.emitter.allocated(recorder, self.allocated, ticket),
                 Kind::Oom => {
                     recorder.emitter.out_of_memory(ticket);
-                    quick::failed();
+                    quick::failed(local);
                 }
                 _ => {}
             }

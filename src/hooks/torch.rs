@@ -244,8 +244,8 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
             if let Some(gauge) = gauges::of(device as usize) {
                 gauge.set(allocated as u64, reserved as u64);
             }
-            changes::block(local.tid(), local.label.get(), addr as u64, change, device);
-            quick::event();
+            changes::block(local, addr as u64, change, device);
+            quick::event(local);
             if change > 0 {
                 // A request by another door, or the allocator's first.
                 if local.request.get().is_none() {
@@ -361,7 +361,7 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
                 ..event(local, Kind::Oom, Layer::Framework)
             });
             recorder.emitter.out_of_memory(ticket);
-            quick::failed();
+            quick::failed(local);
         });
     }
     let name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";

@@ -1,22 +1,21 @@
 //! Everything that changes what is allocated, in order, with what the thread was doing: for `memtrace.MemTracker` and
 //! `memtrace.Tracer`.
 //!
-//! Five words for each block that PyTorch's allocator hands out or takes back, and for each change of a thread's label, while
+//! Four words for each block that PyTorch's allocator hands out or takes back, and for each change of a thread's label, while
 //! a tracker asks. What a block is *for* is worked out by the reader, from tensors that it knows; what the thread was
 //! doing when it asked for it is said here, because nobody can say it later.
 
 use std::sync::atomic::Ordering;
 
-use memtrace_format::event::LabelId;
-
 use super::journal::Journal;
 use super::operators;
-use super::torch::{self, Work};
+use super::torch;
 use crate::hot::HOT;
+use crate::record::guard::Local;
 
-/// Words of a record: sort, work (from bit 8), device (bit 16), thread (bit 32); label; address; bytes; the operator
-/// ([`operators::inside`]).
-pub const WORDS: usize = 5;
+/// Words of a record: sort, work (from bit 4), device (bit 8), thread (bit 16) and label (bit 40); address; bytes; the operator
+/// ([`operators::inside`]). So two of them are a line of the cache.
+pub const WORDS: usize = 4;
 
 /// A block was handed out.
 const ALLOCATED: u64 = 1;
@@ -59,28 +58,24 @@ pub fn release(upto: u64) {
 
 /// A block was handed out, or, with `change` below zero, taken back.
 #[inline]
-pub fn block(tid: u32, label: LabelId, addr: u64, change: i64, device: i8) {
+pub fn block(local: &Local, addr: u64, change: i64, device: i8) {
     if asked() {
         let sort = if change > 0 { ALLOCATED } else { FREED };
-        write(tid, sort | u64::from(device as u8) << 16, label, addr, change.unsigned_abs());
+        write(local, sort | u64::from(device as u8) << 8, addr, change.unsigned_abs());
     }
 }
 
-/// The thread has this label from here on.
+/// The thread has another label from here on.
 #[inline]
-pub fn label(tid: impl FnOnce() -> u32, label: LabelId) {
+pub fn label(local: &Local) {
     if asked() {
-        write(tid(), LABELLED, label, 0, 0);
+        write(local, LABELLED, 0, 0);
     }
 }
 
-fn write(tid: u32, first: u64, label: LabelId, addr: u64, size: u64) {
-    let work = match torch::work() {
-        Work::Forward => 0,
-        Work::Backward => 1,
-        Work::Again => 2,
-        Work::Accumulate => 3,
-    };
-    let first = first | work << 8 | u64::from(tid) << 32;
-    JOURNAL.write([first, u64::from(label), addr, size, operators::inside()]);
+fn write(local: &Local, first: u64, addr: u64, size: u64) {
+    let work = torch::work(local) as u64;
+    let (thread, label) = (u64::from(local.tid()), u64::from(local.label.get()));
+    let first = first | work << 4 | (thread & 0xff_ffff) << 16 | label << 40;
+    JOURNAL.write([first, addr, size, operators::inside(local)]);
 }

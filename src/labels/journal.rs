@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crate::sync::zeroed_memory;
+use crate::sync::{prefetch, zeroed_memory};
 
 /// Records of a piece, and pieces.
 const PIECE: usize = 1 << 16;
@@ -63,16 +63,17 @@ impl<const WORDS: usize> Journal<WORDS> {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return None;
         };
-        for (to, word) in record.iter().zip(words).skip(1) {
-            to.store(word, Ordering::Relaxed);
+        for i in 1..WORDS {
+            record[i].store(words[i], Ordering::Relaxed);
         }
         record[0].store(words[0], Ordering::Release);
+        prefetch(record.as_ptr().wrapping_add(2 * WORDS - 1)); // the end of the next one
         Some(number)
     }
 
     /// The words of a record that its writer changes later.
     #[inline]
-    pub fn record(&self, number: u64) -> Option<&'static [AtomicU64]> {
+    pub fn record(&self, number: u64) -> Option<&'static [AtomicU64; WORDS]> {
         self.place(number, false)
     }
 
@@ -95,7 +96,7 @@ impl<const WORDS: usize> Journal<WORDS> {
 
     /// The words of a record; its piece is mapped if need be.
     #[inline]
-    fn place(&self, number: u64, make: bool) -> Option<&'static [AtomicU64]> {
+    fn place(&self, number: u64, make: bool) -> Option<&'static [AtomicU64; WORDS]> {
         let piece = number / PIECE as u64;
         if piece.wrapping_sub(self.first.load(Ordering::Acquire)) >= PIECES as u64 {
             return None;
@@ -105,8 +106,8 @@ impl<const WORDS: usize> Journal<WORDS> {
         if at.is_null() {
             at = if make { Self::map(slot)? } else { return None };
         }
-        // SAFETY: a piece has `PIECE * WORDS` words and is never unmapped.
-        Some(unsafe { std::slice::from_raw_parts(at.add(number as usize % PIECE * WORDS), WORDS) })
+        // SAFETY: a piece has `PIECE` arrays of `WORDS` words and is never unmapped.
+        Some(unsafe { &*at.add(number as usize % PIECE * WORDS).cast() })
     }
 
     #[cold]

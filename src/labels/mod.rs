@@ -60,7 +60,7 @@ fn set(local: &guard::Local, label: LabelId) -> LabelId {
     let before = local.label.replace(label);
     if before != label {
         torch::label_changed(label);
-        changes::label(|| local.tid(), label);
+        changes::label(local);
     }
     before
 }
@@ -119,9 +119,12 @@ fn open(label: impl FnOnce(LabelId) -> LabelId) -> u32 {
     OPEN.with(|open| {
         let depth = open.depth.get();
         open.depth.set(depth.saturating_add(1));
-        if let Some(place) = open.before.get(depth as usize) {
-            guard::local(|local| place.set(set(local, label(local.label.get()))));
-        }
+        guard::local(|local| {
+            torch::opened_or_closed(local);
+            if let Some(place) = open.before.get(depth as usize) {
+                place.set(set(local, label(local.label.get())));
+            }
+        });
         depth
     })
 }
@@ -131,6 +134,7 @@ pub fn pop() -> Option<u32> {
     OPEN.with(|open| {
         let depth = open.depth.get().checked_sub(1)?;
         open.depth.set(depth);
+        guard::local(torch::opened_or_closed);
         let Some(place) = open.before.get(depth as usize) else { return Some(depth) };
         let was = guard::local(|local| set(local, place.get()));
         if was != place.get()

@@ -25,7 +25,7 @@ use super::journal::Journal;
 use super::{quick, store, torch};
 use crate::gauges;
 use crate::hooks::resolve;
-use crate::record::guard;
+use crate::record::guard::{self, Local};
 
 /// `RecordFunction::fn_`: a union of a string and a reference, and after it which of them is there.
 const FUNCTION_AT: usize = 160;
@@ -48,10 +48,21 @@ static MODULE: AtomicU32 = AtomicU32::new(0);
 static DEVICE: AtomicU32 = AtomicU32::new(0);
 static THREADS: AtomicU32 = AtomicU32::new(0);
 
-thread_local! {
-    /// Operators that run inside each other, and the thread's number here (plus 1).
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-    static THREAD: Cell<u32> = const { Cell::new(0) };
+/// What a thread knows of its operators.
+pub struct Mine {
+    /// Those that run inside each other.
+    depth: Cell<u32>,
+    /// The thread's number here, plus 1.
+    thread: Cell<u32>,
+    /// For [`quick`].
+    pub quick: quick::Mine,
+}
+
+impl Mine {
+    /// Nothing yet.
+    pub(crate) const fn new() -> Mine {
+        Mine { depth: Cell::new(0), thread: Cell::new(0), quick: quick::Mine::new() }
+    }
 }
 
 /// `std::uncaught_exceptions`, if there is one.
@@ -128,10 +139,13 @@ pub fn read(from: u64, into: &mut [u64]) -> usize {
 unsafe extern "C" fn begins(result: *mut *mut c_void, function: *const u8) -> *mut *mut c_void {
     // SAFETY: PyTorch hands in a live `RecordFunction`, and room for an empty `unique_ptr`.
     unsafe {
-        quick::exact();
-        if schema(function).is_some() {
-            DEPTH.set(DEPTH.get() + 1);
-        }
+        guard::local(|local| {
+            let mine = &local.operators;
+            mine.quick.exact();
+            if schema(function).is_some() {
+                mine.depth.set(mine.depth.get() + 1);
+            }
+        });
         result.write(std::ptr::null_mut());
     }
     result
@@ -140,11 +154,13 @@ unsafe extern "C" fn begins(result: *mut *mut c_void, function: *const u8) -> *m
 unsafe extern "C" fn ends(function: *const u8, _: *mut c_void) {
     // SAFETY: PyTorch hands in a live `RecordFunction`.
     let Some(schema) = (unsafe { schema(function) }) else { return };
-    let depth = DEPTH.get().saturating_sub(1);
-    DEPTH.set(depth);
     // SAFETY: as above.
     let operator = known(schema).unwrap_or_else(|| unsafe { learn(schema, function) });
-    write(operator, depth);
+    guard::local(|local| {
+        let depth = &local.operators.depth;
+        depth.set(depth.get().saturating_sub(1));
+        write(local, operator);
+    });
 }
 
 /// Writes down that a range of `record_function` begins or ends.
@@ -162,7 +178,7 @@ pub fn range(begins: bool) {
         };
         named.store(super::named(NO_LABEL, Sort::Operator, name), Ordering::Relaxed);
     }
-    write(named.load(Ordering::Relaxed), DEPTH.get());
+    guard::local(|local| write(local, named.load(Ordering::Relaxed)));
 }
 
 /// Can no dispatch mode see what the calling thread does?
@@ -188,36 +204,37 @@ const BEGUN: u64 = 1 << 15;
 /// this thread's number, the first of each smaller depth is of an operator that is open now. The innermost is the one of that number itself,
 /// if it was seen as it began; else the number is that of the next record. 0 outside operators, or if nobody asks for them.
 #[inline]
-pub fn inside() -> u64 {
+pub fn inside(local: &Local) -> u64 {
     if !RUNNING.load(Ordering::Relaxed) {
         return 0;
     }
-    let begun = quick::current();
-    let depth = u64::from(DEPTH.get().min(0x7fff));
+    let begun = quick::current(local);
+    let depth = u64::from(local.operators.depth.get().min(0x7fff));
     if begun.is_none() && depth == 0 {
         return 0;
     }
     let flag = if begun.is_some() { BEGUN } else { 0 };
     let record = begun.unwrap_or_else(|| JOURNAL.count()[0]);
-    depth | flag | u64::from(thread()) << 16 | record << 32
+    depth | flag | u64::from(thread(local)) << 16 | record << 32
 }
 
-fn write(operator: LabelId, depth: u32) {
-    add(operator, depth, u64::from(failed()) << FAILED_AT | u64::from(shut_out()) << 46);
+fn write(local: &Local, operator: LabelId) {
+    add(local, operator, u64::from(failed()) << FAILED_AT | u64::from(shut_out()) << 46);
 }
 
 /// An operator begins that [`quick`] sees to; the number of its record.
 #[inline]
-pub fn seen(operator: LabelId) -> Option<u64> {
-    add(operator, DEPTH.get(), 0)
+pub fn seen(local: &Local, operator: LabelId) -> Option<u64> {
+    add(local, operator, 0)
 }
 
 /// What the allocator has now belongs to this record, too.
 #[inline]
 pub fn update(record: u64) {
     if let Some(words) = JOURNAL.record(record) {
-        for (word, now) in words.iter().skip(2).zip(memory()) {
-            word.store(now, Ordering::Relaxed);
+        let now = memory();
+        for i in 0..now.len() {
+            words[i + 2].store(now[i], Ordering::Relaxed);
         }
     }
 }
@@ -231,14 +248,15 @@ pub fn fail(record: u64) {
 
 const FAILED_AT: u32 = 45;
 
-fn add(operator: LabelId, depth: u32, bits: u64) -> Option<u64> {
-    let label = guard::local(|local| local.label.get());
+fn add(local: &Local, operator: LabelId, bits: u64) -> Option<u64> {
+    let label = local.label.get();
+    let depth = local.operators.depth.get();
     let backward = u64::from(torch::in_backward());
     let first = u64::from(operator)
         | u64::from(depth.min(0x1fff)) << 32
         | bits
         | backward << 47
-        | u64::from(thread()) << 48;
+        | u64::from(thread(local)) << 48;
     let module = u64::from(MODULE.load(Ordering::Relaxed));
     let [allocated, reserved, waiting] = memory();
     JOURNAL.write([first, module | u64::from(label) << 32, allocated, reserved, waiting])
@@ -252,11 +270,12 @@ fn memory() -> [u64; 3] {
     [allocated, reserved, gauges::waiting::of(device)]
 }
 
-fn thread() -> u32 {
-    if THREAD.get() == 0 {
-        THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed) % 0xffff + 1);
+fn thread(local: &Local) -> u32 {
+    let mine = &local.operators.thread;
+    if mine.get() == 0 {
+        mine.set(THREADS.fetch_add(1, Ordering::Relaxed) % 0xffff + 1);
     }
-    THREAD.get()
+    mine.get()
 }
 
 /// Where the operator's schema is, if what begins or ends is an operator.

@@ -33,6 +33,7 @@ use super::torch::{self, End, Start};
 use super::{operators, store};
 use crate::hooks::resolve;
 use crate::hot::HOT;
+use crate::record::guard::{self, Local};
 use crate::stack::native;
 
 const LIBRARY: &str = "libtorch_cpu.so";
@@ -92,21 +93,12 @@ type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
 
 const NONE: u64 = u64::MAX;
 
-struct Mine {
+/// What a thread knows of the operators that it begins.
+pub struct Mine {
     keys: Cell<*const u64>,
     hooks: Cell<*const usize>,
     /// The record of the operator that began last, if it began this way.
     current: Cell<u64>,
-}
-
-thread_local! {
-    static MINE: Mine = const {
-        Mine {
-            keys: Cell::new(std::ptr::null()),
-            hooks: Cell::new(std::ptr::null()),
-            current: Cell::new(NONE),
-        }
-    };
 }
 
 /// `at::getStepCallbacksUnlessEmpty`: a jump, with the return address and where it lies where no argument is.
@@ -305,7 +297,8 @@ unsafe extern "C-unwind" fn decide(
 
 /// Sees to an operator that begins, if it is one of those that need no more.
 fn is_seen(caller: usize, at: *const usize) -> bool {
-    MINE.with(|mine| {
+    guard::local(|local| {
+        let mine = &local.operators.quick;
         let Some((included, excluded)) = mine.keys() else { return false };
         if included != 0 {
             return false;
@@ -326,7 +319,7 @@ fn is_seen(caller: usize, at: *const usize) -> bool {
         }
         // What is made of others, or calls itself again when it has cast its arguments.
         if kind & COMPOSITE == 0 && !(casts != 0 && kind & CASTS != 0) {
-            mine.current.set(operators::seen(operator).unwrap_or(NONE));
+            mine.current.set(operators::seen(local, operator).unwrap_or(NONE));
         }
         true
     })
@@ -337,45 +330,49 @@ fn is_python(address: usize) -> bool {
     (start..end).contains(&address)
 }
 
-/// The calling thread begins an operator in PyTorch's way.
-pub fn exact() {
-    MINE.with(|mine| mine.current.set(NONE));
-}
-
 /// Something was allocated or freed on the calling thread.
 #[inline]
-pub fn event() {
-    if let Some(record) = current() {
+pub fn event(local: &Local) {
+    if let Some(record) = current(local) {
         operators::update(record);
     }
 }
 
 /// The calling thread is out of memory.
-pub fn failed() {
-    if let Some(record) = current() {
+pub fn failed(local: &Local) {
+    if let Some(record) = current(local) {
         operators::fail(record);
     }
 }
 
 /// The record of the operator that the calling thread is in, if it was seen as it began.
 #[inline]
-pub fn current() -> Option<u64> {
-    if HOT.quick.load(Ordering::Relaxed) { under_way() } else { None }
+pub fn current(local: &Local) -> Option<u64> {
+    if HOT.quick.load(Ordering::Relaxed) { local.operators.quick.under_way() } else { None }
 }
 
-fn under_way() -> Option<u64> {
-    MINE.with(|mine| {
-        let current = mine.current.get();
+impl Mine {
+    /// Nothing yet.
+    pub(crate) const fn new() -> Mine {
+        let (keys, hooks) = (Cell::new(std::ptr::null()), Cell::new(std::ptr::null()));
+        Mine { keys, hooks, current: Cell::new(NONE) }
+    }
+
+    /// The thread begins an operator in PyTorch's way.
+    pub fn exact(&self) {
+        self.current.set(NONE);
+    }
+
+    fn under_way(&self) -> Option<u64> {
+        let current = self.current.get();
         if current == NONE {
             return None;
         }
         let below = BELOW.load(Ordering::Relaxed);
-        let (included, excluded) = mine.keys()?;
+        let (included, excluded) = self.keys()?;
         (included == 0 && excluded & below == below).then_some(current)
-    })
-}
+    }
 
-impl Mine {
     #[inline]
     fn keys(&self) -> Option<(u64, u64)> {
         if self.keys.get().is_null() {

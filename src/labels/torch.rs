@@ -23,7 +23,7 @@ use memtrace_format::event::{LabelId, NO_LABEL};
 
 use super::{changes, store};
 use crate::hooks::resolve;
-use crate::record::guard;
+use crate::record::guard::{self, Local};
 use crate::sync::zeroed_memory;
 
 const LIBRARY: &str = "libtorch_cpu.so";
@@ -150,7 +150,9 @@ pub unsafe fn string(at: *const u8) -> (*const c_char, usize) {
     }
 }
 
-/// What the calling thread is at.
+/// What a thread is at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Work {
     /// Anything outside a backward pass.
     Forward,
@@ -160,11 +162,23 @@ pub enum Work {
     Again,
     /// The node that puts a gradient into its place, hooks on it included. Known while a tracker asks ([`changes`]).
     Accumulate,
+    /// Nobody has looked yet.
+    Unknown,
 }
 
 /// What the calling thread is at.
-pub fn work() -> Work {
-    BACKWARD_OF.with(|backward| {
+#[inline]
+pub fn work(local: &Local) -> Work {
+    match local.work.get() {
+        Work::Unknown => look(local),
+        known => known,
+    }
+}
+
+/// Works it out, whenever something it depends on has changed.
+#[inline(never)]
+fn look(local: &Local) -> Work {
+    let work = BACKWARD_OF.with(|backward| {
         if backward.depth.get() == 0 && !backward.is_worker() {
             Work::Forward
         } else if backward.accumulates.get() >> backward.depth.get() & 1 != 0 {
@@ -174,7 +188,17 @@ pub fn work() -> Work {
         } else {
             Work::Backward
         }
-    })
+    });
+    local.work.set(work);
+    work
+}
+
+/// A range of the calling thread was opened or closed, which makes a difference inside a backward pass.
+#[inline]
+pub fn opened_or_closed(local: &Local) {
+    if local.work.get() != Work::Forward {
+        local.work.set(Work::Unknown);
+    }
 }
 
 /// Does the calling thread run a node of autograd's?
@@ -325,12 +349,13 @@ unsafe extern "C" fn backward_begins(
         }
         if changes::asked() {
             // SAFETY: PyTorch hands in a live `RecordFunction`.
-            let accumulates = unsafe { name(function) }.to_bytes() == ACCUMULATE;
+            let accumulates = number < 0 && unsafe { name(function) }.to_bytes() == ACCUMULATE;
             let bit = 1_u32.checked_shl(depth + 1).unwrap_or(0);
             let others = backward.accumulates.get() & !bit;
             backward.accumulates.set(if accumulates { others | bit } else { others });
         }
         guard::local(|local| {
+            local.work.set(Work::Unknown);
             if let Some(place) = backward.before.get(depth as usize) {
                 place.set(local.label.get());
             }
@@ -355,6 +380,7 @@ unsafe extern "C" fn backward_ends(_: *const u8, _: *mut c_void) {
         backward.depth.set(depth);
         let bit = 1_u32.checked_shl(depth + 1).unwrap_or(0);
         backward.accumulates.set(backward.accumulates.get() & !bit);
+        guard::local(|local| local.work.set(Work::Unknown));
         if depth == 0 && backward.is_worker() {
             return;
         }

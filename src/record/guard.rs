@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use memtrace_format::blackbox::at;
 use memtrace_format::event::{LabelId, NO_LABEL, Pool};
 
+use crate::labels::{operators, torch::Work};
 use crate::record::{Recorder, clock, this_thread};
 use crate::stack::Mine;
 
@@ -41,6 +42,10 @@ pub struct Local {
     pub device: Cell<i8>,
     /// What the thread says it is doing ([`crate::labels`]).
     pub label: Cell<LabelId>,
+    /// What it does for autograd ([`crate::labels::torch::work`]).
+    pub work: Cell<Work>,
+    /// PyTorch's operators on this thread.
+    pub operators: operators::Mine,
     /// How many of `recorded` hold one.
     pub recorded_len: Cell<usize>,
     /// PyTorch's request that is under way.
@@ -71,6 +76,8 @@ thread_local! {
             tid: Cell::new(0),
             device: Cell::new(0),
             label: Cell::new(NO_LABEL),
+            work: Cell::new(Work::Unknown),
+            operators: operators::Mine::new(),
             request: Cell::new(None),
             pool: Cell::new(Pool::DEFAULT),
             stream: Cell::new((0, 0, 0)),

@@ -29,7 +29,7 @@ use memtrace_format::blackbox::at;
 use memtrace_format::event::{Event, WORDS};
 
 use crate::record::blackbox::Space;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, hint};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, hint, prefetch};
 
 type Slot = [AtomicU64; WORDS];
 
@@ -54,20 +54,6 @@ struct Role<L> {
     grown: bool,
     /// It has been told that the capacity is less than it should be.
     told: bool,
-}
-
-/// Brings the slot of the next event near: without that, the next instruction of anybody's that locks the bus waits
-/// for it to come from memory.
-#[inline]
-fn prefetch(slot: &Slot) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which reads nothing and faults nowhere.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(slot).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = slot;
 }
 
 impl<L> Ring<L> {

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Iterator, NamedTuple
 
-from .._books import WORDS, Life
+from .._books import WORDS, Life, unpack
 from .._native import MODULE, PHASE, Native
 from ..memory_tracker import shown_operators
 from ._report import NO_OPERATOR, DeviceUse, Lifetime, PhaseCall, PhaseUse, Share
@@ -99,8 +99,8 @@ class _Journal:
     def __getitem__(self, position: int) -> tuple[int, int, int, int, int]:
         """Sort, work, thread, label, operator."""
         at = (position - self.first) * WORDS
-        first, label, _, _, operator = self._words[at : at + WORDS]
-        return first & 0xFF, first >> 8 & 0xFF, first >> 32, label, operator
+        sort, work, thread, label = unpack(self._words[at])
+        return sort, work, thread, label, self._words[at + WORDS - 1]
 
     def label(self, number: int) -> Label:
         """Of a position's label."""
