@@ -25,7 +25,7 @@
 //! | `compute` | a launch on the session's stream | `result=PARAM:BYTES`: in device or host memory |
 //! | `launch` | the same, and writes numbers | as `out` |
 //! | `out` | writes numbers | `PARAM=EXPRESSION` of integer parameters and `libs::model`, one a column |
-//! | `set` | succeeds: what it sets is never read | |
+//! | `set` | succeeds: what it sets is never read, what it checks is always so | |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -6,10 +6,17 @@ use crate::gpu::border::{In, Out, driver};
 use crate::gpu::memory::book;
 use crate::runtime::pool::{self, Access, Location, PoolProperties};
 
+/// A stream knows its context; only the default streams (0, `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`) are the current
+/// context's (`cuda.h`: "default stream specified with no current context").
+fn context_of(stream: u64) -> Result {
+    const LAST_DEFAULT: u64 = 2;
+    if stream <= LAST_DEFAULT { current().map(drop) } else { Ok(()) }
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocAsync(out: Out<u64>, size: u64, stream: u64) -> Code {
     driver(|| {
-        current()?;
+        context_of(stream)?;
         out.check()?;
         out.set(pool::allocate(size, None, stream)?)
     })
@@ -23,7 +30,7 @@ pub extern "C" fn cuMemAllocFromPoolAsync(
     stream: u64,
 ) -> Code {
     driver(|| {
-        current()?;
+        context_of(stream)?;
         out.check()?;
         book().pool(pool)?;
         out.set(pool::allocate(size, Some(pool), stream)?)
@@ -33,7 +40,7 @@ pub extern "C" fn cuMemAllocFromPoolAsync(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeAsync(addr: u64, stream: u64) -> Code {
     driver(|| {
-        current()?;
+        context_of(stream)?;
         pool::free(addr, stream)
     })
 }

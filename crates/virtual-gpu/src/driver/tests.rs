@@ -42,6 +42,33 @@ fn without_a_context_calls_are_refused() {
 }
 
 #[test]
+fn memory_in_a_streams_order_needs_no_current_context_but_the_default_streams() {
+    with_context();
+    let (mut own, mut pool) = (0, 0);
+    assert_eq!(stream::cuStreamCreate(Out::to(&mut own), 1), OK);
+    assert_eq!(pool::cuDeviceGetDefaultMemPool(Out::to(&mut pool), 0), OK);
+    let elsewhere = std::thread::spawn(move || {
+        let mut addr = 0;
+        for stream in 0..3 {
+            let refused = c::CUDA_ERROR_INVALID_CONTEXT;
+            assert_eq!(pool::cuMemAllocAsync(Out::to(&mut addr), 100, stream), refused);
+            assert_eq!(
+                pool::cuMemAllocFromPoolAsync(Out::to(&mut addr), 100, pool, stream),
+                refused
+            );
+            assert_eq!(pool::cuMemFreeAsync(own, stream), refused);
+        }
+        assert_eq!(pool::cuMemAllocAsync(Out::to(&mut addr), 100, own), OK);
+        assert_eq!(pool::cuMemFreeAsync(addr, own), OK);
+        assert_eq!(pool::cuMemAllocFromPoolAsync(Out::to(&mut addr), 100, pool, own), OK);
+        addr
+    });
+    let kept = elsewhere.join().expect("no panic");
+    assert_eq!(pool::cuMemFreeAsync(kept, 0), OK);
+    assert_eq!(stream::cuStreamDestroy_v2(own), OK);
+}
+
+#[test]
 fn a_context_takes_with_it_what_is_in_it() {
     with_context();
     let (mut own, mut inside, mut outside) = (0, 0, 0);
