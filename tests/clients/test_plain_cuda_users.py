@@ -56,6 +56,9 @@ kept = must(driver.cuMemAlloc(6 << 20))
     path = support.only_file(tmp_path / "out")
     [device] = json.loads(support.must(support.memtrace("report", "--json", path)).stdout)["devices"]
     assert [(o["owner"], o["bytes"]) for o in device["owners"]] == [("engine.py", 6 * MIB)]
+    # And the summary of a program without PyTorch is about what it has.
+    summary = support.must(support.memtrace("summary", path)).stdout
+    assert "peak allocated" not in summary and f"{script}:6 <module>" in summary
 
 
 def test_a_named_pool_is_counted_and_an_unknown_free_is_passed_through(tmp_path):

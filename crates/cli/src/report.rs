@@ -105,6 +105,33 @@ impl Page {
             count(d.entries as u64)
         );
 
+        // Of a program without PyTorch these would be so many zeros.
+        if d.has_framework() {
+            self.framework(d);
+        } else {
+            self.capacity(d);
+        }
+        if let Some(driver) = &d.driver {
+            self.driver(driver);
+        }
+        for oom in d.ooms.iter().take(OOMS) {
+            self.oom(oom);
+        }
+        if d.ooms.len() > OOMS {
+            self.line("", format!("and {} more", d.ooms.len() - OOMS));
+        }
+        self.sites("held at the peak", &d.at_peak, top);
+        // Where the peak is the end, this would be the same list again.
+        if d.now.bytes != d.allocated.bytes {
+            self.sites("held at the end", &d.at_end, top);
+        }
+        if let Some(driver) = &d.driver {
+            self.sites("held outside PyTorch's allocator at the most", &driver.at_peak, top);
+        }
+    }
+
+    /// What PyTorch's allocator did.
+    fn framework(&mut self, d: &Device) {
         let rounded = size(d.allocated_rounded);
         let rounded = if d.rounded_is_exact {
             format!("; {rounded} in rounded blocks")
@@ -151,20 +178,6 @@ impl Page {
                 count(d.segment_frees)
             ),
         );
-        if let Some(driver) = &d.driver {
-            self.driver(driver);
-        }
-        for oom in d.ooms.iter().take(OOMS) {
-            self.oom(oom);
-        }
-        if d.ooms.len() > OOMS {
-            self.line("", format!("and {} more", d.ooms.len() - OOMS));
-        }
-        self.sites("held at the peak", &d.at_peak, top);
-        // Where the peak is the end, this would be the same list again.
-        if d.now.bytes != d.allocated.bytes {
-            self.sites("held at the end", &d.at_end, top);
-        }
     }
 
     /// Does it fit? Only a virtual GPU says what the card has.

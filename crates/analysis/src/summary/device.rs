@@ -226,6 +226,9 @@ pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) 
     }
     out.at_peak =
         sites.group(peak.iter().filter(|(_, b)| held(b)).map(|(a, b)| (*b, is_old(a, b))));
+    let peak = state_at(&beginning, trace, driver.peak.entry);
+    let outside = peak.iter().filter(|(_, b)| b.driver);
+    driver.at_peak = sites.group(outside.map(|(a, b)| (*b, is_old(a, b))));
     out.end(snapshot.segments.iter().filter(|s| {
         usize::try_from(s.device) == Ok(number) && !beginning.driver_segments.contains(&s.address)
     }));
@@ -252,6 +255,13 @@ fn state_at(
 }
 
 impl Device {
+    /// Did a framework's allocator take or hand out anything here?
+    pub fn has_framework(&self) -> bool {
+        self.driver.is_none()
+            || self.allocs + self.segment_allocs + self.segments.all.count > 0
+            || self.before_history.count > 0
+    }
+
     /// The state of the segments at the end.
     fn end<'a>(&mut self, segments: impl Iterator<Item = &'a Segment>) {
         let f = &mut self.fragmentation;

@@ -147,6 +147,8 @@ pub struct Driver {
     pub now: Amount,
     /// The most at any time.
     pub peak: Peak,
+    /// Who held it then, the largest first.
+    pub at_peak: Vec<SiteUse>,
     /// By API function: what was allocated in all.
     pub calls: BTreeMap<String, Amount>,
 }
