@@ -166,6 +166,36 @@ def test_sub_totals_at_the_peak_add_up_to_it(tmp_path):
     assert told["devices"][0]["labels_at_peak"][0] == device["at_peak"][0]
 
 
+def test_what_is_taken_past_pytorch_is_added_up_by_label_too(tmp_path):
+    device = run("past_pytorch", tmp_path)["memtrace"]["labels"]["devices"][0]
+    outside = device["outside"]
+
+    def rows(which):
+        return {row["label"]: (row["bytes"], row["count"]) for row in outside[which]}
+
+    # In the second forward, when the first step's memory is still there.
+    assert rows("at_peak") == {
+        "forward/1": (40_000_000 + (2 << 20), 2),
+        "load": (11_000_000, 2),
+        "backward/1": (3_000_000, 1),
+    }
+    assert outside["peak"] == sum(size for size, _ in rows("at_peak").values())
+    assert rows("now") == {
+        "load": (6_000_000, 1),
+        "backward/1": (6_000_000, 2),
+        "forward/1": (4 << 20, 2),
+        "": (1_000, 1),
+    }
+    assert device["peak"] < 1 << 20  # PyTorch's own
+
+    report = must(memtrace("report", tmp_path / "labels.pickle")).stdout
+    section = report.split("taken from the driver past PyTorch, at its peak, by label\n")[1].splitlines()
+    assert section[0].split() == ["42,097,152", "2", "x", "forward/1"], report
+    assert "  of that, at the end, by label" in section, report
+    told = json.loads(must(memtrace("report", "--json", tmp_path / "labels.pickle")).stdout)["devices"][0]
+    assert (told["outside_labels_at_peak"], told["outside_labels"]) == (outside["at_peak"], outside["now"])
+
+
 def test_the_library_takes_part_in_nvtx_by_its_documented_name():
     assert b"InitializeInjectionNvtx2" in LIBRARY.read_bytes()
 

@@ -70,7 +70,7 @@ pub struct Workspace {
     pub peak: u64,
 }
 
-/// Memory of PyTorch's that was taken under one label.
+/// Memory that was taken under one label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Labelled {
     /// What the thread said it was doing, outermost first; empty for what has no label.
@@ -134,6 +134,10 @@ pub struct Device {
     pub sites: Vec<SiteUse>,
     /// By label, at PyTorch's peak; adds up to it.
     pub labels_at_peak: Vec<Labelled>,
+    /// By label, what was taken past a framework's allocator, when that was most.
+    pub outside_labels_at_peak: Vec<Labelled>,
+    /// Of that, what is held at the end.
+    pub outside_labels: Vec<Labelled>,
     /// The table, if the device was asked.
     pub reconcile: Option<Reconcile>,
 }
@@ -157,6 +161,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
             let seen = devices.iter().find(|d| d.device as i64 == ordinal);
             let sums = of(&told["owners"]["devices"], ordinal);
             let table = of(&told["reconcile"], ordinal);
+            let labels = of(&told["labels"]["devices"], ordinal);
             let reserved = seen.map_or(0, |d| d.segments.all.bytes);
             let pytorch = Owner {
                 owner: "PyTorch".to_owned(),
@@ -181,7 +186,9 @@ pub fn report(snapshot: &Snapshot) -> Report {
                 workspaces: workspaces(snapshot, ordinal),
                 fragmentation: seen.map(|d| d.fragmentation),
                 sites: seen.map_or_else(Vec::new, |d| d.at_end.clone()),
-                labels_at_peak: labelled(&of(&told["labels"]["devices"], ordinal)["at_peak"]),
+                labels_at_peak: labelled(&labels["at_peak"]),
+                outside_labels_at_peak: labelled(&labels["outside"]["at_peak"]),
+                outside_labels: labelled(&labels["outside"]["now"]),
                 reconcile: table.is_object().then(|| reconcile(&table)),
             }
         })

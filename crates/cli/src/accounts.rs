@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use memtrace_analysis::report::{self, Device, Owner, Report};
+use memtrace_analysis::report::{self, Device, Labelled, Owner, Report};
 use memtrace_format::snapshot::{Snapshot, Value};
 
 use crate::Answer;
@@ -72,12 +72,11 @@ fn device(out: &mut String, d: &Device, top: usize) {
     } else if d.owners_at_peak != d.owners {
         owners(out, &d.owners_at_peak);
     }
-    if !d.labels_at_peak.is_empty() && top > 0 {
-        out.push_str("  PyTorch's at its peak, by label\n");
-    }
-    for l in d.labels_at_peak.iter().take(top) {
-        let label = if l.label.is_empty() { "(no label)" } else { &l.label };
-        let _ = writeln!(out, "    {:>18}  {:>6} x  {label}", count(l.bytes), count(l.count));
+    labels(out, "PyTorch's at its peak", &d.labels_at_peak, top);
+    let outside = [&d.outside_labels_at_peak, &d.outside_labels];
+    if outside.into_iter().flatten().any(|l| !l.label.is_empty()) {
+        labels(out, "taken from the driver past PyTorch, at its peak", outside[0], top);
+        labels(out, "of that, at the end", outside[1], top);
     }
     let _ = writeln!(out, "  at the end: {} held", size(d.held));
     owners(out, &d.owners);
@@ -116,6 +115,16 @@ fn device(out: &mut String, d: &Device, top: usize) {
         let sign = if l.bytes < 0 { "-" } else { "" };
         let bytes = format!("{sign}{}", count(l.bytes.unsigned_abs()));
         let _ = writeln!(out, "    {bytes:>18}  {} ({})", l.name, l.known);
+    }
+}
+
+fn labels(out: &mut String, what: &str, rows: &[Labelled], top: usize) {
+    if !rows.is_empty() && top > 0 {
+        let _ = writeln!(out, "  {what}, by label");
+    }
+    for l in rows.iter().take(top) {
+        let label = if l.label.is_empty() { "(no label)" } else { &l.label };
+        let _ = writeln!(out, "    {:>18}  {:>6} x  {label}", count(l.bytes), count(l.count));
     }
 }
 

@@ -75,8 +75,9 @@ mod tests {
     #[test]
     fn the_highest_point_and_the_sum_stay_when_everything_goes() {
         let mut past = Past::default();
+        let device = Some(0);
         let one =
-            |bytes, came, sort| Move { device: Some(0), sort, stack: 0, bytes, came, part: 0 };
+            |bytes, came, sort| Move { device, sort, stack: 0, label: 0, bytes, came, part: 0 };
         for came in [true, false, true, false] {
             past.note(&one(100, came, Sort::Plain));
         }

@@ -19,8 +19,8 @@ mod segments;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{
-    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, LabelId, Layer, NO_STACK, OUT_OF_MEMORY,
-    Pool, StackId,
+    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, LabelId, Layer, NO_LABEL, NO_STACK,
+    OUT_OF_MEMORY, Pool, StackId,
 };
 use crate::ledger::{Ledger, Move, Moves, Sort};
 use crate::past::Past;
@@ -476,7 +476,7 @@ impl DeviceState {
 
 fn framework_move(device: usize, bytes: u64, stack: StackId, came: bool) -> Move {
     let device = Some(i8::try_from(device).unwrap_or(-1));
-    Move { device, sort: Sort::Framework, stack, bytes, came, part: 0 }
+    Move { device, sort: Sort::Framework, stack, label: NO_LABEL, bytes, came, part: 0 }
 }
 
 /// The first addresses of the pages in a mapped range.

@@ -1,4 +1,5 @@
-//! Sub-totals by label: who, in the program's own words, holds the memory of PyTorch's allocator, now and at the peak.
+//! Sub-totals by label: who, in the program's own words, holds the memory of PyTorch's allocator, now and at the peak; and
+//! who holds what is taken past it, from the driver.
 //!
 //! The peak is known only afterwards. So beside what is held now it is kept how much of that has changed since the
 //! highest total so far, which is forgotten at each new one; the difference is what was held at the peak.
@@ -9,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use memtrace_format::event::{Event, FLAG_FAILED, Kind, LabelId, Layer, NO_LABEL, Point};
+use memtrace_format::ledger::{Move, Sort};
 use memtrace_format::replay::State;
 use memtrace_format::stacks::Words;
 use serde_json::{Value, json};
@@ -18,15 +20,16 @@ use crate::names::Namer;
 /// Bytes and blocks.
 type Sum = (i64, i64);
 
+/// What is held of one sort of memory.
 #[derive(Default)]
-struct Device {
+struct Held {
     now: HashMap<LabelId, Sum>,
     since_peak: HashMap<LabelId, Sum>,
     total: u64,
     peak: u64,
 }
 
-impl Device {
+impl Held {
     fn add(&mut self, label: LabelId, bytes: u64, sign: i64) {
         for sums in [&mut self.now, &mut self.since_peak] {
             let sum = sums.entry(label).or_default();
@@ -38,6 +41,27 @@ impl Device {
             self.since_peak.clear();
         }
     }
+
+    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Value {
+        let before = |(label, sum): (&LabelId, &Sum)| {
+            let (bytes, count) = self.since_peak.get(label).copied().unwrap_or_default();
+            (*label, (sum.0 - bytes, sum.1 - count))
+        };
+        let now = self.now.iter().map(|(label, sum)| (*label, *sum));
+        json!({
+            "peak": self.peak,
+            "at_peak": sums(self.now.iter().map(before), namer),
+            "now": sums(now, namer),
+        })
+    }
+}
+
+#[derive(Default)]
+struct Device {
+    /// Blocks of PyTorch's allocator.
+    blocks: Held,
+    /// What no framework's allocator holds.
+    outside: Held,
 }
 
 /// A point that the program passed.
@@ -64,6 +88,7 @@ impl Labels {
             marks: Vec::new(),
             labelled: false,
         };
+        labels.outside(&state.holdings());
         for (device, held) in state.devices.iter().enumerate() {
             for (addr, block) in held.blocks.iter().filter(|(_, block)| !block.pending) {
                 labels.allocated(device, *addr, block.label, block.size);
@@ -72,8 +97,9 @@ impl Labels {
         labels
     }
 
-    /// Takes an event into account.
-    pub fn note(&mut self, event: &Event) {
+    /// Takes an event into account, by which these things have come and gone.
+    pub fn note(&mut self, event: &Event, moves: &[Move]) {
+        self.outside(moves);
         if event.layer != Layer::Framework || event.flags & FLAG_FAILED != 0 {
             return;
         }
@@ -85,7 +111,7 @@ impl Labels {
             }
             Kind::FreeRequested => self.freed(event.addr),
             Kind::Mark => {
-                let allocated = self.devices.iter().map(|d| d.total).collect();
+                let allocated = self.devices.iter().map(|d| d.blocks.total).collect();
                 self.marks.push(Mark { event: *event, allocated });
             }
             _ => {}
@@ -95,16 +121,30 @@ impl Labels {
     fn allocated(&mut self, device: usize, addr: u64, label: LabelId, bytes: u64) {
         self.freed(addr); // whose free is missing
         self.labelled |= label != NO_LABEL;
-        if self.devices.len() <= device {
-            self.devices.resize_with(device + 1, Device::default);
-        }
         self.blocks.insert(addr, (device, label, bytes));
-        self.devices[device].add(label, bytes, 1);
+        self.device(device).blocks.add(label, bytes, 1);
+    }
+
+    fn outside(&mut self, moves: &[Move]) {
+        for one in moves.iter().filter(|m| m.sort.is_held() && m.sort != Sort::Framework) {
+            if let Some(device) = one.device.and_then(|d| usize::try_from(d).ok()) {
+                self.labelled |= one.label != NO_LABEL;
+                let sign = if one.came { 1 } else { -1 };
+                self.device(device).outside.add(one.label, one.bytes, sign);
+            }
+        }
+    }
+
+    fn device(&mut self, ordinal: usize) -> &mut Device {
+        if self.devices.len() <= ordinal {
+            self.devices.resize_with(ordinal + 1, Device::default);
+        }
+        &mut self.devices[ordinal]
     }
 
     fn freed(&mut self, addr: u64) {
         if let Some((device, label, bytes)) = self.blocks.remove(&addr) {
-            self.devices[device].add(label, bytes, -1);
+            self.devices[device].blocks.add(label, bytes, -1);
         }
     }
 
@@ -112,17 +152,10 @@ impl Labels {
     pub fn tell<W: Words>(&self, about: &mut Value, namer: &mut Namer<W>) {
         if self.labelled {
             let devices = self.devices.iter().zip(0..).map(|(device, ordinal): (_, usize)| {
-                let before = |(label, sum): (&LabelId, &Sum)| {
-                    let (bytes, count) = device.since_peak.get(label).copied().unwrap_or_default();
-                    (*label, (sum.0 - bytes, sum.1 - count))
-                };
-                let now = device.now.iter().map(|(label, sum)| (*label, *sum));
-                json!({
-                    "device": ordinal,
-                    "peak": device.peak,
-                    "at_peak": sums(device.now.iter().map(before), namer),
-                    "now": sums(now, namer),
-                })
+                let mut all = device.blocks.tell(namer);
+                all["device"] = ordinal.into();
+                all["outside"] = device.outside.tell(namer);
+                all
             });
             about["labels"] = json!({ "devices": devices.collect::<Vec<_>>() });
             about["labels"]["refused"] = namer.labels_refused().into();

@@ -301,8 +301,9 @@ fn history<W: Words>(
         for event in events.drain(..) {
             let label = event.label;
             state.apply(&event, api, &mut |place, entry| sink(namer, label, place, entry));
-            accounts.note(&event, &state.take_moves(), namer);
-            labels.note(&event);
+            let moves = state.take_moves();
+            accounts.note(&event, &moves, namer);
+            labels.note(&event, &moves);
         }
     }
     state.finish(&mut |place, entry| sink(namer, NO_LABEL, place, entry));

@@ -153,6 +153,49 @@ def removed():
     train(model)
 
 
+def past_pytorch():
+    """A program whose modules take memory from the driver itself, as libraries do."""
+    import memtrace
+
+    def take(size):
+        at = ctypes.c_void_p()
+        assert library.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(size)) == 0
+        return at
+
+    def physical(size):
+        handle, properties = ctypes.c_uint64(), (ctypes.c_int * 8)(1, 0, 1, 0)
+        assert library.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), properties, ctypes.c_uint64(0)) == 0
+        return handle
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            assert library.cudaFree(take(40_000_000)) == 0
+            kept.append(physical(2 << 20))
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            kept.append(take(3_000_000))
+            return 2 * gradient
+
+    class Raw(nn.Module):
+        def forward(self, x):
+            return Twice.apply(x)
+
+    model = nn.Sequential(nn.Identity(), Raw())
+    memtrace.watch(model)
+    batch = torch.ones(8, device="cuda", requires_grad=True)
+    kept = []
+    with memtrace.annotate("load"):
+        kept.append(take(5_000_000))
+        kept.append(take(6_000_000))
+    for _ in range(2):
+        model(batch).sum().backward()
+    assert library.cudaFree(kept[0]) == 0
+    take(1_000)
+
+
 def killed():
     import os
     import signal

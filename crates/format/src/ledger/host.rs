@@ -68,8 +68,9 @@ impl Ledger {
         }
         let memory = self.memory_of(block)?;
         let bytes = size_in(memory, block).saturating_sub(block.size);
-        let (sort, stack) = (Sort::RoundedUp, block.stack);
-        Some(Move { device: None, sort, stack, bytes, came, part: 0 }).filter(|m| m.bytes > 0)
+        let (sort, stack, label) = (Sort::RoundedUp, block.stack, block.label);
+        Some(Move { device: None, sort, stack, label, bytes, came, part: 0 })
+            .filter(|m| m.bytes > 0)
     }
 
     /// The host's blocks by address.

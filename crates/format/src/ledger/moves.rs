@@ -5,7 +5,7 @@
 
 use super::host::is_of_blocks;
 use crate::blackbox::Class;
-use crate::event::{Event, Layer, StackId, What};
+use crate::event::{Event, LabelId, Layer, StackId, What};
 
 /// What sort of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub struct Move {
     pub sort: Sort,
     /// Whose call made it.
     pub stack: StackId,
+    /// What its thread said it was doing; of a framework's segments nobody asks.
+    pub label: LabelId,
     /// Bytes.
     pub bytes: u64,
     /// It came.
@@ -68,7 +70,8 @@ impl Move {
             _ => return None,
         };
         let device = (!host).then_some(e.device);
-        Some(Move { device, sort, stack: e.stack, bytes: e.size, came, part: e.part() })
+        let (stack, label, bytes, part) = (e.stack, e.label, e.size, e.part());
+        Some(Move { device, sort, stack, label, bytes, came, part })
     }
 }
 
