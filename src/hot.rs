@@ -5,7 +5,9 @@
 //! word elsewhere is a line that the program itself has pushed out of the cache, and a page that it has pushed out of
 //! the table of pages, by the next event.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+
+use crate::stack::python::offsets::Runtime;
 
 /// See the module's essay.
 #[repr(C, align(64))]
@@ -18,11 +20,21 @@ pub struct Hot {
     pub quick: AtomicBool,
     /// Does every change of a thread's current stream come by us ([`crate::hooks::streams`])?
     pub streams: AtomicBool,
+    /// Which libraries addresses mean now ([`crate::stack::modules`]).
+    pub epoch: AtomicU16,
     /// Uses of blocks that are noted ([`crate::hooks::captures`]).
     pub uses: AtomicUsize,
     /// Blocks that wait for the end of a capture ([`crate::hooks::captures`]).
     pub deferred: AtomicUsize,
+    /// The interpreter, once there is one that can be walked ([`crate::stack::python::offsets`]).
+    pub python: AtomicPtr<Runtime>,
+    /// How many code objects have died, plus 1 ([`crate::stack::python::deaths`]).
+    pub deaths: AtomicU64,
+    /// Has a block been handed out on another stream than the default one ([`crate::hooks::captures`])?
+    pub other_streams: AtomicBool,
 }
+
+const _: () = assert!(size_of::<Hot>() == 64);
 
 /// The only one.
 pub static HOT: Hot = Hot {
@@ -30,6 +42,10 @@ pub static HOT: Hot = Hot {
     changes: AtomicU32::new(0),
     quick: AtomicBool::new(false),
     streams: AtomicBool::new(false),
+    epoch: AtomicU16::new(0),
     uses: AtomicUsize::new(0),
     deferred: AtomicUsize::new(0),
+    python: AtomicPtr::new(std::ptr::null_mut()),
+    deaths: AtomicU64::new(1),
+    other_streams: AtomicBool::new(false),
 };

@@ -110,17 +110,23 @@ pub fn raw(local: &Local, stream: CudaStream) -> u64 {
 }
 
 fn other(local: &Local, stream: CudaStream) -> u64 {
-    static RAW: resolve::Real = resolve::Real::new();
     let (device, id, raw) = local.stream.get();
     if (device, id) == (stream.device, stream.id) {
         return raw;
     }
-    let Some(find) = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY) else { return 0 };
-    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
-    let raw =
-        unsafe { std::mem::transmute::<*mut c_void, RawStream>(find)(&raw const stream) as u64 };
+    let Some(find) = raw_stream() else { return 0 };
+    // SAFETY: PyTorch's function, and a stream that came from PyTorch.
+    let raw = unsafe { find(&raw const stream) as u64 };
     local.stream.set((stream.device, stream.id, raw));
     raw
+}
+
+/// `c10::cuda::CUDAStream::stream() const`.
+fn raw_stream() -> Option<RawStream> {
+    static RAW: resolve::Real = resolve::Real::new();
+    let found = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY)?;
+    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
+    Some(unsafe { std::mem::transmute::<*mut c_void, RawStream>(found) })
 }
 
 /// The number that PyTorch knows a stream of one of its own pools by; `None` of any other.
@@ -128,14 +134,11 @@ fn other(local: &Local, stream: CudaStream) -> u64 {
 /// In every 2.x such a number is made of a position in a pool (of 32), a pool (one for each priority, from 1 to 4) and a last bit that is
 /// set. Asking for the handle of one only reads a table.
 pub fn id(device: i8, handle: u64) -> Option<u64> {
-    static RAW: resolve::Real = resolve::Real::new();
-    let raw = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY)?;
-    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
-    let raw: RawStream = unsafe { std::mem::transmute(raw) };
+    let raw = raw_stream()?;
     let ids = (1..=4).flat_map(|pool| (0..32).map(move |place| place << 5 | pool << 1 | 1));
     ids.into_iter().find(|&id| {
         let stream = CudaStream { device: u64::from(device as u8) << 8 | u64::from(CUDA), id };
-        // SAFETY: as above; the number is one that PyTorch makes.
+        // SAFETY: PyTorch's function; the number is one that PyTorch makes.
         unsafe { raw(&raw const stream) as u64 == handle }
     })
 }

@@ -52,18 +52,18 @@ pub struct Local {
     pub request: Cell<Option<Request>>,
     /// From which pool it is served, as far as PyTorch's allocator has found out by now.
     pub pool: Cell<Pool>,
-    /// PyTorch's stream that was last asked for its handle: device word and id, and the handle.
-    pub stream: Cell<(u64, u64, u64)>,
-    /// Handle of PyTorch's current stream and its device, if nobody has set another since that was asked.
-    pub current_stream: Cell<Option<(u64, i8)>>,
     /// What PyTorch's allocator was last answered when it asked whether this thread's stream captures a graph.
     pub capturing: Cell<bool>,
+    /// What its stacks need.
+    pub stacks: Mine,
+    /// Handle of PyTorch's current stream and its device, if nobody has set another since that was asked.
+    pub current_stream: Cell<Option<(u64, i8)>>,
+    /// PyTorch's stream that was last asked for its handle: device word and id, and the handle.
+    pub stream: Cell<(u64, u64, u64)>,
     /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
     pub device_free: Cell<u64>,
     /// Pieces that PyTorch's allocator mapped since it last set access: bytes, and the largest piece.
     pub mapped: Cell<(u64, u64)>,
-    /// What its stacks need.
-    pub stacks: Mine,
     /// Handles of CUDA events that PyTorch's allocator recorded since its last report, and the streams they are on.
     pub recorded: [Cell<(u64, u64)>; MAX_WAITS],
 }

@@ -11,7 +11,8 @@ use crate::record::blackbox::Mapped;
 use crate::record::guard::Local;
 use crate::stack::{Mode, Regions, Site, Stacks as Taker};
 
-/// See the module's essay.
+/// See the module's essay. What every stack needs, first.
+#[repr(C)]
 pub struct Stacks {
     mode: Mode,
     /// Also where memory is given back.

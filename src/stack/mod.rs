@@ -114,6 +114,7 @@ fn anonymous(words: usize) -> Option<&'static [AtomicU64]> {
 }
 
 /// All stacks of a recorder.
+#[repr(C)]
 pub struct Stacks {
     /// Tells the stacks of this recorder from those of an earlier one (a parent's, after a fork).
     serial: u64,
@@ -137,12 +138,20 @@ impl Stacks {
     }
 
     /// Takes the stack of the calling thread, whose variable `mine` is.
-    #[inline(never)]
+    #[inline]
     pub fn capture(&self, mode: Mode, site: Site, mine: &Mine) -> StackId {
-        if mode == Mode::None {
-            return NO_STACK;
+        match mode {
+            Mode::None => NO_STACK,
+            Mode::Python => self.capture_with::<false>(site, mine),
+            Mode::All => self.capture_with::<true>(site, mine),
         }
-        let here = if mode == Mode::All { native::registers() } else { None };
+    }
+
+    /// The same, with native frames or without.
+    #[inline(never)]
+    fn capture_with<const NATIVE: bool>(&self, site: Site, mine: &Mine) -> StackId {
+        let here = if NATIVE { native::registers() } else { None };
+        let mode = if NATIVE { Mode::All } else { Mode::Python };
         let stack = mine.with(site, |scratch| match self.again(mode, here, scratch) {
             Some(id) => id,
             None => self.take(mode, here, scratch),
@@ -155,8 +164,9 @@ impl Stacks {
     #[inline(always)]
     fn again(&self, mode: Mode, here: Option<Registers>, scratch: &Scratch) -> Option<StackId> {
         let id = scratch.last.whole(self.serial, mode)?;
-        let python = python::walk::is_unchanged(found()?, self.serial, &scratch.python);
-        (python && (mode != Mode::All || scratch.native.is_unchanged(here))).then_some(id)
+        let all = mode == Mode::All;
+        let python = python::walk::is_unchanged(found()?, self.serial, &scratch.python, all);
+        (python && (!all || scratch.native.is_unchanged(here))).then_some(id)
     }
 
     /// Takes the stack of a call that returns to `caller`. Whatever is wanted of stacks and whatever became of the
@@ -178,10 +188,17 @@ impl Stacks {
 
     #[inline(never)]
     fn take(&self, mode: Mode, here: Option<Registers>, scratch: &mut Scratch) -> StackId {
-        let Scratch { bounds, python, native, found, memo, last } = scratch;
+        let Scratch { last, python, native, bounds, found, memo, words } = scratch;
         let runtime = runtime();
         let no_python = match runtime {
-            Ok(runtime) => python::walk::walk(runtime, &self.codes, self.serial, memo, python),
+            Ok(runtime) => python::walk::walk(
+                runtime,
+                &self.codes,
+                self.serial,
+                memo,
+                python,
+                mode == Mode::All,
+            ),
             Err(why) => {
                 python.clear();
                 Some(why)
@@ -195,7 +212,7 @@ impl Stacks {
             mode,
             reasons: [no_python, cut],
         };
-        splice(&source, python, native, last)
+        splice(&source, python, native, last, words)
     }
 
     /// A namer for these stacks. Brings the list of libraries up to date: not for hooks.

@@ -7,20 +7,19 @@
 //! (see [`super::closing`]) and now and then by the background thread; never in a hook.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::stacks::{EPOCH_MAX, HEADER, MODULE_FIXED, MODULE_MAGIC};
 
 use super::arena::Arena;
 use super::rules;
-
-static EPOCH: AtomicU16 = AtomicU16::new(0);
+use crate::hot::HOT;
 
 /// Which libraries addresses mean now.
 #[inline]
 pub fn epoch() -> u16 {
-    EPOCH.load(Ordering::Relaxed)
+    HOT.epoch.load(Ordering::Relaxed)
 }
 
 /// Ranges that unloaded libraries left: start and end; an end of 0 is a free place. If there are ever more,
@@ -37,7 +36,7 @@ pub(super) fn met(start: u64, end: u64) {
             && e.compare_exchange(left, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
             let up = |e: u16| (e < EPOCH_MAX).then_some(e + 1);
-            let _ = EPOCH.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up);
+            let _ = HOT.epoch.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up);
         }
     }
 }

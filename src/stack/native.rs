@@ -542,10 +542,12 @@ fn by_rules(
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::unnecessary_wraps, reason = "other architectures have none")]
 pub fn registers() -> Option<Registers> {
-    let mut r = Registers { pc: 0, sp: 0, fp: 0 };
-    // SAFETY: writes three words.
-    unsafe { caller_registers(&raw mut r.pc, &raw mut r.sp, &raw mut r.fp) };
-    Some(r)
+    let (pc, sp, fp);
+    // SAFETY: a call that changes these three registers.
+    unsafe {
+        std::arch::asm!("call {}", sym caller_registers, out("rax") pc, out("rcx") sp, out("rdx") fp);
+    }
+    Some(Registers { pc, sp, fp })
 }
 
 /// On other architectures the system's unwinder takes every stack.
@@ -554,22 +556,13 @@ pub fn registers() -> Option<Registers> {
     None
 }
 
-/// Stores what the caller's instruction pointer, stack pointer and frame pointer are once this has returned: a
-/// return address, where unwind tables are exact.
-///
-/// # Safety
-/// The pointers must be writable.
+/// What the caller's instruction pointer, stack pointer and frame pointer are once this has returned: a return address,
+/// where unwind tables are exact. In rax, rcx and rdx: from memory they would be read in other pieces than they were
+/// written in, for which the processor waits.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-unsafe extern "C" fn caller_registers(pc: *mut u64, sp: *mut u64, fp: *mut u64) {
-    core::arch::naked_asm!(
-        "mov rax, [rsp]",
-        "mov [rdi], rax",
-        "lea rax, [rsp + 8]",
-        "mov [rsi], rax",
-        "mov [rdx], rbp",
-        "ret",
-    )
+unsafe extern "C" fn caller_registers() {
+    core::arch::naked_asm!("mov rax, [rsp]", "lea rcx, [rsp + 8]", "mov rdx, rbp", "ret")
 }
 
 /// The range of memtrace's own library; empty if it is part of the program, but for a section of the tests.

@@ -16,22 +16,25 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use super::native::{self, Bounds};
 use super::python::code::Memo;
 use super::python::walk;
-use super::splice::Last;
+use super::splice::{Last, Words};
 
-/// What a thread works with. All zeros is a valid, empty one.
+/// What a thread works with. All zeros is a valid, empty one. What says that a stack is the last one lies together.
+#[repr(C, align(64))]
 pub struct Scratch {
-    /// The thread's stack.
-    pub bounds: Bounds,
+    /// The last stack that it took.
+    pub last: Last,
     /// Its Python frames, and what it remembers of them.
     pub python: walk::Trail,
     /// Its native frames, and what it remembers of them.
     pub native: native::Trail,
+    /// The thread's stack.
+    pub bounds: Bounds,
     /// Native frames while they are found.
     pub found: native::Found,
     /// What it remembers of code objects.
     pub memo: Memo,
-    /// The last stack that it took.
-    pub last: Last,
+    /// What the last stack is made of.
+    pub words: Words,
 }
 
 impl Scratch {

@@ -21,13 +21,17 @@ use super::python::walk::{self, Link};
 const MAX_WORDS: usize = 2 * walk::HALF + native::MAX + 4;
 
 /// The last stack of a thread. All zeros is none.
-#[repr(C, align(64))]
+#[repr(C)]
 pub struct Last {
     depth: usize,
     id: StackId,
     python_gap: bool,
     /// What else it depends on.
     kind: Kind,
+}
+
+/// What it is made of.
+pub struct Words {
     /// Outermost first.
     words: [u64; MAX_WORDS],
     /// The ids of their nodes.
@@ -80,6 +84,7 @@ pub fn splice(
     python: &mut walk::Trail,
     native: &mut native::Trail,
     last: &mut Last,
+    Words { words, ids }: &mut Words,
 ) -> StackId {
     let all = source.mode == Mode::All;
     let epoch = modules::epoch();
@@ -105,8 +110,7 @@ pub fn splice(
     if usable && same && last.depth > 0 {
         return last.id;
     }
-    let Last { words, ids, depth, .. } = last;
-    let mut out = Out { depot: source.depot, words, ids, known: *depth, at: 0, id: NO_STACK };
+    let mut out = Out { depot: source.depot, words, ids, known: last.depth, at: 0, id: NO_STACK };
     let elided = RawFrame::Elided.pack();
 
     // Everything up to and with this native frame, or Python frame where there are none, is as it was.
@@ -159,8 +163,7 @@ pub fn splice(
         next += 1;
     }
     let id = out.id;
-    *depth = out.at;
-    last.id = id;
+    (last.depth, last.id) = (out.at, id);
     if id == DEPOT_FULL {
         last.clear();
     }

@@ -7,7 +7,9 @@
 //! An entry is good until its address is handed out again, so that a free costs nothing. Allocations of one device come
 //! one at a time; those of two devices that meet in a place give way.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::hot::HOT;
 
 /// An entry that somebody is about to fill: no block's address.
 const TAKEN: u64 = 1;
@@ -24,8 +26,6 @@ struct Set([Entry; PLACES]);
 /// Blocks of other streams than the default one.
 struct Table {
     sets: [Set; SETS],
-    /// There has been one.
-    any: AtomicBool,
 }
 
 static TABLE: Table = Table::new();
@@ -33,9 +33,16 @@ static TABLE: Table = Table::new();
 /// A block was handed out on this stream.
 #[inline]
 pub fn note(addr: u64, stream: u64) {
-    if stream != 0 || TABLE.any.load(Ordering::Relaxed) {
-        TABLE.note(addr, stream);
+    if stream != 0 || HOT.other_streams.load(Ordering::Relaxed) {
+        note_other(addr, stream);
     }
+}
+
+fn note_other(addr: u64, stream: u64) {
+    if stream != 0 {
+        HOT.other_streams.store(true, Ordering::Relaxed);
+    }
+    TABLE.note(addr, stream);
 }
 
 /// The stream that a block was handed out on.
@@ -47,7 +54,7 @@ impl Table {
     #[expect(clippy::large_stack_arrays, reason = "only ever made by the compiler")]
     const fn new() -> Table {
         let sets = [const { Set([const { [const { AtomicU64::new(0) }; 2] }; PLACES]) }; SETS];
-        Table { sets, any: AtomicBool::new(false) }
+        Table { sets }
     }
 
     fn set(&self, addr: u64) -> &[Entry; PLACES] {
@@ -65,7 +72,6 @@ impl Table {
             }
             return;
         }
-        self.any.store(true, Ordering::Relaxed);
         let free = || set.iter().position(|e| e[0].load(Ordering::Relaxed) == 0);
         // The one that is pushed out is any: the address's own bits say which.
         let i = known.or_else(free).unwrap_or((addr >> 9) as usize % PLACES);

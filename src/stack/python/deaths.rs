@@ -14,20 +14,21 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::hot::HOT;
 
 /// Offset of `tp_dealloc` in a type object, the same in every version.
 const TP_DEALLOC: usize = 48;
 
 type Dealloc = unsafe extern "C" fn(*mut c_void);
 
-static DEATHS: AtomicU64 = AtomicU64::new(1);
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// How many code objects have died, plus 1. Meaningful once [`watch`] has been called.
 #[inline]
 pub fn count() -> u64 {
-    DEATHS.load(Ordering::Acquire)
+    HOT.deaths.load(Ordering::Acquire)
 }
 
 /// Begins to count. May be called by several threads at once; each finds it begun when it returns.
@@ -46,7 +47,7 @@ pub unsafe fn watch(code_type: usize) {
 }
 
 unsafe extern "C" fn counting(code: *mut c_void) {
-    DEATHS.fetch_add(1, Ordering::AcqRel);
+    HOT.deaths.fetch_add(1, Ordering::AcqRel);
     // SAFETY: set before this function was put into the slot, whose function it is; the argument is the caller's.
     unsafe {
         let real: Dealloc = std::mem::transmute(REAL.load(Ordering::Acquire));

@@ -9,11 +9,12 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_format::stacks::Reason;
 
 use super::read;
+use crate::hot::HOT;
 
 /// How a frame says where it is in its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +96,50 @@ impl Layout {
     #[inline(always)]
     pub const fn position_tells_code(&self) -> bool {
         matches!(self.position, Position::Pointer)
+    }
+}
+
+/// The frame's position as it is in memory.
+///
+/// # Safety
+/// `frame` is a live frame of an interpreter with this layout.
+#[inline(always)]
+pub(super) unsafe fn raw_position(layout: &Layout, frame: usize) -> u64 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match layout.position {
+            Position::Bytes | Position::Units => i64::from(read::<i32>(frame + layout.at)) as u64,
+            Position::Pointer => read(frame + layout.at),
+        }
+    }
+}
+
+/// What a position means.
+pub(super) struct At {
+    /// The index of the code unit, negative before the first.
+    pub unit: i64,
+    /// The frame has begun. If not, its arguments are still being put in place, and Python's own tracebacks leave it
+    /// out unless it is a generator's.
+    pub begun: bool,
+}
+
+/// # Safety
+/// `code` is a live code object of an interpreter with this layout.
+#[inline(always)]
+pub(super) unsafe fn position(layout: &Layout, at: u64, code: usize) -> At {
+    match layout.position {
+        // An arithmetic shift: what is negative stays so.
+        Position::Bytes => At { unit: at as i64 >> 1, begun: true },
+        Position::Units => At { unit: at as i64, begun: true },
+        Position::Pointer => {
+            let first = (code + layout.instructions) as u64;
+            // SAFETY: a field of a live code object.
+            let begun = layout.first_traceable.map_or(0, |f| unsafe { read::<u32>(code + f) });
+            At {
+                unit: (at as i64).wrapping_sub(first as i64) >> 1,
+                begun: at >= first + 2 * u64::from(begun),
+            }
+        }
     }
 }
 
@@ -236,31 +281,33 @@ pub const LAYOUTS: [Layout; 5] = [
     },
 ];
 
-/// The interpreter of this process.
+/// The interpreter of this process; what every stack needs, first.
+#[repr(C, align(64))]
 pub struct Runtime {
+    /// Which of [`LAYOUTS`] it has.
+    pub which: usize,
+    thread_state: unsafe extern "C" fn() -> usize,
+    finalizing: unsafe extern "C" fn() -> c_int,
     /// Where things are.
     pub layout: &'static Layout,
-    /// Which of [`LAYOUTS`] that is.
-    pub which: usize,
     /// Address of `PyCode_Type`.
     pub code_type: usize,
     /// Code of the interpreter's main loop; empty if its size is not known.
     pub eval: Range<usize>,
     /// The version, as in the interpreter's `PY_VERSION_HEX`.
     pub version: u32,
-    thread_state: unsafe extern "C" fn() -> usize,
-    finalizing: unsafe extern "C" fn() -> c_int,
 }
 
 /// The interpreter, if one has been found already.
 #[inline]
 pub fn found() -> Option<&'static Runtime> {
     // SAFETY: the pointer is null or a leaked runtime.
-    unsafe { FOUND.load(Ordering::Acquire).as_ref() }
+    unsafe { HOT.python.load(Ordering::Acquire).as_ref() }
 }
 
 impl Runtime {
     /// The calling thread's state, 0 if Python never saw the thread.
+    #[inline]
     pub fn thread_state(&self) -> usize {
         // SAFETY: `PyGILState_GetThisThreadState` reads a thread-specific slot; it needs no GIL and is defined
         // before the interpreter starts and after it ended.
@@ -268,13 +315,13 @@ impl Runtime {
     }
 
     /// Is the interpreter shutting down?
+    #[inline]
     pub fn finalizing(&self) -> bool {
         // SAFETY: reads one word of the runtime; needs no GIL.
         unsafe { (self.finalizing)() != 0 }
     }
 }
 
-static FOUND: AtomicPtr<Runtime> = AtomicPtr::new(std::ptr::null_mut());
 /// Why there is none; 0 if nobody looked yet.
 static WHY: AtomicU32 = AtomicU32::new(0);
 /// How often somebody wanted it in vain.
@@ -307,7 +354,7 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
         Ok(found) => {
             let new = Box::into_raw(Box::new(found));
             let old = std::ptr::null_mut();
-            let winner = FOUND.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+            let winner = HOT.python.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
             // SAFETY: `new` came from a box that nobody else has seen if the exchange failed; both the
             // winner and `new` otherwise live for ever.
             unsafe {

@@ -13,14 +13,21 @@
 //! its caller. Whose it is follows from where it lies: what is not Python's is on the C stack, where no
 //! frame of Python's ever is; and a generator's counts for something else only while it has not begun, and then isn't
 //! taken as known. Which frames share an evaluation (3.11) follows from its records: each is at the innermost
-//! frame of its own.
+//! frame of its own. That is only of use among native frames, so a walk that isn't *placed* among them begins with no
+//! record, and takes no frame as known that was found with one, nor the other way round.
+//!
+//! What is compared is kept short, because that is all that most stacks cost: of a frame its address and its position. The
+//! link to its caller is the address that is kept of the next one, since the last one's is 0: a walk that ended for
+//! any other reason is not remembered. And no address is taken from what has just been read, so the processor need not
+//! wait for one frame before it looks at the next.
 
 use memtrace_format::stacks::{RawFrame, Reason};
 
 use super::code::{CodeTable, Memo, fingerprint};
 use super::deaths;
 use super::offsets::{
-    Evaluation, LAYOUTS, Layout, OB_TYPE, OWNER_GENERATOR, OWNER_SHIM, Position, Runtime,
+    Evaluation, LAYOUTS, Layout, OB_TYPE, OWNER_GENERATOR, OWNER_SHIM, Runtime, position,
+    raw_position,
 };
 use super::read;
 use crate::stack::deep::Deep;
@@ -56,15 +63,21 @@ pub struct Link {
     outermost: bool,
 }
 
-/// What a link rests on besides its code: words of the frame, and what they were. Apart from the links, because to look
-/// at these words is most of what a stack costs.
+/// What a link rests on besides its code: the frame, and the word that says its position. That it leads to the next outer
+/// link is the other word. Apart from the links, because to look at these words is most of what a stack costs.
 #[derive(Clone, Copy, Default)]
-#[repr(C, align(32))]
+#[repr(C, align(16))]
 struct Proof {
     frame: usize,
-    previous: usize,
     at: u64,
-    /// Where there are records: the caller's, if the link is the outermost of its evaluation and has a caller.
+}
+
+/// A link as it is found.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    link: Link,
+    proof: Proof,
+    /// As in [`Trail`].
     outer: usize,
 }
 
@@ -83,24 +96,27 @@ const INDEX: usize = 512;
 #[repr(C)]
 pub struct Trail {
     len: usize,
-    /// The index before which frames were left out; 0: none.
-    gap: usize,
-    kept: usize,
-    /// The last two walks are the same.
-    same: bool,
     /// Of the table of code objects; 0: nothing can be known again.
     serial: u64,
     /// How many code objects had died before the walk.
     deaths: u64,
     /// The record that the walk began with.
     record: usize,
-    /// Of each link. Beside the words above: an unchanged stack touches nothing else.
-    proofs: [Proof; MAX],
+    /// The index before which frames were left out; 0: none.
+    gap: usize,
+    kept: usize,
+    /// The last two walks are the same.
+    same: bool,
+    /// Of each link, after one that is never anything but zero: what the outermost frame leads to. Beside the words
+    /// above: an unchanged stack touches nothing else.
+    proofs: [Proof; MAX + 1],
+    /// Where there are records: of each link that is the outermost of its evaluation the caller's, if it has a caller.
+    outers: [usize; MAX],
     links: [Link; MAX],
     /// From a frame's address to where it may be found.
     index: [u16; INDEX],
     /// Links while they are found, innermost first.
-    fresh: [(Link, Proof); MAX],
+    fresh: [Found; MAX],
     /// Frames of a deep stack while they are found.
     ends: Deep<Link, HALF>,
 }
@@ -135,6 +151,13 @@ impl Trail {
         self.kept
     }
 
+    /// What the links up to the one that is `known` rest on, innermost first: their indices, and each one's proof with its caller's.
+    #[inline(always)]
+    fn proved(&self, known: usize) -> impl Iterator<Item = (usize, (&Proof, &Proof))> {
+        let n = known + 1;
+        self.proofs[1..][..n].iter().zip(&self.proofs[..n]).enumerate().rev()
+    }
+
     /// Are the last two walks the same, for certain?
     #[inline]
     pub fn is_same(&self) -> bool {
@@ -150,8 +173,8 @@ impl Trail {
             Some(last) => (last.inside, last.shown),
             None => (usize::MAX, 0),
         };
-        for (i, (link, proof)) in self.fresh[..n].iter().rev().enumerate() {
-            let (at, mut link) = (kept + i, *link);
+        for (i, found) in self.fresh[..n].iter().rev().enumerate() {
+            let (at, mut link, proof) = (kept + i, found.link, found.proof);
             if link.kind == Kind::Shim {
                 inside = proof.frame;
             } else if link.outermost {
@@ -169,7 +192,8 @@ impl Trail {
             };
             let Some(place) = self.links.get_mut(at) else { break };
             *place = link;
-            self.proofs[at] = *proof;
+            self.proofs[at + 1] = proof;
+            self.outers[at] = found.outer;
             self.index[slot(proof.frame)] = at as u16;
         }
     }
@@ -192,7 +216,8 @@ impl Trail {
     }
 }
 
-/// Walks the calling thread's frames into `trail`. Returns why there is nothing, or nothing more.
+/// Walks the calling thread's frames into `trail`; `placed` says whether they are to be placed among native ones. Returns
+/// why there is nothing, or nothing more.
 #[inline]
 pub fn walk(
     runtime: &Runtime,
@@ -200,6 +225,7 @@ pub fn walk(
     serial: u64,
     memo: &mut Memo,
     trail: &mut Trail,
+    placed: bool,
 ) -> Option<Reason> {
     let thread = match (runtime.finalizing(), runtime.thread_state()) {
         (true, _) => Err(Reason::Finalizing),
@@ -221,7 +247,7 @@ pub fn walk(
     memo.begin(serial, deaths);
     let alive = trail.deaths == deaths;
     // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
-    let start = unsafe { current(runtime.layout, thread) };
+    let start = unsafe { current(runtime.layout, thread, placed) };
     let record = start.1;
     // SAFETY: as above.
     let end = unsafe {
@@ -263,12 +289,12 @@ enum End {
     Deep(Option<Reason>),
 }
 
-/// Where a walk begins: the thread's current frame, and the record of its evaluation where there is one.
+/// Where a walk begins: the thread's current frame, and the record of its evaluation where there is one and it matters.
 ///
 /// # Safety
 /// `thread` is the state of the calling thread, in an interpreter with this layout.
 #[inline(always)]
-unsafe fn current(layout: &Layout, thread: usize) -> (usize, usize) {
+unsafe fn current(layout: &Layout, thread: usize, placed: bool) -> (usize, usize) {
     // SAFETY: a live thread state; the record it may point to is on this thread's stack, or inside the state.
     unsafe {
         match (read(thread + layout.thread), layout.record) {
@@ -276,20 +302,38 @@ unsafe fn current(layout: &Layout, thread: usize) -> (usize, usize) {
             (0, Some(_)) => (0, 0),
             (record, Some(current)) => {
                 let told_by_records = matches!(layout.evaluation, Evaluation::Marked { .. });
-                (read(record + current), if told_by_records { record } else { 0 })
+                (read(record + current), if placed && told_by_records { record } else { 0 })
             }
         }
     }
 }
 
-/// Is the chain of the calling thread, for certain, what it was at the last walk, which was for this table? Looks at the
-/// versions of which two words a frame tell that, as long as no code object dies.
+/// Is the chain of the calling thread, for certain, what it was at the last walk, which was for this table, placed or not? Looks
+/// at the versions of which two words a frame tell that, as long as no code object dies.
 #[inline(always)]
-pub fn is_unchanged(runtime: &Runtime, serial: u64, trail: &Trail) -> bool {
+pub fn is_unchanged(runtime: &Runtime, serial: u64, trail: &Trail, placed: bool) -> bool {
+    match runtime.which {
+        2 => is_unchanged_in::<2>(runtime, serial, trail, placed),
+        3 => is_unchanged_in::<3>(runtime, serial, trail, placed),
+        4 => is_unchanged_in::<4>(runtime, serial, trail, placed),
+        _ => false,
+    }
+}
+
+const _: () = assert!(!LAYOUTS[1].position_tells_code() && LAYOUTS[2].position_tells_code());
+
+/// The same for one version.
+#[inline(always)]
+fn is_unchanged_in<const WHICH: usize>(
+    runtime: &Runtime,
+    serial: u64,
+    trail: &Trail,
+    placed: bool,
+) -> bool {
+    let layout = const { &LAYOUTS[WHICH] };
     // Before any frame is looked at, as in a walk.
     let alive = trail.deaths == deaths::count();
-    let Some(innermost) = trail.len.checked_sub(1) else { return false };
-    if trail.serial != serial || !alive || !runtime.layout.position_tells_code() {
+    if !alive || trail.serial != serial || !(1..=MAX).contains(&trail.len) {
         return false;
     }
     let thread = if runtime.finalizing() { 0 } else { runtime.thread_state() };
@@ -297,8 +341,8 @@ pub fn is_unchanged(runtime: &Runtime, serial: u64, trail: &Trail) -> bool {
     // begins with is alive.
     thread != 0
         && unsafe {
-            current(runtime.layout, thread) == (trail.proofs[innermost].frame, trail.record)
-                && changed(runtime.layout, &trail.proofs[..=innermost], trail.record).is_none()
+            current(layout, thread, placed) == (trail.proofs[trail.len].frame, trail.record)
+                && changed(layout, trail, trail.len - 1, trail.record).is_none()
         }
 }
 
@@ -322,17 +366,17 @@ unsafe fn follow<const WHICH: usize>(
     while frame != 0 {
         // Most often the innermost frame is the one that it was.
         let known = match candidates.checked_sub(1) {
-            Some(last) if fresh == 0 && trail.proofs[last].frame == frame => last,
+            Some(last) if fresh == 0 && trail.proofs[last + 1].frame == frame => last,
             _ => trail.index[slot(frame)] as usize,
         };
         if known < candidates
-            && let (Some(link), Some(proof)) = (trail.links.get(known), trail.proofs.get(known))
+            && let (Some(link), Some(proof)) = (trail.links.get(known), trail.proofs.get(known + 1))
             && (proof.frame, link.record) == (frame, record)
         {
             // SAFETY: the frame is alive, and its address is the remembered one.
             let changed = unsafe {
                 if alive && layout.position_tells_code() {
-                    changed(layout, &trail.proofs[..=known], record)
+                    changed(layout, trail, known, record)
                 } else {
                     changed_or_dead(layout, trail, known, record, alive)
                 }
@@ -346,18 +390,18 @@ unsafe fn follow<const WHICH: usize>(
             }
         }
         // SAFETY: a frame in the chain of this thread, which keeps it alive.
-        let link = unsafe { look::<WHICH>(runtime, codes, memo, frame, record) };
-        let (Some((link, proof, next)), Some(place)) = (link, trail.fresh.get_mut(fresh)) else {
+        let found = unsafe { look::<WHICH>(runtime, codes, memo, frame, record) };
+        let (Some((found, next)), Some(place)) = (found, trail.fresh.get_mut(fresh)) else {
             if fresh < MAX {
                 return End::Damaged { fresh };
             }
             break;
         };
-        *place = (link, proof);
+        *place = found;
         fresh += 1;
-        (frame, record) = (proof.previous, next);
+        (frame, record) = next;
     }
-    let shown = trail.fresh[..fresh].iter().filter(|(link, _)| link.word != 0).count();
+    let shown = trail.fresh[..fresh].iter().filter(|found| found.link.word != 0).count();
     let shown = shown + trail.links[..kept].last().map_or(0, |l| l.shown as usize);
     if shown > 2 * HALF || fresh + kept > MAX || fresh == MAX {
         // SAFETY: as the caller promises.
@@ -368,22 +412,27 @@ unsafe fn follow<const WHICH: usize>(
     End::Known { kept, fresh }
 }
 
-/// The innermost of these links that is not as it was. The last one's record is `record`. No code object has died since,
-/// and positions are pointers into them.
+/// The innermost of the links up to the one that is `known` that is not as it was; `record` is that one's. No code object
+/// has died since, and positions are pointers into them.
 ///
 /// # Safety
-/// The frame of the last link is a live frame of this thread, in an interpreter with this layout.
+/// The frame of the known link is a live frame of this thread, in an interpreter with this layout.
 #[inline(always)]
-unsafe fn changed(layout: &Layout, proofs: &[Proof], mut record: usize) -> Option<usize> {
-    let (previous, at) = (layout.previous, layout.at);
-    for (i, proof) in proofs.iter().enumerate().rev() {
+unsafe fn changed(
+    layout: &Layout,
+    trail: &Trail,
+    known: usize,
+    mut record: usize,
+) -> Option<usize> {
+    let (previous, at, placed) = (layout.previous, layout.at, record != 0);
+    for (i, (proof, caller)) in trail.proved(known) {
         // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged.
         let differs = unsafe {
-            (read::<usize>(proof.frame + previous) ^ proof.previous) as u64
+            (read::<usize>(proof.frame + previous) ^ caller.frame) as u64
                 | (read::<u64>(proof.frame + at) ^ proof.at)
         };
         // SAFETY: as above; the frame is unchanged, and so is its record.
-        if differs != 0 || proof.outer != 0 && unsafe { left(layout, proof, &mut record) } {
+        if differs != 0 || placed && unsafe { left(layout, trail, i, &mut record) } {
             return Some(i);
         }
     }
@@ -402,39 +451,45 @@ unsafe fn changed_or_dead(
     mut record: usize,
     alive: bool,
 ) -> Option<usize> {
-    let links = trail.proofs[..=known].iter().zip(&trail.links[..=known]);
-    links.enumerate().rev().find_map(|(i, (proof, link))| {
+    trail.proved(known).find_map(|(i, (proof, caller))| {
+        let link = &trail.links[i];
         // SAFETY: as in `changed`. The code object is alive if it is the one in the frame.
         let same = unsafe {
-            read::<usize>(proof.frame + layout.previous) == proof.previous
+            read::<usize>(proof.frame + layout.previous) == caller.frame
                 && raw_position(layout, proof.frame) == proof.at
                 && read::<usize>(proof.frame + layout.code) == link.code
                 && (alive || !link.first || fingerprint(layout, link.code) == link.mark)
-                && (proof.outer == 0 || !left(layout, proof, &mut record))
+                && (record == 0 || !left(layout, trail, i, &mut record))
         };
         (!same).then_some(i)
     })
 }
 
-/// Does the record of a link's evaluation no longer lead to the same outer one, or is that no longer at the link's
-/// caller? If it does, `record` becomes the outer one.
+/// Does the record of this link's evaluation no longer lead to the same outer one, or is that no longer at the link's
+/// caller? If it does, `record` becomes the outer one. Nothing is asked where the evaluation goes on further out.
 ///
 /// # Safety
 /// The link is unchanged but for that, and its record is alive, in an interpreter with this layout.
 #[inline(always)]
-unsafe fn left(layout: &Layout, proof: &Proof, record: &mut usize) -> bool {
+unsafe fn left(layout: &Layout, trail: &Trail, link: usize, record: &mut usize) -> bool {
     let (Evaluation::Marked { next, .. }, Some(current)) = (layout.evaluation, layout.record)
     else {
         return false;
     };
-    // SAFETY: as the caller promises; the outer record is alive if the inner one leads to it.
-    unsafe {
-        *record = read(*record + next);
-        *record != proof.outer || read::<usize>(*record + current) != proof.previous
+    let outer = trail.outers[link];
+    if outer == 0 {
+        return false;
     }
+    // SAFETY: as the caller promises; the outer record is alive if the inner one leads to it.
+    let same = unsafe {
+        read::<usize>(*record + next) == outer
+            && read::<usize>(outer + current) == trail.proofs[link].frame
+    };
+    *record = outer;
+    !same
 }
 
-/// Looks at a frame. Returns what it is, what that rests on, and the next record; `None` if it can't be a frame.
+/// Looks at a frame. Returns what it is, and the frame and the record that it leads to; `None` if it can't be a frame.
 ///
 /// # Safety
 /// `frame` is in the chain of the calling thread, and `record` that of its evaluation, in an interpreter whose
@@ -446,25 +501,21 @@ unsafe fn look<const WHICH: usize>(
     memo: &mut Memo,
     frame: usize,
     record: usize,
-) -> Option<(Link, Proof, usize)> {
+) -> Option<(Found, (usize, usize))> {
     let layout = const { &LAYOUTS[WHICH] };
     if !frame.is_multiple_of(align_of::<usize>()) {
         return None;
     }
     let mut link = Link { record, ..Link::default() };
-    let mut next_record = record;
+    let (mut outer, mut next_record) = (0, record);
     // SAFETY: the frame is alive, and only this thread changes it. A frame that is Python's has a code object,
     // which it keeps alive; others are told by their owner or by the type of what is in the code's place, which is
     // always an object.
     unsafe {
         let owner = layout.owner.map_or(0, |at| read(frame + at));
         link.code = read(frame + layout.code);
-        let mut proof = Proof {
-            frame,
-            previous: read(frame + layout.previous),
-            at: raw_position(layout, frame),
-            outer: 0,
-        };
+        let previous: usize = read(frame + layout.previous);
+        let mut proof = Proof { frame, at: raw_position(layout, frame) };
         if owner >= OWNER_SHIM {
             link.kind = Kind::Shim;
         } else {
@@ -490,13 +541,13 @@ unsafe fn look<const WHICH: usize>(
                 link.outermost = record != 0 && read::<u8>(frame + mark) != 0;
                 if link.outermost {
                     next_record = read(record + next);
-                    if proof.previous != 0 {
-                        proof.outer = next_record;
+                    if previous != 0 {
+                        outer = next_record;
                     }
                 }
             }
         }
-        Some((link, proof, next_record))
+        Some((Found { link, proof, outer }, (previous, next_record)))
     }
 }
 
@@ -519,7 +570,7 @@ unsafe fn both_ends<const WHICH: usize>(
             return None;
         }
         // SAFETY: a frame in the chain of this thread, which keeps it alive.
-        let Some((mut link, proof, next)) =
+        let Some((Found { mut link, .. }, next)) =
             (unsafe { look::<WHICH>(runtime, codes, memo, frame, record) })
         else {
             break;
@@ -541,51 +592,7 @@ unsafe fn both_ends<const WHICH: usize>(
         {
             last.inside = end;
         }
-        (frame, record) = (proof.previous, next);
+        (frame, record) = next;
     }
     Some(Reason::Truncated)
-}
-
-/// The frame's position as it is in memory.
-///
-/// # Safety
-/// `frame` is a live frame of an interpreter with this layout.
-#[inline(always)]
-unsafe fn raw_position(layout: &Layout, frame: usize) -> u64 {
-    // SAFETY: as the caller promises.
-    unsafe {
-        match layout.position {
-            Position::Bytes | Position::Units => i64::from(read::<i32>(frame + layout.at)) as u64,
-            Position::Pointer => read(frame + layout.at),
-        }
-    }
-}
-
-/// What a position means.
-struct At {
-    /// The index of the code unit, negative before the first.
-    unit: i64,
-    /// The frame has begun. If not, its arguments are still being put in place, and Python's own tracebacks leave it
-    /// out unless it is a generator's.
-    begun: bool,
-}
-
-/// # Safety
-/// `code` is a live code object of an interpreter with this layout.
-#[inline(always)]
-unsafe fn position(layout: &Layout, at: u64, code: usize) -> At {
-    match layout.position {
-        // An arithmetic shift: what is negative stays so.
-        Position::Bytes => At { unit: at as i64 >> 1, begun: true },
-        Position::Units => At { unit: at as i64, begun: true },
-        Position::Pointer => {
-            let first = (code + layout.instructions) as u64;
-            // SAFETY: a field of a live code object.
-            let begun = layout.first_traceable.map_or(0, |f| unsafe { read::<u32>(code + f) });
-            At {
-                unit: (at as i64).wrapping_sub(first as i64) >> 1,
-                begun: at >= first + 2 * u64::from(begun),
-            }
-        }
-    }
 }
