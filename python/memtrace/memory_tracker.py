@@ -292,7 +292,7 @@ def _what_operators_are() -> str:
         name, _, overload = operator.partition(".")
         if namespace != "aten":
             continue
-        kind = _COMPOSITE if has(qualified, "CompositeImplicitAutograd") else 0
+        kind = _COMPOSITE if _is_composite(qualified) else 0
         if not kind and has(qualified, "Autograd") and _takes_tensors(qualified):
             kind = _GUARDED
         if kind and has(qualified, "AutocastCUDA"):
@@ -300,6 +300,18 @@ def _what_operators_are() -> str:
         structure = f"{name}_{overload}" if overload else name
         lines.append(f"{structure}\taten::{name}.{overload or 'default'}\t{kind}")
     return "\n".join(lines)
+
+
+def _is_composite(operator: str) -> bool:
+    """Is it made of others, and taken apart before a dispatch mode sees it? That is done where autograd's kernels stand, by which an
+    operator that takes no tensor does not come."""
+    import torch
+
+    try:
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CompositeImplicitAutograd")
+    except RuntimeError:  # no longer registered
+        return False
+    return bool(composite) and _takes_tensors(operator)
 
 
 def _takes_tensors(operator: str) -> bool:
@@ -386,12 +398,6 @@ class _Kind(NamedTuple):
 
 
 def _kind(operator: str) -> _Kind:
-    import torch
-
     name, _, overload = operator.rpartition(".")
     qualified = name if overload == "default" else operator
-    try:
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd")
-    except RuntimeError:  # no longer registered
-        composite = False
-    return _Kind(bool(composite), operator in _NOT_SHOWN)
+    return _Kind(_is_composite(qualified), operator in _NOT_SHOWN)

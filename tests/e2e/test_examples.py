@@ -33,7 +33,10 @@ def test_one_gpu(tmp_path, name, expected):
     found = labels(path)
     if name == "compiled":
         # The nodes of a compiled graph were made in the phase `forward`, and nowhere more exactly.
-        assert {"forward", "backward", "optimizer_step"} <= found and not any("/" in label for label in found), found
+        assert {"forward", "backward", "optimizer_step"} <= found, found
+        # The compiler of 2.6 opens ranges of its own, in both phases.
+        within = [label for label in found if "/" in label and not label.endswith("(dynamo_timed)")]
+        assert not within, within
     else:
         assert expected <= found, sorted(found)
 

@@ -34,7 +34,7 @@ def test_memory_tracker_says_what_pytorchs_says(tmp_path, how):
         assert ours[table] == dict(theirs[table]), table
     for marker, at in theirs["markers"].items():
         assert ours["markers"][marker] == at
-    assert ours["op_index"] == theirs.get("op_index", lines)  # 2.6 does not write it
+    assert ours["op_index"] == theirs.get("op_index", lines)  # 2.11 does not write it
     if how == "streams":
         waiting = [a[1] > b[1] for a, b in zip(ours["memories_active"].values(), ours["memories_allocated"].values())]
         assert any(waiting) and not all(waiting)
@@ -87,7 +87,11 @@ for cls in (memtrace.MemoryTracker, Theirs):
     before = [pickle.loads(path.read_bytes()) for path in files]
     done = must(execute([PYTHON, "-c", program, *files], env=PACKAGE))
     assert done.stdout.count("addmm") + done.stdout.count("_foreach") >= 4, done.stdout
-    assert [pickle.loads(path.read_bytes()) for path in files] == before
+    # PyTorch's class was the last to write, and before 2.15 it has one key less.
+    written = before[1].keys()
+    assert set(before[0]) - set(written) <= {"op_index"}
+    after = [pickle.loads(path.read_bytes()) for path in files]
+    assert after == [{key: tables[key] for key in written} for tables in before]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib is not here")
@@ -187,6 +191,7 @@ def test_mem_tracker_is_exact_on_each_rank(how, tmp_path):
     must(record([*torchrun, *script], tmp_path / "out", spec="h100*2", env=PACKAGE))
     for rank in range(2):
         said = json.loads((tmp_path / f"{rank}.json").read_text())
+        held = 0
         for moment in said:
             now, peak, when = moment["now"], moment["peak"], moment["when"]
             assert now["Total"] == moment["allocated"] and peak["Total"] == moment["most"], when
@@ -195,8 +200,8 @@ def test_mem_tracker_is_exact_on_each_rank(how, tmp_path):
             gathered = how == "fsdp2" and "forward" in when
             more = now["Parameter"] - moment["Parameter"]
             assert 0 < more <= 16384 if gathered else more == 0, when
-            # DDP's buckets stay gradients when they are emptied.
-            if how == "fsdp2" or "zero_grad" not in when:
-                assert now["Gradient"] == moment["Gradient"], when
+            # DDP's buckets stay gradients when they are emptied; when parameters get them again, releases differ.
+            held = max(held, moment["Gradient"]) if how == "ddp" else moment["Gradient"]
+            assert now["Gradient"] == held, when
         most = max(moment["peak"]["Communication"] for moment in said)
         assert (most > 1_000_000) == (how == "fsdp2")

@@ -61,5 +61,7 @@ report = (by_torch if how == "torch" else by_megatron)().report()
 said["put back"] = dist.send_object_list is original
 said["plugins"] = report.plugins
 said["phases"] = {name: list(devices) for name, devices in report.phases.items()}
-print(json.dumps(said), flush=True)
+# torchrun runs Python unbuffered, and `print` would write the line's end by itself: the other rank's line may come in between.
+sys.stdout.write(json.dumps(said) + "\n")
+sys.stdout.flush()
 dist.destroy_process_group()
