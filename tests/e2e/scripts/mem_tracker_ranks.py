@@ -43,6 +43,8 @@ def rounded(tensors):
 
 def look(when):
     torch.cuda.synchronize()
+    # PyTorch's watchdog holds what a collective worked on until it has seen that it is done: DDP's old buckets, for one.
+    dist.distributed_c10d._get_default_group()._wait_for_pending_works()
     stats = torch.cuda.memory_stats(device)
     now, peak = tracker.get_tracker_snapshot()[device], tracker.get_tracker_snapshot("peak")[device]
     said.append(
