@@ -93,11 +93,6 @@ def _torch() -> Any:
 def _check(torch: Any) -> None:
     if torch.cuda.is_initialized():
         raise MemtraceError("CUDA is in use already: call memtrace.install() before anything touches CUDA")
-    if not torch.compiled_with_cxx11_abi():
-        raise MemtraceError(
-            f"this PyTorch ({torch.__version__}) has the C++ library's older strings, in which memtrace can't tell it that memory "
-            "ran out: take a wheel with the newer ones (all from 2.7 on), or record with `memtrace run` instead"
-        )
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         raise MemtraceError(
             "PYTORCH_NO_CUDA_MEMORY_CACHING turns caching off, which is what memtrace.install() is for: unset it, or "

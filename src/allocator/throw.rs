@@ -29,18 +29,25 @@ struct Location {
     line: u32,
 }
 
-/// `std::string` of libstdc++: where the text is, how long, and room for a short one.
-#[repr(C)]
-struct Text {
-    at: *mut c_char,
-    len: usize,
-    room: [u8; 16],
-}
+/// Room for a `std::string` of either kind that libstdc++ has; the older one, of wheels up to 2.6, is one word.
+type Text = [usize; 4];
+
+/// Of a `c10::Error`, and its name for each kind of string, with what makes and ends a string of that kind.
+const CONSTRUCTORS: [[&CStr; 3]; 2] = [
+    [
+        c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcRKS3_",
+        c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEED1Ev",
+    ],
+    [c"_ZN3c105ErrorC1ENS_14SourceLocationESs", c"_ZNSsC1EPKcRKSaIcE", c"_ZNSsD1Ev"],
+];
 
 type Construct = unsafe extern "C-unwind" fn(*mut c_void, Location, *mut Text);
 type Throw = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_void) -> !;
 type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;
-type Free = unsafe extern "C" fn(*mut c_void);
+/// The last argument is an allocator, of which nothing is read.
+type MakeText = unsafe extern "C-unwind" fn(*mut Text, *const c_char, *const u8);
+type EndText = unsafe extern "C-unwind" fn(*mut Text);
 
 /// Larger than any `c10::Error` has been (some 120 bytes).
 const ROOM: usize = 512;
@@ -54,8 +61,8 @@ struct Means {
     info: *const c_void,
     throw: Throw,
     exception: Allocate,
-    new: Allocate,
-    delete: Free,
+    make_text: MakeText,
+    end_text: EndText,
 }
 
 fn find(library: &str, name: &CStr) -> Option<*mut c_void> {
@@ -70,9 +77,8 @@ impl Means {
         };
         // A class that is defined in a header alone has its tables where it is used.
         let c10 = |name| find("libc10.so", name).or_else(|| find("libc10_cuda.so", name));
-        let construct = c10(
-            c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
-        )?;
+        let (construct, [_, make, end]) =
+            CONSTRUCTORS.iter().find_map(|names| Some((c10(names[0])?, names)))?;
         let cxx = |name| find("libstdc++.so", name);
         // SAFETY: the C++ ABI and libc10's mangled names say what these are.
         unsafe {
@@ -84,8 +90,8 @@ impl Means {
                 exception: std::mem::transmute::<*mut c_void, Allocate>(cxx(
                     c"__cxa_allocate_exception",
                 )?),
-                new: std::mem::transmute::<*mut c_void, Allocate>(cxx(c"_Znwm")?),
-                delete: std::mem::transmute::<*mut c_void, Free>(cxx(c"_ZdlPv")?),
+                make_text: std::mem::transmute::<*mut c_void, MakeText>(cxx(make)?),
+                end_text: std::mem::transmute::<*mut c_void, EndText>(cxx(end)?),
             })
         }
     }
@@ -105,24 +111,18 @@ pub unsafe fn throw(kind: Kind, message: &str) {
     }
     let Some(means) = Means::find(kind) else { return };
     let Ok(text) = CString::new(message.replace('\0', " ")) else { return };
-    // SAFETY: the text is copied into memory of C++'s allocator, as a string of libstdc++ has it; the constructor may take
-    // it away, and leaves an empty string in its own room then. The table makes a plain error one of its kind: no class
+    // SAFETY: the string is made and ended by libstdc++, with room for either kind; the constructor of an error takes it by
+    // value, which is an address, and may take its text away. The table makes a plain error one of its kind: no class
     // derived from it adds anything. The runtime frees the exception.
     unsafe {
-        let len = text.as_bytes().len();
-        let at = (means.new)(len + 1).cast::<c_char>();
-        std::ptr::copy_nonoverlapping(text.as_ptr(), at, len + 1);
+        let mut string: Text = [0; 4];
+        (means.make_text)(&raw mut string, text.as_ptr(), &0);
         drop(text);
-        let mut room = [0; 16];
-        room[..8].copy_from_slice(&len.to_ne_bytes());
-        let mut string = Text { at, len, room };
         let location =
             Location { function: c"memtrace_malloc".as_ptr(), file: c"memtrace".as_ptr(), line: 0 };
         let exception = (means.exception)(ROOM);
         (means.construct)(exception, location, &raw mut string);
-        if string.at.cast::<u8>() != string.room.as_mut_ptr() {
-            (means.delete)(string.at.cast());
-        }
+        (means.end_text)(&raw mut string);
         exception.cast::<*const *const c_void>().write(means.table);
         (means.throw)(exception, means.info, *means.table);
     }

@@ -9,9 +9,6 @@ import pytest
 import support
 import torch
 
-# With the older ones install() refuses, and says so.
-pytestmark = pytest.mark.skipif(not torch.compiled_with_cxx11_abi(), reason="PyTorch with C++'s older strings")
-
 # The algorithm is that of 2.15, and so are the statistics and keys that are compared.
 as_2_15 = pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="other releases have other rules in details")
 
@@ -138,7 +135,6 @@ def inline(source, env=None, **options):
     ("source", "env", "said"),
     [
         ("import torch; torch.ones(1).cuda()", {}, "before anything touches CUDA"),
-        ("import torch; torch.compiled_with_cxx11_abi = lambda: False", {}, "the C++ library's older strings"),
         ("", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "PYTORCH_NO_CUDA_MEMORY_CACHING"),
         ("", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "cudaMallocAsync"),
         ("", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1"}, "max_split_size_mb too small"),
