@@ -28,7 +28,7 @@ TOTAL = "Total"
 Sums = dict[str, int]
 
 WORDS = 4
-_ALLOCATED, _FREED, _LABELLED = 1, 2, 3
+_ALLOCATED, _FREED, _LABELLED, _WORKSPACE = 1, 2, 3, 4
 _FORWARD, _BACKWARD, _AGAIN, _ACCUMULATE = 0, 1, 2, 3
 
 
@@ -136,6 +136,8 @@ class Books:
                 self._allocated(address, Block(first >> 8 & 0xFF, size, "", self.next, thread, work), self._place(label))
             elif sort == _LABELLED:
                 self._labelled(thread, work, self._place(label))
+            elif sort == _WORKSPACE:
+                self._becomes(address, OTHER)
             self.next += 1
 
     def settle(self, in_backward: bool) -> None:

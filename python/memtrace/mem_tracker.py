@@ -11,7 +11,7 @@ block is the allocator's; only what it is for is ours to say:
 - what PyTorch's FSDP and its collectives take, inside the ranges that they name themselves, is *communication*;
 - what is no such tensor's is an *activation* if it was taken outside a backward pass, or inside one by a module's forward
   (a checkpoint computes it again), and *temporary* if a backward pass took it and gave it back, or an optimizer step took it;
-- what was there before and is nobody's is *other*.
+- what was there before and is nobody's is *other*, and so is a workspace that PyTorch takes for cuBLAS.
 
 Known limits: a gradient that the program puts in place itself (`p.grad = ...`) is known at the next snapshot, one of a tensor
 subclass also at the next optimizer step; modules must be handed to `track_external`, or their parameters are unknown; DDP's

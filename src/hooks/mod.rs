@@ -24,6 +24,7 @@ pub mod streams;
 pub mod table;
 pub mod torch;
 pub mod usage;
+pub mod workspaces;
 
 use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 

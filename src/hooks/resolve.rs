@@ -100,6 +100,26 @@ fn lookup(symbol: &str, library: &str) -> Option<*mut c_void> {
     loaded_symbol(library, &symbol).map(NonNull::as_ptr)
 }
 
+/// What the loader would have found for a caller in this library, without us: in the global scope, or among the libraries that
+/// its own one needs. Else whichever is loaded.
+pub fn behind(api: Api, caller: usize) -> Option<*mut c_void> {
+    let row = &ENTRY_POINTS[api as usize];
+    let symbol = CString::new(row.name).ok()?;
+    // SAFETY: the arguments are valid; a path is the loader's own, NOLOAD only looks, and the handle stays open.
+    let found = unsafe {
+        let next = lookup::really(libc::RTLD_NEXT, &symbol);
+        let needed = || {
+            let path = CString::new(library_of(caller)?).ok()?;
+            let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
+            let found = NonNull::new(handle).map(|h| lookup::really(h.as_ptr(), &symbol))?;
+            let ours = [row.export.0, row.exported.0].contains(&found.cast_const().cast());
+            (!found.is_null() && !ours).then_some(found)
+        };
+        if next.is_null() { needed() } else { Some(next) }
+    };
+    found.or_else(|| Real::of(api).get(api))
+}
+
 /// A symbol of an already loaded library, found by the start of its file name.
 pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
     let path = loaded(library)?.path;

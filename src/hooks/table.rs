@@ -294,6 +294,16 @@ entry_points! {
         cudaGetDriverEntryPointByVersion(name: *const c_char, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int) => own;
         cudaGetDriverEntryPointByVersion_ptsz(name: *const c_char, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int) => own;
     }
+    // cuBLAS itself, which is told of the workspaces that PyTorch takes for it.
+    "libcublas.so" workspaces {
+        cublasSetWorkspace_v2(of: Handle, at: Ptr, size: usize) => own;
+    }
+    "libcublasLt.so" workspaces {
+        cublasLtMatmul(
+            of: Handle, computation: Ptr, alpha: Ptr, a: Ptr, a_layout: Ptr, b: Ptr, b_layout: Ptr, beta: Ptr, c: Ptr, c_layout: Ptr,
+            d: Ptr, d_layout: Ptr, algorithm: Ptr, workspace: Ptr, size: usize, stream: Handle,
+        ) => own;
+    }
     // NCCL itself, whose calls say for which communicator its memory is.
     "libnccl.so" communicators {
         ncclCommInitRank(out: Out, ranks: c_int, id: UniqueId, rank: c_int) => own;

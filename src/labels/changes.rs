@@ -11,7 +11,7 @@ use super::journal::Journal;
 use super::operators;
 use super::torch;
 use crate::hot::HOT;
-use crate::record::guard::Local;
+use crate::record::guard::{self, Local};
 
 /// Words of a record: sort, work (from bit 4), device (bit 8), thread (bit 16) and label (bit 40); address; bytes; the operator
 /// ([`operators::inside`]). So two of them are a line of the cache.
@@ -23,6 +23,8 @@ const ALLOCATED: u64 = 1;
 const FREED: u64 = 2;
 /// The thread has another label.
 const LABELLED: u64 = 3;
+/// A block is a workspace of cuBLAS's.
+const WORKSPACE: u64 = 4;
 
 static JOURNAL: Journal<WORDS> = Journal::empty();
 
@@ -61,6 +63,7 @@ pub fn release(upto: u64) {
 pub fn block(local: &Local, addr: u64, change: i64, device: i8) {
     if asked() {
         let sort = if change > 0 { ALLOCATED } else { FREED };
+        local.taken.set(if change > 0 { addr } else { 0 });
         write(local, sort | u64::from(device as u8) << 8, addr, change.unsigned_abs());
     }
 }
@@ -70,6 +73,19 @@ pub fn block(local: &Local, addr: u64, change: i64, device: i8) {
 pub fn label(local: &Local) {
     if asked() {
         write(local, LABELLED, 0, 0);
+    }
+}
+
+/// The calling thread hands cuBLAS this workspace, which it has done before unless it took the block just now.
+#[inline]
+pub fn workspace(addr: u64) {
+    if asked() && addr != 0 {
+        guard::local(|local| {
+            if local.taken.get() == addr {
+                local.taken.set(0);
+                write(local, WORKSPACE, addr, 0);
+            }
+        });
     }
 }
 

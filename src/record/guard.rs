@@ -44,6 +44,8 @@ pub struct Local {
     pub label: Cell<LabelId>,
     /// What it does for autograd ([`crate::labels::torch::work`]).
     pub work: Cell<Work>,
+    /// The block that was handed out to the thread last, if a tracker asks and none was taken back since.
+    pub taken: Cell<u64>,
     /// PyTorch's operators on this thread.
     pub operators: operators::Mine,
     /// How many of `recorded` hold one.
@@ -77,6 +79,7 @@ thread_local! {
             device: Cell::new(0),
             label: Cell::new(NO_LABEL),
             work: Cell::new(Work::Unknown),
+            taken: Cell::new(0),
             operators: operators::Mine::new(),
             request: Cell::new(None),
             pool: Cell::new(Pool::DEFAULT),

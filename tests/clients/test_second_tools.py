@@ -71,3 +71,27 @@ def test_pytorch_judges_the_same(spy, env, programs, gpu, tmp_path):
     script = ["expandable.py"] if "PYTORCH_CUDA_ALLOC_CONF" in env else ["random_program.py", "1", "3000"]
     done = support.must(support.execute([support.PYTHON, support.JUDGE, SCRIPTS / script[0], *script[1:]], env=env))
     assert done.stdout.rstrip().endswith("; 0 of the driver's"), done.stdout
+
+
+def test_each_of_two_cublas_is_called_by_its_own_user(tmp_path):
+    """A handle is good for the library that made it: a framework with CUDA 12 beside one with CUDA 13, each opened privately."""
+    header = "int cublasSetWorkspace_v2(void *, void *, unsigned long);\n"
+    header += "int cublasLtMatmul(" + ", ".join(["void *"] * 14 + ["unsigned long", "void *"]) + ");\n"
+    named = [f"void *p{i}" for i in range(14)] + ["unsigned long size", "void *stream"]
+    for version in (12, 13):
+        library = f"{header}int cublasSetWorkspace_v2(void *of, void *at, unsigned long size) {{ return {version} * 1000 + size; }}\n"
+        library += f"int cublasLtMatmul({', '.join(named)}) {{ return {version} * 1000 + size + (long)stream + (p13 == (void *)7); }}\n"
+        user = f"{header}int sets(void) {{ return cublasSetWorkspace_v2(0, 0, 5); }}\n"
+        user += f"int multiplies(void) {{ return cublasLtMatmul({'0, ' * 13}(void *)7, 20, (void *)300); }}\n"
+        (tmp_path / f"cublas{version}.c").write_text(library)
+        (tmp_path / f"user{version}.c").write_text(user)
+        found = [f"-L{tmp_path}", "-Wl,-rpath,$ORIGIN"]
+        for name in (f"libcublas.so.{version}", f"libcublasLt.so.{version}"):
+            client.compile(tmp_path / f"cublas{version}.c", tmp_path / name, "-shared", "-fPIC", f"-Wl,-soname,{name}")
+        needs = [f"-l:libcublas.so.{version}", f"-l:libcublasLt.so.{version}"]
+        client.compile(tmp_path / f"user{version}.c", tmp_path / f"user{version}.so", *found, *needs)
+    program = "import ctypes, sys\nusers = [ctypes.CDLL(path) for path in sys.argv[1:]]\n"
+    program += "for user in users * 2: print(user.sets(), user.multiplies())"
+    users = [tmp_path / "user12.so", tmp_path / "user13.so"]
+    done = support.must(support.execute([support.PYTHON, "-c", program, *users], env={"LD_PRELOAD": str(support.LIBRARY)}))
+    assert done.stdout == "12005 12321\n13005 13321\n" * 2

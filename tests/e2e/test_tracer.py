@@ -96,7 +96,12 @@ def test_operators_and_modules_are_what_pytorch_counts(tmp_path):
     assert set(ours) - set(theirs) == {"aten::stack.default", "aten::sum.dim_IntList"}
     for name, taken in said["modules"].items():
         assert report["modules"][name]["cuda:0"]["allocated"] == taken, name
-    assert all(use["cuda:0"]["current"] == 0 for use in report["modules"].values())
+    # Before 2.15 PyTorch keeps the workspaces that the first matrix products took for cuBLAS; nothing else stays.
+    kept = [b for b in report["lifetimes"]["blocks"] if b["freed"] is None and b["module"] is not None]
+    assert all(block["category"] == "Other" for block in kept)
+    for name, use in report["modules"].items():
+        inside = [b["bytes"] for b in kept if not name or f"{b['module']}.".startswith(f"{name}.")]
+        assert use["cuda:0"]["current"] == sum(inside), name
 
 
 @pytest.mark.parametrize("how", ["ways", "ways-checkpoint"])

@@ -8,6 +8,8 @@ import sys
 if sys.argv[1] != "workspaces":
     # Those of cuBLAS come from the allocator, in no tensor that PyTorch's tracker could see.
     os.environ.update(CUBLAS_WORKSPACE_CONFIG=":0:0", CUBLASLT_WORKSPACE_SIZE="0")
+else:
+    os.environ["TORCH_CUBLAS_WORKSPACE_CACHE"] = "1"  # what releases before 2.15 do in any case: one for each thread, for ever
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker as Theirs

@@ -43,8 +43,10 @@ def rounded(tensors):
 
 def look(when):
     torch.cuda.synchronize()
-    # PyTorch's watchdog holds what a collective worked on until it has seen that it is done: DDP's old buckets, for one.
-    dist.distributed_c10d._get_default_group()._wait_for_pending_works()
+    # The watchdog of PyTorch's older group holds what a collective worked on until it has seen that it is done: DDP's old buckets.
+    group = dist.distributed_c10d._get_default_group()
+    if group._get_backend(device).name() == "nccl":
+        group._wait_for_pending_works()
     stats = torch.cuda.memory_stats(device)
     now, peak = tracker.get_tracker_snapshot()[device], tracker.get_tracker_snapshot("peak")[device]
     said.append(
