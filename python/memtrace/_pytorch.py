@@ -175,7 +175,7 @@ class View:
                     return frames
         return None
 
-    def snapshot(self, which: tuple[int, int, bool] | tuple[int, int] | None) -> dict[str, Any]:
+    def snapshot(self, which: tuple[int, int, bool] | tuple[int, int] | None = None) -> dict[str, Any]:
         """`torch._C._cuda_memorySnapshot`."""
         pool = (which[0], which[1]) if which else (0, 0)
         traces = which is None or len(which) < 3 or which[2]
