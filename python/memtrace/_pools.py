@@ -82,7 +82,15 @@ def provide(torch: Any, library: ctypes.CDLL) -> None:
 
         def snapshot(self, include_traces: bool = True) -> Any:
             """The pool's segments."""
-            return torch.cuda.memory_snapshot(self._id, include_traces=include_traces)
+            return torch._C._cuda_memorySnapshot((*self._id, include_traces))["segments"]
 
-    MemPool.__module__ = "torch.cuda.memory"
+    class MemPoolContext:
+        """Of 2.6, where it tells PyTorch's own allocator which pool's it is: nothing that memtrace has to be told."""
+
+        def __init__(self, pool: MemPool) -> None:
+            self._pool = pool
+
+    MemPool.__module__ = MemPoolContext.__module__ = "torch.cuda.memory"
     torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
+    if hasattr(torch.cuda.memory, "MemPoolContext"):
+        torch.cuda.MemPoolContext = torch.cuda.memory.MemPoolContext = MemPoolContext

@@ -204,7 +204,7 @@ Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ct
 runtime = torch.cuda.cudart
 calls = []
 import memtrace._library as l
-real = ctypes.CDLL("libcudart.so.13", mode=ctypes.RTLD_GLOBAL)
+real = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}", mode=ctypes.RTLD_GLOBAL)
 @Malloc
 def malloc(size, device, stream):
     addr = ctypes.c_void_p()
@@ -275,6 +275,8 @@ def test_an_error_that_is_no_want_of_memory(refused, tmp_path):
         options = ["--virtual", "h100", "--stacks", "none", "--out", tmp_path / way]
         env = environment({"REFUSES": refused, "PYTORCH_CUDA_ALLOC_CONF": expandable})
         said.append(support.must(support.memtrace("run", *options, "--", *command, env=env, cwd=tmp_path)).stdout.splitlines())
+    if not torch.__version__.startswith("2.15."):  # in 2.6 the documentation lies elsewhere
+        said = [[line.partition("  See documentation")[0] for line in lines] for lines in said]
     native, installed = said
     assert installed == native
     assert native[0].startswith(REFUSED[refused])
