@@ -37,7 +37,7 @@ from calls import (
 )
 from ends import daemons, shutdown
 from harness import PYTHON, Bench, Library
-from threads_and_native import among_native, evaluations, remembered, shorter, unchanged, without_state
+from threads_and_native import among_native, evaluations, remembered, resumed, shorter, unchanged, without_state
 from trees import call_trees, forked, threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +46,8 @@ SUPPORTED = [(3, minor) for minor in range(9, 14)]
 # In the order in which they run; each takes a Bench.
 CHECKS = [
     recursion, generators, expressions, exceptions, objects, executed, coroutines, callbacks, traced, names,
-    long_functions, reused_addresses, call_trees, threads, forked, without_state, unchanged, remembered, evaluations, shorter,
-    among_native, shutdown, daemons,
+    long_functions, reused_addresses, call_trees, threads, forked, without_state, unchanged, remembered, evaluations, resumed,
+    shorter, among_native, shutdown, daemons,
 ]
 
 

@@ -114,6 +114,28 @@ def evaluations(bench):
     bench.compared += twice.compared
 
 
+def resumed(bench):
+    """A generator's frame stays where it is, and so does all that it is resumed from, but for one frame in between."""
+    twice = Twice(bench.library)
+
+    def generator():
+        while True:
+            twice.here()
+            yield
+
+    running = generator()
+
+    def between():
+        next(running)
+
+    def outer(f):
+        f()
+
+    for _ in range(1000):
+        outer(functools.partial(next, running) if twice.rng.random() < 0.5 else functools.partial(between))
+    bench.compared += twice.compared
+
+
 def shorter(bench):
     """A function that returns drops what it held, and that is its caller's stack, where it was while the function ran."""
     taken, kept = [], []
