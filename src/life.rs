@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
 
-use crate::hooks::{communicators, contexts, resolve};
+use crate::hooks::{communicators, contexts, resolve, workspaces};
 use crate::record::{Recorder, guard};
 use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, tree};
 
@@ -113,24 +113,35 @@ extern "C" fn loading() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = loading;
 
-/// `dlclose`: what was learnt from a library's unwind tables ends with the library.
+/// `dlclose`: what was learnt from a library's unwind tables, and where its calls go, ends with the library.
 ///
 /// # Safety
 /// As the C library documents.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
+    // SAFETY: promised by the caller.
+    let close = || unsafe { close(handle) };
+    let code = match recorder() {
+        Some(recorder) if !guard::inside() => recorder.stacks.closing(close),
+        _ => close(),
+    };
+    workspaces::forget();
+    code
+}
+
+/// The C library's `dlclose` (or the next interposer's).
+///
+/// # Safety
+/// As the C library documents.
+pub unsafe fn close(handle: *mut c_void) -> c_int {
     let next = NEXT_DLCLOSE.load(Ordering::Relaxed);
     if next.is_null() {
         return -1; // no C library has it: nothing can have been opened either
     }
-    // SAFETY: the C library's (or the next interposer's) function of this name, with the caller's argument.
-    let close = || unsafe {
+    // SAFETY: a function of this name; the rest is promised by the caller.
+    unsafe {
         let next: extern "C" fn(*mut c_void) -> c_int = std::mem::transmute(next);
         next(handle)
-    };
-    match recorder() {
-        Some(recorder) if !guard::inside() => recorder.stacks.closing(close),
-        _ => close(),
     }
 }
 

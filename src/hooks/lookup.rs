@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::resolve::{self, Real};
 use super::table::{Api, ENTRY_POINTS, EntryPoint, Out};
+use super::workspaces;
 use crate::message;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -194,12 +195,13 @@ fn prepare(row: Option<Api>) {
 
 /// Ours instead of what a library's handle gave, if it is what ours stands for. A program may have a second runtime
 /// (bundled, or linked statically into a library), with errors and streams of its own: it keeps it, and is seen at the
-/// driver's doors. The driver is one.
+/// driver's doors. The driver is one. Where it depends on the caller whom a call goes to, who asks a handle has chosen himself.
 fn show(row: Option<Api>, name: &CStr, found: *mut c_void) -> *mut c_void {
     if found.is_null() {
         return found;
     }
     match row {
+        Some(api) if workspaces::has(api) => found,
         Some(api) => {
             let known = Real::of(api).or_else(found);
             let ours = ENTRY_POINTS[api as usize].export.0.cast_mut().cast();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::hooks::elf::Tables;
 use crate::hooks::lookup;
-use crate::hooks::table::{Api, ENTRY_POINTS, ROWS};
+use crate::hooks::table::{Api, ENTRY_POINTS, EntryPoint, ROWS};
 use crate::message;
 
 /// What an entry point answers when the real function is nowhere: both APIs have 500 for a symbol that was
@@ -100,24 +100,38 @@ fn lookup(symbol: &str, library: &str) -> Option<*mut c_void> {
     loaded_symbol(library, &symbol).map(NonNull::as_ptr)
 }
 
-/// What the loader would have found for a caller in this library, without us: in the global scope, or among the libraries that
-/// its own one needs. Else whichever is loaded.
+/// What the loader would have found for a caller in this library, without us: another tool's function, else that of the library
+/// which the caller's own needs (the loader tells two of different versions apart by their symbols' versions), else
+/// whichever there is.
 pub fn behind(api: Api, caller: usize) -> Option<*mut c_void> {
     let row = &ENTRY_POINTS[api as usize];
     let symbol = CString::new(row.name).ok()?;
-    // SAFETY: the arguments are valid; a path is the loader's own, NOLOAD only looks, and the handle stays open.
-    let found = unsafe {
-        let next = lookup::really(libc::RTLD_NEXT, &symbol);
-        let needed = || {
-            let path = CString::new(library_of(caller)?).ok()?;
-            let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
-            let found = NonNull::new(handle).map(|h| lookup::really(h.as_ptr(), &symbol))?;
-            let ours = [row.export.0, row.exported.0].contains(&found.cast_const().cast());
-            (!found.is_null() && !ours).then_some(found)
-        };
-        if next.is_null() { needed() } else { Some(next) }
+    // SAFETY: a look-up by name.
+    let next = NonNull::new(unsafe { lookup::really(libc::RTLD_NEXT, &symbol) });
+    let is_tool = |f: &NonNull<c_void>| {
+        let path = library_of(f.as_ptr() as usize);
+        !path
+            .is_some_and(|p| p.rsplit('/').next().is_some_and(|file| file.starts_with(row.library)))
     };
-    found.or_else(|| Real::of(api).get(api))
+    let found = next.filter(is_tool).or_else(|| needed(row, &symbol, caller)).or(next);
+    found.map(NonNull::as_ptr).or_else(|| Real::of(api).get(api))
+}
+
+/// The function of this name in the libraries that a caller's own library needs.
+fn needed(row: &EntryPoint, symbol: &CStr, caller: usize) -> Option<NonNull<c_void>> {
+    let path = CString::new(library_of(caller)?).ok()?;
+    // SAFETY: a path of the loader's own, NOLOAD only looks, and the handle is given back: the caller's library keeps open what
+    // was found for it.
+    let found = unsafe {
+        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
+        let found = NonNull::new(handle).map(|h| lookup::really(h.as_ptr(), symbol));
+        if !handle.is_null() {
+            crate::life::close(handle);
+        }
+        NonNull::new(found?)?
+    };
+    let ours = [row.export.0, row.exported.0].contains(&found.as_ptr().cast_const().cast());
+    (!ours).then_some(found)
 }
 
 /// A symbol of an already loaded library, found by the start of its file name.

@@ -1,6 +1,7 @@
 """A program prints the same and ends the same with and without memtrace, also where another tool has put itself between the
 program and CUDA, before memtrace or behind it; the other tool sees the same calls, and memtrace's books stay right."""
 
+import ctypes
 import re
 
 import client
@@ -74,24 +75,34 @@ def test_pytorch_judges_the_same(spy, env, programs, gpu, tmp_path):
 
 
 def test_each_of_two_cublas_is_called_by_its_own_user(tmp_path):
-    """A handle is good for the library that made it: a framework with CUDA 12 beside one with CUDA 13, each opened privately."""
+    """A handle is good for the library that made it: a framework with CUDA 12 beside one with CUDA 13, which may be there for
+    everybody. Nor does memtrace keep open what the program closes."""
     header = "int cublasSetWorkspace_v2(void *, void *, unsigned long);\n"
     header += "int cublasLtMatmul(" + ", ".join(["void *"] * 14 + ["unsigned long", "void *"]) + ");\n"
     named = [f"void *p{i}" for i in range(14)] + ["unsigned long size", "void *stream"]
     for version in (12, 13):
-        library = f"{header}int cublasSetWorkspace_v2(void *of, void *at, unsigned long size) {{ return {version} * 1000 + size; }}\n"
-        library += f"int cublasLtMatmul({', '.join(named)}) {{ return {version} * 1000 + size + (long)stream + (p13 == (void *)7); }}\n"
-        user = f"{header}int sets(void) {{ return cublasSetWorkspace_v2(0, 0, 5); }}\n"
+        sets = f"int cublasSetWorkspace_v2(void *of, void *at, unsigned long size) {{ return {version} * 1000 + size; }}\n"
+        multiplies = f"int cublasLtMatmul({', '.join(named)}) {{ return {version} * 1000 + size + (long)stream + (p13 == (void *)7); }}\n"
+        user = "int sets(void) { return cublasSetWorkspace_v2(0, 0, 5); }\n"
         user += f"int multiplies(void) {{ return cublasLtMatmul({'0, ' * 13}(void *)7, 20, (void *)300); }}\n"
-        (tmp_path / f"cublas{version}.c").write_text(library)
-        (tmp_path / f"user{version}.c").write_text(user)
+        for name, text in [("libcublas", sets), ("libcublasLt", multiplies), ("user", user)]:
+            (tmp_path / f"{name}.c").write_text(header + text)
         found = [f"-L{tmp_path}", "-Wl,-rpath,$ORIGIN"]
-        for name in (f"libcublas.so.{version}", f"libcublasLt.so.{version}"):
-            client.compile(tmp_path / f"cublas{version}.c", tmp_path / name, "-shared", "-fPIC", f"-Wl,-soname,{name}")
+        for name in ("libcublas", "libcublasLt"):
+            file = f"{name}.so.{version}"
+            client.compile(tmp_path / f"{name}.c", tmp_path / file, "-shared", "-fPIC", f"-Wl,-soname,{file}")
         needs = [f"-l:libcublas.so.{version}", f"-l:libcublasLt.so.{version}"]
-        client.compile(tmp_path / f"user{version}.c", tmp_path / f"user{version}.so", *found, *needs)
-    program = "import ctypes, sys\nusers = [ctypes.CDLL(path) for path in sys.argv[1:]]\n"
-    program += "for user in users * 2: print(user.sets(), user.multiplies())"
-    users = [tmp_path / "user12.so", tmp_path / "user13.so"]
-    done = support.must(support.execute([support.PYTHON, "-c", program, *users], env={"LD_PRELOAD": str(support.LIBRARY)}))
-    assert done.stdout == "12005 12321\n13005 13321\n" * 2
+        client.compile(tmp_path / "user.c", tmp_path / f"user{version}.so", *found, *needs)
+    program = f"""
+import _ctypes, ctypes, sys
+users = [ctypes.CDLL("{tmp_path}/user13.so", int(sys.argv[1])), ctypes.CDLL("{tmp_path}/user12.so")]
+for user in users * 2: print(user.sets(), user.multiplies())
+other = ctypes.CDLL("{tmp_path}/libcublas.so.12").cublasSetWorkspace_v2
+print(other(None, None, ctypes.c_ulong(6)))
+_ctypes.dlclose(users[1]._handle)
+print("user12" in open("/proc/self/maps").read())
+"""
+    for mode in (ctypes.RTLD_LOCAL, ctypes.RTLD_GLOBAL):
+        command = [support.PYTHON, "-c", program, mode]
+        done = support.must(support.execute(command, env={"LD_PRELOAD": str(support.LIBRARY)}))
+        assert done.stdout == "13005 13321\n12005 12321\n" * 2 + "12006\nFalse\n"
