@@ -29,5 +29,5 @@ def test_a_trainers_loop_has_phases_modules_and_steps(tmp_path, library):
     assert begun.count("optimizer_step") == STEPS and begun.count("forward") == len(said["seen"])
     assert {"forward/net.head", "backward/net.body.0", "backward/net.head", "optimizer_step"} <= set(said["labels"])
     assert not any("optimizer_step/" in label for label in said["labels"]), said["labels"]
-    # And all is taken back.
+    # And all is taken back, also when Lightning's last run failed.
     assert (said["after"], said["left"]) == ("", [])

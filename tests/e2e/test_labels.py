@@ -65,7 +65,7 @@ def test_each_thread_has_labels_of_its_own(tmp_path):
     assert labels[""][-1] == 4_000_002
 
 
-@pytest.mark.parametrize("how", ["watched", "checkpoint", "reentrant"])
+@pytest.mark.parametrize("how", ["watched", "hooked", "checkpoint", "reentrant"])
 def test_watch_knows_phase_and_module_of_everything(tmp_path, how):
     snapshot = run(how, tmp_path)
     labels = allocated(snapshot)

@@ -31,6 +31,8 @@ def test_training_is_what_pytorch_counts(tmp_path, how):
     assert {b["module"] for b in relus} == {f"layers.{i}" for i in range(3)}
     if how == "plain":
         check_saved(report, said, blocks)
+        # Between two nodes of autograd's, too, which work on this thread.
+        assert all(b["in_backward"] == (b["created_in_phase"] == "backward") for b in blocks if b["created"] >= 0)
         # The hook on saved tensors keeps nothing: without it, the same steps take the same.
         unhooked, without, _ = traced("unhooked", tmp_path / "unhooked")
         assert without["phases"] == said["phases"]
@@ -73,8 +75,29 @@ def check_saved(report, said, blocks):
     for block in saved:
         assert block["created"] < block["saved"] and (block["freed"] is None or block["saved"] < block["freed"])
     assert any((b["module"], b["saved_in_module"]) == ("layers.1.norm", "layers.1.up") for b in saved)
+    # `relu` keeps its result, and then `down` does: the first is the one that counts.
+    relus = {(b["module"], b["saved_in_module"]) for b in saved if b["operator"] == "aten::relu.default"}
+    assert relus == {(f"layers.{i}", f"layers.{i}") for i in range(3)}
+    # What goes into it is given back by the block that called `up`.
+    hidden = [b for b in blocks if b["category"] == "Activation" and (b["module"], b["saved"]) == ("layers.1.up", None)]
+    assert {(b["freed_in_phase"], b["freed_in_module"]) for b in hidden if not b["in_backward"]} == {("forward", "layers.1")}
     by_module = report["lifetimes"]["by_module"]
     assert by_module["layers.1"]["saved"] == sum(b["bytes"] for b in saved if b["module"] == "layers.1") > 0
+    for row in by_module.values():
+        assert row["created"] == row["freed_in_backward"] + row["freed_elsewhere"] + row["alive"]
+    gradients = [b["bytes"] for b in blocks if b["module"] == "layers.1.norm" and b["freed_in_phase"] == "update/zero_grad"]
+    assert by_module["layers.1.norm"]["freed_elsewhere"] == sum(gradients) > 0 == by_module["layers.1.norm"]["alive"]
+
+
+def test_phases_that_nobody_names_are_found(tmp_path):
+    report, said, _ = traced("unnamed", tmp_path)
+    assert set(report["phases"]) == {"forward", "backward", "optimizer_step", "zero_grad"}
+    calls = {name: phase["cuda:0"]["calls"] for name, phase in report["phases"].items()}
+    assert {len(each) for each in calls.values()} == {2}
+    for name, theirs in (("backward", "backward"), ("optimizer_step", "update")):
+        assert [call["max"] for call in calls[name]] == [call["max"] for call in said["phases"][theirs]], name
+    for ours, theirs in zip(calls["backward"], said["phases"]["backward"]):
+        assert 0 <= theirs["allocated"] - ours["allocated"] <= 1024  # what begins it is taken before its first node
 
 
 def test_a_phase_is_of_every_thread(tmp_path):
@@ -94,6 +117,8 @@ def test_operators_and_modules_are_what_pytorch_counts(tmp_path):
     for name, taken in theirs.items():
         assert ours[name] == taken, name
     assert set(ours) - set(theirs) == {"aten::stack.default", "aten::sum.dim_IntList"}
+    # How often each was called, as plugins are told.
+    assert {name: report["plugins"]["calls"][name] for name in theirs} == {name: said["calls"][name] for name in theirs}
     for name, taken in said["modules"].items():
         assert report["modules"][name]["cuda:0"]["allocated"] == taken, name
     # Before 2.15 PyTorch keeps the workspaces that the first matrix products took for cuBLAS; nothing else stays.

@@ -180,6 +180,12 @@ mod tests {
         ];
         assert_eq!(told(&frames), "BmmBackward0::apply (libtorch_cpu.so)");
         assert_eq!(told(&frames[..3]), "at::_ops::bmm::call");
+        // Of those inside each other it is the one that was called last.
+        let outer = ("at::_ops::matmul::call(at::Tensor const&, at::Tensor const&)", "??", 0);
+        assert_eq!(told(&[frames[0], frames[1], frames[2], outer]), "at::_ops::bmm::call");
+        let node = "torch::autograd::PyNode::apply(std::vector<at::Tensor>&&)";
+        let reentrant = [frames[0], frames[1], frames[2], frames[3], (node, "??", 0)];
+        assert_eq!(told(&reentrant), "BmmBackward0::apply (libtorch_cpu.so)");
     }
 
     #[test]

@@ -48,9 +48,14 @@ def with_lightning():
         def validation_step(self, batch, number):
             self.net.loss(batch)
 
+        def on_validation_epoch_start(self):
+            if failing:
+                raise ValueError("on purpose")
+
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
+    failing = []
     loader = torch.utils.data.DataLoader(DATA, batch_size=4)
     trainer = Trainer(
         callbacks=[MemtraceCallback()], max_epochs=2, accelerator="cuda", devices=1, logger=False, default_root_dir=out,
@@ -59,7 +64,12 @@ def with_lightning():
     module = Module()
     trainer.fit(module, loader, loader)
     trainer.validate(module, loader, verbose=False)
-    return module
+    failing.append(True)
+    try:
+        trainer.validate(module, loader, verbose=False)
+    except ValueError:
+        return module
+    raise AssertionError("it did not fail")
 
 
 def with_transformers():

@@ -100,6 +100,12 @@ def watched(checkpoint=False):
         train(model, steps=1)
 
 
+def hooked():
+    """Somebody else's function is where memtrace's would be: modules say by their hooks that they are called."""
+    nn.Module._compiled_call_impl = lambda self, *args, **kwargs: self._call_impl(*args, **kwargs)
+    watched()
+
+
 def closure():
     """The optimizer calls the model, as Lightning has it."""
     import memtrace

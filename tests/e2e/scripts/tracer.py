@@ -1,5 +1,6 @@
 """Trains a few steps under memtrace.Tracer; prints what it reports and what PyTorch's own statistics say, as JSON."""
 
+import contextlib
 import json
 import sys
 from collections import Counter, defaultdict
@@ -10,6 +11,7 @@ from trackers_model import Net
 
 import memtrace
 from memtrace import memory_tracker
+from memtrace.tracer import Plugin
 
 how = sys.argv[1]
 torch.manual_seed(0)
@@ -28,10 +30,10 @@ def statistics():
 
 
 class Phase:
-    """The tracer's phase, and PyTorch's numbers of the same stretch."""
+    """The tracer's phase, if one is given, and PyTorch's numbers of the same stretch."""
 
     def __init__(self, tracer, name):
-        self.inner, self.name = tracer.track_phase(name), name
+        self.inner, self.name = tracer.track_phase(name) if tracer else contextlib.nullcontext(), name
 
     def __enter__(self):
         torch.cuda.reset_peak_memory_stats()
@@ -96,6 +98,15 @@ class Taken(TorchDispatchMode):
         return result
 
 
+class Calls(Plugin):
+    """How often each operator was called, as plugins are told."""
+
+    name = "calls"
+
+    def report(self, operators):
+        return dict(operators)
+
+
 def modules():
     """What each module takes, by hooks around it."""
     taken, before, handles = Counter(), {}, []
@@ -118,9 +129,12 @@ if how in ("plain", "unhooked", "checkpoint", "threads"):
         said.update(alive=alive, now=statistics()["current"])
         halfway = tracer.report()
         said["until now"] = halfway.devices["cuda:0"].current
+elif how == "unnamed":
+    with memtrace.Tracer(model, optimizer, batch) as tracer:
+        train(None, saved=False)
 elif how == "operators":
     # Without autograd, so that a dispatch mode sees what is called, and with what was never taken before.
-    with memtrace.Tracer(device="cuda:0") as tracer, torch.no_grad():
+    with memtrace.Tracer(device="cuda:0", plugins=["auto", Calls()]) as tracer, torch.no_grad():
         tracer.track(model)
         taken, handles = modules()
         mode = Taken()

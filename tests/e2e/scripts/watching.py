@@ -7,6 +7,8 @@ import weakref
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import AveragedModel
 
 import memtrace
 
@@ -76,6 +78,15 @@ with memtrace.watch(model), memtrace.watch(model.odd, name="again"):
     replica = model.odd._replicate_for_data_parallel()
     replica._modules = {"inner": twin.odd.inner}
     assert torch.equal(replica(x)[0], torch.full((1, 4), 7.0))
+    # A name that was given stands before the modules' own; wrappers are in no name.
+    with memtrace.watch(twin, name="teacher"):
+        twin(x)
+        assert twin.odd.seen == "forward/teacher.odd", twin.odd.seen
+    for wrapped in (AveragedModel(twin), checkpoint_wrapper(twin)):
+        with memtrace.watch(wrapped):
+            wrapped(x)
+        inside = next(module for module in wrapped.modules() if isinstance(module, Odd))
+        assert inside.seen == "forward/odd", inside.seen
     # Unwatched modules, whatever they override.
     assert torch.equal(nn.Sequential(nn.Identity(), nn.ReLU())(-x), torch.zeros(1, 4))
 
