@@ -138,7 +138,7 @@ void memtrace_changes_ask(int on);
 uint64_t memtrace_changes_count(uint64_t *lost);
 
 /* Copies up to so many records from number from on, up to the first that isn't there; returns how many. Each is four words:
- * what happened (1 allocated, 2 freed, 3 labelled), from bit 4 the work it was part of (1 backward, 2 computed again by a
+ * what happened (1 allocated, 2 freed, 3 labelled, 4 handed to cuBLAS as a workspace), from bit 4 the work it was part of (1 backward, 2 computed again by a
  * checkpoint, 3 a gradient is put into its place), from bit 8 the device, from bit 16 the thread, from bit 40 the thread's label;
  * address; bytes; and, while operators are asked for, how many of them are open on this thread, from bit 16 the thread's number in their
  * records, from bit 32 the number of their next record. */

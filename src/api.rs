@@ -382,7 +382,7 @@ pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
 }
 
 /// Copies up to `records` records from number `from` on, up to the first that isn't there; returns how many. Each is four
-/// words: what happened (1 allocated, 2 freed, 3 labelled), the work it was part of (bit 4: 1 backward, 2 computed again by a
+/// words: what happened (1 allocated, 2 freed, 3 labelled, 4 handed to cuBLAS as a workspace), the work it was part of (bit 4: 1 backward, 2 computed again by a
 /// checkpoint, 3 a gradient is put into its place), device (bit 8), thread (bit 16) and the thread's label (bit 40); address;
 /// bytes; and, while operators are asked for, how many of them are open on this thread, the thread's number in their records (bit 16) and
 /// the number of their next record (bit 32).
