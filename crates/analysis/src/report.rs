@@ -40,7 +40,7 @@ pub struct Report {
     pub deferred_frees: Value,
     /// What to look at.
     pub warnings: Vec<String>,
-    /// What only the process itself could have said.
+    /// What only the process itself could have said, and what a virtual GPU did not know.
     pub unknown: Vec<String>,
 }
 
@@ -146,6 +146,8 @@ pub struct Device {
 pub fn report(snapshot: &Snapshot) -> Report {
     let Summary { estimate, recorded_by, devices, .. } = summary::summary(snapshot);
     let told = &snapshot.memtrace;
+    let mut unknown = summary::unknown(snapshot);
+    unknown.extend(estimate.iter().flat_map(summary::workspaces));
     let ordinals =
         |key: &Value| -> Vec<i64> { list(key).filter_map(|d| d["device"].as_i64()).collect() };
     let mut all: BTreeSet<i64> = devices.iter().map(|d| d.device as i64).collect();
@@ -206,7 +208,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
         deferred_frees: told["deferred_frees"].clone(),
         devices,
         warnings,
-        unknown: summary::unknown(snapshot),
+        unknown,
     }
 }
 

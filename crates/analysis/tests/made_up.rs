@@ -5,13 +5,14 @@
 #![allow(clippy::doc_markdown)]
 
 use memtrace_analysis::check::{self, Level, check};
+use memtrace_analysis::report::report;
 use memtrace_analysis::{history, summary};
 use memtrace_format::pickle;
 use memtrace_format::snapshot::{
     Action, Block, BlockState, Frame, Other, Place, Segment, Snapshot, TraceEntry,
 };
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 const BASE: u64 = 0x7f00_0000_0000;
@@ -305,6 +306,29 @@ fn a_virtual_gpu_is_an_estimate() {
     );
     assert!(summary.notes[0].contains("3 values that nothing had computed"));
     assert!(summary.notes[1].contains("the last 7 of 9 events"));
+}
+
+/// Issue F, B17: a peak without cuDNN's workspaces says that it is a lower bound, and by how many plans.
+#[test]
+fn convolutions_without_workspace_are_said() {
+    let mut snapshot = small();
+    let about = |cudnn: Value| json!({"virtual": {"spec": "t4", "zero_reads": 0, "cudnn": cudnn}});
+    for (unknown, other, said) in [
+        (53, 0, Some("lower bound: 53 convolutions without workspace")),
+        (1, 2, Some("lower bound: 1 convolution and 2 other cuDNN graphs without workspace")),
+        (0, 0, None),
+    ] {
+        snapshot.memtrace = about(json!({"unknown": unknown, "other": other}));
+        let lines = [summary(&snapshot).notes, report(&snapshot).unknown];
+        for lines in lines {
+            let found: Vec<&String> = lines.iter().filter(|l| l.contains("workspace")).collect();
+            assert_eq!(found.len(), usize::from(said.is_some()), "{lines:?}");
+            assert!(said.is_none_or(|said| found[0].starts_with(said)), "{lines:?}");
+        }
+    }
+    // Written by somebody else: nobody counted.
+    snapshot.memtrace = json!({"virtual": {"spec": "t4"}});
+    assert!(summary(&snapshot).notes.iter().any(|note| note.contains("workspaces of cuDNN's")));
 }
 
 #[test]

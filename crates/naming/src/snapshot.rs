@@ -19,7 +19,7 @@ use crate::write::{Counts, Encoding, carry_over, write};
 /// Keys of the description that are for the reader alone.
 const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
 /// What the virtual GPU counts as it runs: at the start, when the description is written, it means nothing.
-const COUNTED: [&str; 2] = ["launches", "zero_reads"];
+const COUNTED: [&str; 3] = ["launches", "zero_reads", "cudnn"];
 
 /// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and `written_us` are for the
 /// snapshot's `memtrace` key. `target`: see [`write()`].

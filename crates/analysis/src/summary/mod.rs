@@ -43,6 +43,17 @@ pub struct Estimate {
     pub lazy: bool,
     /// Times the program read back a value that nothing had computed, and got zeros.
     pub zero_reads: u64,
+    /// What is known of cuDNN's workspaces; `None` in a file of an older version, or where nothing was asked of cuDNN.
+    pub cudnn: Option<Cudnn>,
+}
+
+/// What a virtual GPU knew of the workspaces of cuDNN's plans.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Cudnn {
+    /// Different convolutions of which nothing is known: their workspace was taken as 0.
+    pub unknown: u64,
+    /// Plans of other graphs, whose workspace was taken as 0, too.
+    pub other: u64,
 }
 
 /// A number of things and their bytes.
@@ -255,7 +266,33 @@ fn estimate(snapshot: &Snapshot) -> Option<Estimate> {
         name: text("name"),
         lazy: told.get("lazy").and_then(Value::as_bool).unwrap_or(false),
         zero_reads: told.get("zero_reads").and_then(Value::as_u64).unwrap_or(0),
+        cudnn: told.get("cudnn").map(cudnn).filter(|told| *told != Cudnn::default()),
     })
+}
+
+fn cudnn(told: &Value) -> Cudnn {
+    let number = |key: &str| told.get(key).and_then(Value::as_u64).unwrap_or(0);
+    Cudnn { unknown: number("unknown"), other: number("other") }
+}
+
+/// What a reader must know of cuDNN's workspaces to trust the peaks.
+pub(crate) fn workspaces(estimate: &Estimate) -> Vec<String> {
+    let Some(told) = estimate.cudnn else { return Vec::new() };
+    let counted = |n: u64, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
+    let mut missing = Vec::new();
+    if told.unknown > 0 {
+        missing.push(counted(told.unknown, "convolution"));
+    }
+    if told.other > 0 {
+        missing.push(counted(told.other, "other cuDNN graph"));
+    }
+    if missing.is_empty() {
+        return Vec::new();
+    }
+    vec![format!(
+        "lower bound: {} without workspace, because what cuDNN would need is not known",
+        missing.join(" and ")
+    )]
 }
 
 fn capacity(snapshot: &Snapshot, device: usize) -> Option<Capacity> {
@@ -294,6 +331,11 @@ pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
              that depend on them are lower bounds"
                 .to_owned(),
         );
+        unknown.push(
+            "which workspaces of cuDNN's are missing is not known, for the same reason: if any are, peaks are lower \
+             bounds"
+                .to_owned(),
+        );
     }
     unknown
 }
@@ -310,6 +352,7 @@ fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
             virtual_gpu.zero_reads
         ));
     }
+    notes.extend(estimate(snapshot).iter().flat_map(workspaces));
     if counter("events_retired") > 0 {
         notes.push(format!(
             "the history keeps the last {} of {} events (MEMTRACE_EVENTS sets how many)",

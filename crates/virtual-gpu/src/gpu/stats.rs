@@ -3,6 +3,7 @@
 use super::border::Out;
 use super::config::machine;
 use super::{contents, launches};
+use crate::libs::planned;
 use core::ffi::c_char;
 use core::sync::atomic::Ordering::Relaxed;
 use std::fmt::Write as _;
@@ -19,7 +20,8 @@ fn json() -> String {
     }
     let _ = write!(text, "\"lazy\":{},", machine.lazy);
     let _ = write!(text, "\"launches\":{},", launches());
-    let _ = write!(text, "\"zero_reads\":{},\"devices\":[", contents::zero_reads());
+    let _ = write!(text, "\"zero_reads\":{},", contents::zero_reads());
+    let _ = write!(text, "\"cudnn\":{},\"devices\":[", planned());
     for (i, gpu) in machine.devices().enumerate() {
         let comma = if i > 0 { "," } else { "" };
         let (used, total) = (gpu.used.load(Relaxed), gpu.total());
@@ -50,7 +52,13 @@ mod tests {
     #[test]
     fn has_what_the_recorder_reads() {
         let text = super::json();
-        for key in ["\"spec\"", "\"zero_reads\":", "\"launches\":", "\"devices\":[{\"device\":0"] {
+        for key in [
+            "\"spec\"",
+            "\"zero_reads\":",
+            "\"launches\":",
+            "\"cudnn\":{\"unknown\":",
+            "\"devices\":[{\"device\":0",
+        ] {
             assert!(text.contains(key), "{key} in {text}");
         }
     }

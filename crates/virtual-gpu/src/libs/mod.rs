@@ -22,6 +22,8 @@ mod sparse;
 mod sparselt;
 pub mod versions;
 
+pub use dnn::books::json as planned;
+
 #[cfg(test)]
 mod tests;
 

@@ -7,7 +7,9 @@
 //! The protocol of the getter: asked without room it tells how many elements there are; asked with room it
 //! fills them in, and where they are descriptors, it fills the descriptors that the caller made.
 
-use super::{DNN, Status};
+mod graph;
+
+use super::{DNN, Status, books};
 use crate::constants as c;
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
@@ -69,13 +71,19 @@ impl Bag {
                 (c::CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, number(WORKSPACE)),
                 (c::CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED, number(0)),
             ],
-            c::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR => &[
-                (c::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, number(WORKSPACE)),
-                (
-                    c::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
-                    Value::Plain { count: 3, bytes: b"{}\0".to_vec() },
-                ),
-            ],
+            c::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR => {
+                match self.problem() {
+                    Some(problem) => books::convolution(&problem),
+                    None => books::other(),
+                }
+                &[
+                    (c::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, number(WORKSPACE)),
+                    (
+                        c::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
+                        Value::Plain { count: 3, bytes: b"{}\0".to_vec() },
+                    ),
+                ]
+            }
             _ => &[],
         };
         self.attributes.extend(known.iter().cloned());

@@ -1,169 +1,266 @@
 //! cuDNN's older convolution interface, which PyTorch takes when the backend is switched off.
 //!
 //! The one algorithm is the implicit product without precomputed indices: it exists for every
-//! direction, is deterministic forward, and is documented to need no workspace.
+//! direction, is deterministic forward, and is documented to need no workspace. A card would often choose another,
+//! so its convolutions are counted like those of the backend.
 
-use super::DNN;
+use super::problem::{Operation, Problem, Tensor};
+use super::{DNN, SHAPES, Shape, books};
 use crate::constants as c;
-use crate::gpu::border::Out;
+use crate::gpu::border::{In, Out};
+use crate::gpu::handle::Registry;
 use crate::layout::cuda13::cudnnConvolutionFwdAlgoPerfStruct as perf;
 use core::ffi::c_void;
 
+/// What a convolution's descriptor says.
+#[derive(Clone, Default)]
+struct Convolution {
+    padding: Vec<i64>,
+    stride: Vec<i64>,
+    dilation: Vec<i64>,
+}
+
+static CONVOLUTIONS: Registry<Convolution> = Registry::new(44);
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnCreateConvolutionDescriptor(out: Out<*mut c_void>) -> i32 {
+    super::create(&CONVOLUTIONS, out, Convolution::default())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnDestroyConvolutionDescriptor(convolution: *mut c_void) -> i32 {
+    super::destroy(&CONVOLUTIONS, convolution)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cudnnSetConvolutionNdDescriptor(
+    convolution: *mut c_void,
+    count: i32,
+    padding: In<i32>,
+    stride: In<i32>,
+    dilation: In<i32>,
+    _mode: i32,
+    _compute_type: i32,
+) -> i32 {
+    DNN.answer(|| {
+        let lists = [padding, stride, dilation];
+        if !(1..=super::MAX_DIMS).contains(&count) || lists.iter().any(|list| list.is_null()) {
+            return Err(DNN.bad_value());
+        }
+        let [padding, stride, dilation] = lists.map(|list| wide(&list.list(count as usize)));
+        let set = Convolution { padding, stride, dilation };
+        CONVOLUTIONS.with(convolution, |known| *known = set).ok_or(DNN.bad_value())
+    })
+}
+
+fn wide(list: &[i32]) -> Vec<i64> {
+    list.iter().copied().map(i64::from).collect()
+}
+
+impl Shape {
+    fn tensor(&self) -> Tensor {
+        if self.strides.is_empty() {
+            let channels_last = self.format == c::CUDNN_TENSOR_NHWC;
+            return Tensor { data_type: self.data_type, dims: wide(&self.dims), channels_last };
+        }
+        Tensor::strided(self.data_type, wide(&self.dims), &wide(&self.strides))
+    }
+}
+
+/// The convolution that these descriptors are for, counted as planned; nothing where they don't fit each other.
+fn plan(
+    operation: Operation,
+    tensors: [*mut c_void; 3],
+    convolution: *mut c_void,
+) -> Option<Problem> {
+    let [x, w, y] = tensors.map(|handle| SHAPES.with(handle, |shape| shape.tensor()));
+    let description = CONVOLUTIONS.with(convolution, |known| known.clone())?;
+    let Convolution { padding, stride, dilation } = description;
+    let problem =
+        Problem { operation, fused: false, x: x?, w: w?, y: y?, padding, stride, dilation };
+    let sound = problem.is_sound().then_some(problem)?;
+    books::convolution(&sound);
+    Some(sound)
+}
+
 /// Writes the one result. The three directions' records have the same layout.
-fn give_algorithm(wanted: i32, count: Out<i32>, results: Out<u8>, algorithm: i32) -> i32 {
+fn give_algorithm(
+    operation: Operation,
+    tensors: [*mut c_void; 3],
+    convolution: *mut c_void,
+    (wanted, count, results): (i32, Out<i32>, Out<u8>),
+) -> i32 {
     DNN.answer(|| {
         if wanted < 1 {
             return Err(DNN.bad_value());
         }
+        let algorithm = match operation {
+            Operation::Forward => c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
+            Operation::BackwardData => c::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1,
+            Operation::BackwardFilter => c::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1,
+        };
+        let size = workspace(operation, tensors, convolution);
         results.clear(perf::SIZE).map_err(|_| DNN.bad_value())?;
         results.at(perf::algo.offset).give(algorithm);
         results.at(perf::status.offset).give(c::CUDNN_STATUS_SUCCESS);
         results.at(perf::time.offset).give(-1f32);
-        results.at(perf::memory.offset).give(0usize);
+        results.at(perf::memory.offset).give(size);
         results.at(perf::determinism.offset).give(c::CUDNN_DETERMINISTIC);
         results.at(perf::mathType.offset).give(c::CUDNN_DEFAULT_MATH);
         DNN.give(count, 1)
     })
 }
 
-fn give_no_workspace(size: Out<usize>) -> i32 {
-    DNN.answer(|| DNN.give(size, 0))
+/// Bytes that the convolution needs.
+fn workspace(operation: Operation, tensors: [*mut c_void; 3], convolution: *mut c_void) -> usize {
+    // Planned for its place in the books: what the one algorithm needs is documented to be nothing.
+    let _ = plan(operation, tensors, convolution);
+    0
+}
+
+fn give_workspace(
+    operation: Operation,
+    tensors: [*mut c_void; 3],
+    convolution: *mut c_void,
+    size: Out<usize>,
+) -> i32 {
+    DNN.answer(|| DNN.give(size, workspace(operation, tensors, convolution)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnGetConvolutionForwardAlgorithm_v7(
     _handle: *mut c_void,
-    _x: *mut c_void,
-    _w: *mut c_void,
-    _convolution: *mut c_void,
-    _y: *mut c_void,
+    x: *mut c_void,
+    w: *mut c_void,
+    convolution: *mut c_void,
+    y: *mut c_void,
     wanted: i32,
     count: Out<i32>,
     results: Out<u8>,
 ) -> i32 {
-    give_algorithm(wanted, count, results, c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM)
+    give_algorithm(Operation::Forward, [x, w, y], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnGetConvolutionBackwardDataAlgorithm_v7(
     _handle: *mut c_void,
-    _w: *mut c_void,
-    _dy: *mut c_void,
-    _convolution: *mut c_void,
-    _dx: *mut c_void,
+    w: *mut c_void,
+    dy: *mut c_void,
+    convolution: *mut c_void,
+    dx: *mut c_void,
     wanted: i32,
     count: Out<i32>,
     results: Out<u8>,
 ) -> i32 {
-    give_algorithm(wanted, count, results, c::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1)
+    give_algorithm(Operation::BackwardData, [dx, w, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnGetConvolutionBackwardFilterAlgorithm_v7(
     _handle: *mut c_void,
-    _x: *mut c_void,
-    _dy: *mut c_void,
-    _convolution: *mut c_void,
-    _dw: *mut c_void,
+    x: *mut c_void,
+    dy: *mut c_void,
+    convolution: *mut c_void,
+    dw: *mut c_void,
     wanted: i32,
     count: Out<i32>,
     results: Out<u8>,
 ) -> i32 {
-    give_algorithm(wanted, count, results, c::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1)
+    give_algorithm(Operation::BackwardFilter, [x, dw, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnFindConvolutionForwardAlgorithmEx(
     _handle: *mut c_void,
-    _x_layout: *mut c_void,
-    _x: *const c_void,
-    _w_layout: *mut c_void,
-    _w: *const c_void,
-    _convolution: *mut c_void,
-    _y_layout: *mut c_void,
-    _y: *mut c_void,
+    x: *mut c_void,
+    _x_data: *const c_void,
+    w: *mut c_void,
+    _w_data: *const c_void,
+    convolution: *mut c_void,
+    y: *mut c_void,
+    _y_data: *mut c_void,
     wanted: i32,
     count: Out<i32>,
     results: Out<u8>,
     _workspace: *mut c_void,
     _workspace_size: usize,
 ) -> i32 {
-    give_algorithm(wanted, count, results, c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM)
+    give_algorithm(Operation::Forward, [x, w, y], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnFindConvolutionBackwardDataAlgorithmEx(
     _handle: *mut c_void,
-    _w_layout: *mut c_void,
-    _w: *const c_void,
-    _dy_layout: *mut c_void,
-    _dy: *const c_void,
-    _convolution: *mut c_void,
-    _dx_layout: *mut c_void,
-    _dx: *mut c_void,
+    w: *mut c_void,
+    _w_data: *const c_void,
+    dy: *mut c_void,
+    _dy_data: *const c_void,
+    convolution: *mut c_void,
+    dx: *mut c_void,
+    _dx_data: *mut c_void,
     wanted: i32,
     count: Out<i32>,
     results: Out<u8>,
     _workspace: *mut c_void,
     _workspace_size: usize,
 ) -> i32 {
-    give_algorithm(wanted, count, results, c::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1)
+    give_algorithm(Operation::BackwardData, [dx, w, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnFindConvolutionBackwardFilterAlgorithmEx(
     _handle: *mut c_void,
-    _x_layout: *mut c_void,
-    _x: *const c_void,
-    _dy_layout: *mut c_void,
-    _dy: *const c_void,
-    _convolution: *mut c_void,
-    _dw_layout: *mut c_void,
-    _dw: *mut c_void,
+    x: *mut c_void,
+    _x_data: *const c_void,
+    dy: *mut c_void,
+    _dy_data: *const c_void,
+    convolution: *mut c_void,
+    dw: *mut c_void,
+    _dw_data: *mut c_void,
     wanted: i32,
     count: Out<i32>,
     results: Out<u8>,
     _workspace: *mut c_void,
     _workspace_size: usize,
 ) -> i32 {
-    give_algorithm(wanted, count, results, c::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1)
+    give_algorithm(Operation::BackwardFilter, [x, dw, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnGetConvolutionForwardWorkspaceSize(
     _handle: *mut c_void,
-    _x: *mut c_void,
-    _w: *mut c_void,
-    _convolution: *mut c_void,
-    _y: *mut c_void,
+    x: *mut c_void,
+    w: *mut c_void,
+    convolution: *mut c_void,
+    y: *mut c_void,
     _algorithm: i32,
     size: Out<usize>,
 ) -> i32 {
-    give_no_workspace(size)
+    give_workspace(Operation::Forward, [x, w, y], convolution, size)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnGetConvolutionBackwardDataWorkspaceSize(
     _handle: *mut c_void,
-    _w: *mut c_void,
-    _dy: *mut c_void,
-    _convolution: *mut c_void,
-    _dx: *mut c_void,
+    w: *mut c_void,
+    dy: *mut c_void,
+    convolution: *mut c_void,
+    dx: *mut c_void,
     _algorithm: i32,
     size: Out<usize>,
 ) -> i32 {
-    give_no_workspace(size)
+    give_workspace(Operation::BackwardData, [dx, w, dy], convolution, size)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnGetConvolutionBackwardFilterWorkspaceSize(
     _handle: *mut c_void,
-    _x: *mut c_void,
-    _dy: *mut c_void,
-    _convolution: *mut c_void,
-    _dw: *mut c_void,
+    x: *mut c_void,
+    dy: *mut c_void,
+    convolution: *mut c_void,
+    dw: *mut c_void,
     _algorithm: i32,
     size: Out<usize>,
 ) -> i32 {
-    give_no_workspace(size)
+    give_workspace(Operation::BackwardFilter, [x, dw, dy], convolution, size)
 }
