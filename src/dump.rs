@@ -18,6 +18,7 @@ use memtrace_format::blackbox::at;
 use memtrace_format::event::Event;
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::State;
+use memtrace_format::screen::Page;
 use memtrace_format::settings;
 use memtrace_format::snapshot::Value;
 use memtrace_naming::{Counts, Encoding};
@@ -66,7 +67,7 @@ impl Reason {
 #[derive(Default)]
 struct Said {
     /// The text about a failure.
-    oom: Option<String>,
+    oom: Option<Page>,
     /// A line each.
     warnings: Vec<String>,
 }
@@ -130,17 +131,17 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
 }
 
 /// Puts the text about a failure beside its snapshot, and the first one of a process on stderr.
-fn say_oom(recorder: &Recorder, snapshot: &Path, text: &str) {
+fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
     static SAID_BY: AtomicI32 = AtomicI32::new(0);
     let stem = snapshot.file_stem().unwrap_or_default().to_string_lossy();
     let path = snapshot.with_file_name(format!("{stem}-oom.txt"));
-    if let Err(e) = std::fs::write(&path, text) {
+    if let Err(e) = std::fs::write(&path, text.as_bytes()) {
         message!("cannot write {}: {e}", path.display());
     }
     let first = SAID_BY.swap(recorder.pid, Ordering::Relaxed) != recorder.pid;
     if first && !recorder.config.quiet {
         // Every line says who speaks, and all come in one piece, also where several ranks fail at once.
-        message!("{}", text.trim_end().replace('\n', "\nmemtrace: "));
+        message::page(text);
     }
 }
 

@@ -1,7 +1,10 @@
-//! One line on stderr.
+//! Lines on stderr.
 //!
 //! Straight to file descriptor 2 in one write, so that lines of several processes don't mix, a closed
 //! stderr is no error, and nothing of `std`'s stream locks is touched inside somebody else's process.
+//! Names of the program's are written so that they are seen ([`memtrace_format::screen`]).
+
+use memtrace_format::screen::{Page, shown};
 
 use crate::record::guard;
 
@@ -13,7 +16,15 @@ macro_rules! message {
 
 /// Writes the line.
 pub fn line(text: &str) {
-    let line = format!("memtrace: {text}\n");
+    write(&format!("memtrace: {}\n", shown(text)));
+}
+
+/// Writes all lines of a page, each of which says who speaks.
+pub fn page(page: &Page) {
+    write(&page.lines().fold(String::new(), |text, line| text + "memtrace: " + line + "\n"));
+}
+
+fn write(lines: &str) {
     // SAFETY: the buffer is valid for its length; a failed write is of no consequence.
-    guard::uncancelled(|| unsafe { libc::write(2, line.as_ptr().cast(), line.len()) });
+    guard::uncancelled(|| unsafe { libc::write(2, lines.as_ptr().cast(), lines.len()) });
 }

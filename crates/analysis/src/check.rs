@@ -8,11 +8,11 @@
 
 use std::fmt;
 
-use memtrace_format::pickle::{self, Facts};
+use memtrace_format::pickle::Facts;
 use memtrace_format::snapshot::{
     Action, Block, BlockState, Other, Place, Segment, Snapshot, TraceEntry,
 };
-use memtrace_format::{ReadError, json, looks_like_json};
+use memtrace_format::{Part, ReadError};
 
 use crate::history::{self, rewind};
 
@@ -73,25 +73,19 @@ const LISTED_EVENTS: usize = 600_000;
 
 /// Checks a file: how it is written and what it says.
 pub fn file(bytes: &[u8]) -> Vec<Problem> {
+    parts(bytes.len(), &Snapshot::read_all(bytes, usize::MAX))
+}
+
+/// As [`file()`], for a file of this length in which this was found.
+pub fn parts(length: usize, parts: &Result<Vec<Part>, ReadError>) -> Vec<Problem> {
     let mut found = Findings::default();
-    let snapshot = if looks_like_json(bytes) {
-        json::read(bytes).and_then(|tree| Snapshot::from_tree(&tree, bytes.len()))
-    } else {
-        pickle::read(bytes).and_then(|pickle| {
-            found.pickle(&pickle.facts);
-            Snapshot::from_tree(&pickle.tree, bytes.len())
-        })
-    };
-    if bytes.len() >= SLOW_BYTES {
-        let deadly = bytes.len() >= DEADLY_BYTES;
+    if length >= SLOW_BYTES {
+        let deadly = length >= DEADLY_BYTES;
         let does = if deadly { "fails" } else { "is slow" };
-        found.warning(
-            "",
-            format!("{} MiB: the viewer {does} on a file this large", bytes.len() >> 20),
-        );
+        found.warning("", format!("{} MiB: the viewer {does} on a file this large", length >> 20));
     }
-    match snapshot {
-        Ok(snapshot) => found.snapshot(&snapshot),
+    match parts {
+        Ok(parts) => found.parts(length, parts),
         Err(ReadError::Shape { place, what }) => found.error(place, what),
         Err(error) => found.error("", error.to_string()),
     }
@@ -166,6 +160,39 @@ impl Findings {
         }
         if facts.mixed_memo {
             self.error("", "MEMOIZE and BINPUT are mixed; the viewer numbers them apart");
+        }
+    }
+
+    fn parts(&mut self, length: usize, parts: &[Part]) {
+        let facts: Vec<&Facts> = parts.iter().filter_map(|part| part.facts.as_ref()).collect();
+        for facts in &facts {
+            self.pickle(facts);
+        }
+        let pickled: usize = facts.iter().map(|facts| facts.length).sum();
+        if pickled > 0 && pickled < length {
+            self.warning(
+                "",
+                format!("{} bytes follow the pickle, which nobody reads", length - pickled),
+            );
+        }
+        if let [one] = parts
+            && one.key.is_none()
+        {
+            return self.snapshot(&one.snapshot);
+        }
+        let shows = if facts.len() == parts.len() { "only the first" } else { "none" };
+        let what = format!(
+            "{} snapshots in one file, of which the viewer shows {shows}: write each into a file of its own",
+            parts.len()
+        );
+        self.error("", what);
+        for (i, part) in parts.iter().enumerate() {
+            let before = self.problems.len();
+            self.snapshot(&part.snapshot);
+            for problem in &mut self.problems[before..] {
+                let dot = if problem.place.is_empty() { "" } else { ", " };
+                problem.place = format!("snapshot {}{dot}{}", i + 1, problem.place);
+            }
         }
     }
 

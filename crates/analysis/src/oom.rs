@@ -4,8 +4,8 @@
 //! of the moment of the failure. Works on a snapshot that is still in the making, whose frames and stacks are elsewhere.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 
+use memtrace_format::screen::Page;
 use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables, Value};
 
 use crate::report::{told_site, told_warning};
@@ -17,9 +17,9 @@ pub const LINES: usize = 25;
 const TOP: usize = 5;
 
 /// The text about the last failure of a snapshot; `None` if there was none.
-pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<String> {
+pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     let oom = Some(&snapshot.memtrace["out_of_memory"]).filter(|oom| oom.is_object())?;
-    let mut out = String::new();
+    let mut out = Page::default();
     let asked = oom["asked"].as_u64().unwrap_or(0);
     let call = oom["call"].as_str().unwrap_or("PyTorch's allocator");
     let by = match (&oom["call"], oom["owner"].as_str()) {
@@ -71,10 +71,10 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<String> {
     for hint in hints(&segments, (asked, total), unused, &sites, tables) {
         let _ = writeln!(out, "    {hint}");
     }
-    Some(out.lines().take(LINES).fold(String::new(), |text, line| text + line + "\n"))
+    Some(out.first(LINES))
 }
 
-fn owners(out: &mut String, snapshot: &Snapshot, device: Option<i64>) {
+fn owners(out: &mut Page, snapshot: &Snapshot, device: Option<i64>) {
     let sums = &snapshot.memtrace["owners"];
     let of_device =
         |d: i64| sums["devices"].as_array()?.iter().find(|s| s["device"] == d).map(|s| &s["by"]);

@@ -1,32 +1,27 @@
 //! `memtrace report`: who has the rest, for a screen.
 
-use std::fmt::Write;
-
 use memtrace_analysis::report::{self, Device, Labelled, Owner, Report};
-use memtrace_format::snapshot::{Snapshot, Value};
+use memtrace_format::screen::Page;
+use memtrace_format::snapshot::Value;
 
-use crate::Answer;
 use crate::args;
+use crate::each::each;
 use crate::failure::Failure;
-use crate::files;
+use crate::say::Answer;
 use crate::units::{count, size};
 
 pub(crate) fn report(args: &args::Report) -> Result<Answer, Failure> {
-    let bytes = files::read(&args.file)?;
-    let snapshot = Snapshot::read(&bytes)
-        .map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
-    let report = report::report(&snapshot);
-    if args.json {
-        let json = serde_json::to_string_pretty(&report)
-            .map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
-        return Ok(Answer::yes(json + "\n"));
-    }
-    Ok(Answer::yes(page(&report, args.top)))
+    each(&args.files, args.json, |file| {
+        let report = report::report(file.snapshot);
+        if args.json {
+            return Answer::json(&report, true);
+        }
+        Ok(Answer::page(page(&report, args.top), true))
+    })
 }
 
-/// Writing to a string can't fail, so results of `write!` are dropped.
-fn page(report: &Report, top: usize) -> String {
-    let mut out = String::new();
+fn page(report: &Report, top: usize) -> Page {
+    let mut out = Page::default();
     if let Some(e) = &report.estimate {
         let _ = writeln!(
             out,
@@ -48,7 +43,7 @@ fn page(report: &Report, top: usize) -> String {
     }
     deferred(&mut out, &report.deferred_frees);
     if !report.warnings.is_empty() || !report.unknown.is_empty() {
-        out.push('\n');
+        let _ = writeln!(out);
     }
     for warning in &report.warnings {
         let _ = writeln!(out, "warning: {warning}");
@@ -59,8 +54,9 @@ fn page(report: &Report, top: usize) -> String {
     out
 }
 
-fn device(out: &mut String, d: &Device, top: usize) {
-    let _ = writeln!(out, "\ndevice {}", d.device);
+fn device(out: &mut Page, d: &Device, top: usize) {
+    let _ = writeln!(out);
+    let _ = writeln!(out, "device {}", d.device);
     let _ = writeln!(
         out,
         "  peak: {} held, {} allocated by PyTorch",
@@ -118,7 +114,7 @@ fn device(out: &mut String, d: &Device, top: usize) {
     }
 }
 
-fn labels(out: &mut String, what: &str, rows: &[Labelled], top: usize) {
+fn labels(out: &mut Page, what: &str, rows: &[Labelled], top: usize) {
     if !rows.is_empty() && top > 0 {
         let _ = writeln!(out, "  {what}, by label");
     }
@@ -129,7 +125,7 @@ fn labels(out: &mut String, what: &str, rows: &[Labelled], top: usize) {
 }
 
 /// What PyTorch's page-locked memory is made up of.
-fn pinned(out: &mut String, report: &Report, top: usize) {
+fn pinned(out: &mut Page, report: &Report, top: usize) {
     let Some(p) = &report.pinned else {
         if report.host.iter().any(|o| o.owner == "PyTorch") {
             out.push_str("  what was asked for of PyTorch's is not known\n");
@@ -158,7 +154,7 @@ fn pinned(out: &mut String, report: &Report, top: usize) {
 }
 
 /// Frees that other streams held up: how many, and the one that held most for longest.
-fn deferred(out: &mut String, waits: &Value) {
+fn deferred(out: &mut Page, waits: &Value) {
     let number = |v: &Value| v.as_u64().unwrap_or(0);
     let Some(first) = waits["longest"].get(0) else { return };
     let streams: Vec<String> = first["streams"]
@@ -175,23 +171,24 @@ fn deferred(out: &mut String, waits: &Value) {
         [] => "the end of a graph capture".to_owned(),
         streams => format!("stream {}", streams.join(" and ")),
     };
+    let _ = writeln!(out);
     let _ = writeln!(
         out,
-        "\nfrees that waited for other streams: {}, at most {} at a time; {} waited for {what_for} {how_long}",
+        "frees that waited for other streams: {}, at most {} at a time; {} waited for {what_for} {how_long}",
         count(number(&waits["count"])),
         size(number(&waits["most_bytes"])),
         size(number(&first["bytes"])),
     );
 }
 
-fn by_communicator(out: &mut String, all: &[Owner]) {
+fn by_communicator(out: &mut Page, all: &[Owner]) {
     if !all.is_empty() {
         out.push_str("  of NCCL's, by communicator\n");
         owners(out, all);
     }
 }
 
-fn owners(out: &mut String, owners: &[Owner]) {
+fn owners(out: &mut Page, owners: &[Owner]) {
     for o in owners {
         let _ = writeln!(out, "    {:>18}  {} in {}", count(o.bytes), o.owner, count(o.count));
     }

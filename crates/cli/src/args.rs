@@ -118,19 +118,33 @@ impl Format {
     }
 }
 
+/// Which files are read, and how much memory that may take.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Files {
+    /// Snapshots, or folders with snapshots; - is standard input
+    #[arg(required = true, value_name = "FILE|DIR")]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// The most memory that reading one file may take [default: 1GiB, or 16 times the file if that is more]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse, display_order = 900)]
+    pub(crate) max_memory: Option<u64>,
+}
+
 /// Say what the peak was, who held it, and what is left.
 ///
-/// Reads snapshots of memtrace and of every PyTorch since 2.1: pickle or JSON, also gzipped.
+/// Reads snapshots of memtrace and of every PyTorch since 2.1: pickle or JSON, also packed with gzip or zstd. Several
+/// files (ranks, dumps) each get a heading, by rank; with --json they are a list.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace summary memtrace-host-4711-0.pickle\n  \
+    memtrace summary memtrace-*.pickle                      one after the other\n  \
     memtrace summary --top 30 snapshot.pickle\n  \
     memtrace summary --json snapshot.pickle | jq '.devices[0].allocated.bytes'")]
 pub(crate) struct Summary {
-    /// The snapshot; - is standard input
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) files: Files,
 
-    /// Print one JSON object, sizes in bytes, all lines of code
+    /// Print one JSON object (a list for several files), sizes in bytes, all lines of code
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -148,10 +162,10 @@ pub(crate) struct Summary {
     memtrace report memtrace-host-4711-0.pickle\n  \
     memtrace report --json snapshot.pickle | jq '.devices[0].reconcile.lines'")]
 pub(crate) struct Report {
-    /// The snapshot; - is standard input
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) files: Files,
 
-    /// Print one JSON object, sizes in bytes
+    /// Print one JSON object (a list for several files), sizes in bytes
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -167,11 +181,10 @@ pub(crate) struct Report {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace check snapshot.pickle\n  \
-    memtrace check --json traces/*.pickle")]
+    memtrace check --json traces")]
 pub(crate) struct Check {
-    /// The snapshots; - is standard input
-    #[arg(required = true, value_name = "FILE")]
-    pub(crate) files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) files: Files,
 
     /// Print a JSON list, one object a file
     #[arg(long)]
@@ -187,11 +200,11 @@ pub(crate) struct Check {
 #[command(after_help = "Examples:\n  \
     memtrace recover traces\n  \
     memtrace recover --keep traces/memtrace-host-4711-1730000000000.blackbox\n  \
-    memtrace recover traces | xargs -n 1 memtrace summary")]
+    memtrace recover traces && memtrace summary traces")]
 pub(crate) struct Recover {
-    /// A black box, or a folder with black boxes (or links to them, as in a program's output folder)
-    #[arg(value_name = "FILE|DIR")]
-    pub(crate) path: PathBuf,
+    /// Black boxes, or folders with black boxes (or links to them, as in a program's output folder)
+    #[arg(required = true, value_name = "FILE|DIR")]
+    pub(crate) paths: Vec<PathBuf>,
 
     /// Folder for the snapshots [default: where the black box, or the link to it, is]
     #[arg(long, value_name = "DIR")]
@@ -236,11 +249,11 @@ pub(crate) struct Snapshot {
     memtrace symbolize memtrace-host-4711-0.pickle\n  \
     memtrace symbolize --out with-lines.pickle memtrace-host-4711-0.pickle")]
 pub(crate) struct Symbolize {
-    /// The snapshot; - is standard input
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) files: Files,
 
-    /// Write to this file [default: FILE itself]
-    #[arg(long, value_name = "FILE")]
+    /// Write to this file, or under the same names into this folder [default: FILE itself]
+    #[arg(long, value_name = "FILE|DIR")]
     pub(crate) out: Option<PathBuf>,
 }
 
@@ -256,8 +269,8 @@ pub(crate) struct Symbolize {
     memtrace replay --conf max_split_size_mb:128 --capacity 24GiB --device-overhead 500MiB --out what-if snapshot.pickle\n  \
     memtrace replay --json snapshot.pickle | jq '.devices[0].replayed[0].smallest_capacity'")]
 pub(crate) struct Replay {
-    /// The snapshot; - is standard input
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) files: Files,
 
     /// Settings as PYTORCH_ALLOC_CONF has them, '' for none; may be given more than once [default: those of the
     /// recording]
@@ -272,7 +285,7 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "SIZE", value_parser = units::parse)]
     pub(crate) device_overhead: Option<u64>,
 
-    /// Print one JSON object, sizes in bytes, with the course over time
+    /// Print one JSON object (a list for several files), sizes in bytes, with the course over time
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -291,8 +304,8 @@ pub(crate) struct Replay {
     memtrace tune --capacity 40GiB --device-overhead 500MiB snapshot.pickle\n  \
     export PYTORCH_ALLOC_CONF=$(memtrace tune --json snapshot.pickle | jq -r .best)")]
 pub(crate) struct Tune {
-    /// The snapshot; - is standard input
-    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) files: Files,
 
     /// Memory of the card, such as 40GiB [default: the recorded card, if memtrace wrote it down, or as much as it takes]
     #[arg(long, value_name = "SIZE", value_parser = units::parse)]
@@ -302,7 +315,7 @@ pub(crate) struct Tune {
     #[arg(long, value_name = "SIZE", value_parser = units::parse)]
     pub(crate) device_overhead: Option<u64>,
 
-    /// Print one JSON object with all that was tried, sizes in bytes
+    /// Print one JSON object (a list for several files) with all that was tried, sizes in bytes
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,25 +1,26 @@
 //! `memtrace devices`: what the virtual GPU can be.
 
-use std::fmt::Write;
-
 use memtrace_devices::profiles;
+use memtrace_format::screen::Page;
 use serde_json::{Value, json};
 
-use crate::Answer;
 use crate::args::Devices;
+use crate::failure::Failure;
+use crate::say::Answer;
 use crate::units;
 
-pub(crate) fn list(args: &Devices) -> Answer {
-    Answer::yes(if args.json { as_json() } else { table() })
+pub(crate) fn list(args: &Devices) -> Result<Answer, Failure> {
+    if args.json { Answer::json(&as_json(), true) } else { Ok(Answer::page(table(), true)) }
 }
 
-fn table() -> String {
-    let mut text = format!(
-        "{:<10} {:<28} {:>7} {:>10} {:>4} {:>10}\n",
+fn table() -> Page {
+    let mut text = Page::default();
+    let _ = writeln!(
+        text,
+        "{:<10} {:<28} {:>7} {:>10} {:>4} {:>10}",
         "--virtual", "name", "compute", "memory", "SMs", "context"
     );
     for p in profiles() {
-        // Writing to a string can't fail.
         let _ = writeln!(
             text,
             "{:<10} {:<28} {:>7} {:>10} {:>4} {:>10}",
@@ -39,7 +40,7 @@ fn table() -> String {
     text
 }
 
-fn as_json() -> String {
+fn as_json() -> Value {
     let list: Vec<Value> = profiles()
         .iter()
         .map(|p| {
@@ -55,5 +56,5 @@ fn as_json() -> String {
             })
         })
         .collect();
-    format!("{:#}\n", Value::Array(list))
+    Value::Array(list)
 }

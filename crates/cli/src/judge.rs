@@ -1,54 +1,61 @@
 //! `memtrace check`: what the check found, for people and for scripts.
 
-use std::fmt::Write;
-
 use memtrace_analysis::check::{self, Level, Problem};
+use memtrace_format::ReadError;
+use memtrace_format::screen::Page;
+use memtrace_reading::{contents, find};
 use serde_json::{Value, json};
 
-use crate::Answer;
 use crate::args::Check;
 use crate::failure::Failure;
-use crate::files;
+use crate::say::{Answer, tell};
 
 pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
-    let mut answer = Answer::yes(String::new());
-    let mut list = Vec::new();
-    let mut unread = Vec::new();
-    for path in &args.files {
-        let bytes = match files::read(path) {
-            Ok(bytes) => bytes,
-            Err(failure) => {
-                unread.push(failure.to_string());
+    let (mut page, mut list) = (Page::default(), Vec::new());
+    let (mut yes, mut unread) = (true, Vec::new());
+    let found = find(&args.files.files)?;
+    found.notes.iter().for_each(|note| tell(note));
+    for path in &found.files {
+        let problems = contents(path, args.files.limit()).and_then(|contents| {
+            match contents.snapshots() {
+                // It may be sound.
+                Err(e @ ReadError::TooLarge) => Err(contents.trouble(&e)),
+                parts => Ok(check::parts(contents.bytes.len(), &parts)),
+            }
+        });
+        let problems = match problems {
+            Ok(problems) => problems,
+            Err(trouble) => {
+                unread.push(trouble);
                 continue;
             }
         };
-        let problems = check::file(&bytes);
         let sound = problems.iter().all(|p| p.level != Level::Error);
-        answer.yes &= sound;
+        yes &= sound;
         let name = path.display().to_string();
         if args.json {
             let problems: Vec<Value> = problems.iter().map(as_json).collect();
             list.push(json!({"file": name, "ok": sound, "problems": problems}));
         } else {
-            tell(&mut answer.text, &name, sound, &problems);
+            page_of(&mut page, &name, sound, &problems);
         }
     }
-    if args.json {
-        answer.text = format!("{:#}\n", Value::Array(list));
-    }
+    let answer = if args.json { Answer::json(&list, yes)? } else { Answer::page(page, yes) };
     if unread.is_empty() {
         return Ok(answer);
     }
     // The files that could be read have their answer; then comes the error.
-    crate::print(&answer.text)?;
-    Err(Failure::new(unread.join("\nmemtrace: ")))
+    answer.print()?;
+    for trouble in &unread {
+        tell(&trouble.to_string());
+    }
+    Err(Failure::told())
 }
 
-fn tell(text: &mut String, name: &str, sound: bool, problems: &[Problem]) {
-    // Writing to a string can't fail.
-    let _ = writeln!(text, "{name}: {}", if sound { "ok" } else { "not ok" });
+fn page_of(page: &mut Page, name: &str, sound: bool, problems: &[Problem]) {
+    let _ = writeln!(page, "{name}: {}", if sound { "ok" } else { "not ok" });
     for problem in problems {
-        let _ = writeln!(text, "  {problem}");
+        let _ = writeln!(page, "  {problem}");
     }
 }
 

@@ -15,8 +15,8 @@ mod args;
 mod blackbox;
 mod devices;
 mod doctor;
+mod each;
 mod failure;
-mod files;
 mod inspect;
 mod judge;
 mod output;
@@ -25,30 +25,17 @@ mod recover;
 mod replay;
 mod report;
 mod run;
+mod say;
 pub mod standin;
 mod symbolize;
 mod tune;
 mod units;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
 use crate::args::{Args, Command};
-use crate::failure::Failure;
-
-/// An answer: what to print, and whether it is yes.
-struct Answer {
-    text: String,
-    yes: bool,
-}
-
-impl Answer {
-    fn yes(text: String) -> Answer {
-        Answer { text, yes: true }
-    }
-}
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -63,16 +50,15 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::replay(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Doctor(args) => doctor::doctor(&args),
-        Command::Devices(args) => Ok(devices::list(&args)),
+        Command::Devices(args) => devices::list(&args),
     };
-    let answer = answer.and_then(|answer| print(&answer.text).map(|()| answer.yes));
+    let answer = answer.and_then(|answer| answer.print().map(|()| answer.yes));
     match answer {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(failure) => {
             if let Some(line) = failure.line() {
-                // Nobody may be listening; there is nobody else to tell.
-                let _ = writeln!(io::stderr(), "memtrace: {line}");
+                say::tell(line);
             }
             ExitCode::from(2)
         }
@@ -82,14 +68,4 @@ pub fn main() -> ExitCode {
 /// The whole command line as clap knows it; the reference of its help is tested as text.
 pub fn command() -> clap::Command {
     Args::command()
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // Whoever reads has read enough.
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(e) => Err(Failure::new(format!("cannot write to standard output: {e}"))),
-        Ok(()) => Ok(()),
-    }
 }

@@ -4,17 +4,16 @@
 //! recover, or some could be read and others not; 2, nothing could be read or written.
 
 use std::ffi::OsStr;
-use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use memtrace_format::blackbox::{BlackBox, OpenError, at};
+use memtrace_format::screen::Page;
 
-use crate::Answer;
 use crate::args::{Format, Recover, Snapshot};
 use crate::blackbox::{self, OnDisk};
 use crate::failure::Failure;
+use crate::say::{Answer, tell};
 use crate::{output, process, run};
 
 /// What became of a black box.
@@ -28,21 +27,38 @@ enum Fate {
 }
 
 pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
-    let found = find(&args.path)?;
+    let mut page = Page::default();
+    let (mut written, mut bad) = (0, 0);
+    for path in &args.paths {
+        match all_of(path, args, &mut page) {
+            Ok(counts) => (written, bad) = (written + counts.0, bad + counts.1),
+            Err(failure) => {
+                bad += 1;
+                tell(&failure.to_string());
+            }
+        }
+    }
+    if bad > 0 && written == 0 {
+        return Err(Failure::told());
+    }
+    Ok(Answer::page(page, written > 0 && bad == 0))
+}
+
+/// The black boxes that a path stands for. Returns how many are snapshots now, and how many could not be read.
+fn all_of(path: &Path, args: &Recover, page: &mut Page) -> Result<(u32, u32), Failure> {
+    let found = find(path)?;
     let folder = match &args.out {
         Some(out) => out.clone(),
-        None if args.path.is_dir() => args.path.clone(),
-        None => beside(&args.path),
+        None if path.is_dir() => path.to_owned(),
+        None => beside(path),
     };
     run::forget_killed_runs(&folder);
-    let mut answer = Answer::yes(String::new());
     let (mut written, mut bad) = (0, 0);
     for name in &found {
         match one(name, &folder, args) {
             Ok(Fate::Written(path)) => {
                 written += 1;
-                // Writing to a string can't fail.
-                let _ = writeln!(answer.text, "{}", path.display());
+                let _ = writeln!(page, "{}", path.display());
             }
             Ok(Fate::Empty) => {
                 tell(&format!("{}: the process recorded nothing", name.display()));
@@ -58,19 +74,9 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
         }
     }
     if found.is_empty() {
-        tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, args.path.display()));
+        tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, path.display()));
     }
-    if bad > 0 && written == 0 {
-        return Err(Failure::told());
-    }
-    answer.yes = written > 0 && bad == 0;
-    Ok(answer)
-}
-
-/// One line, now: what follows may take a while.
-fn tell(line: &str) {
-    // Nobody may be listening.
-    let _ = writeln!(std::io::stderr(), "memtrace: {line}");
+    Ok((written, bad))
 }
 
 fn beside(path: &Path) -> PathBuf {
@@ -235,5 +241,7 @@ pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {
         .map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
     let folder = args.out.as_deref().unwrap_or(Path::new("."));
     let path = write(&open, true, "snapshot", folder, args.format).map_err(Failure::new)?;
-    Ok(Answer::yes(format!("{}\n", path.display())))
+    let mut page = Page::default();
+    let _ = writeln!(page, "{}", path.display());
+    Ok(Answer::page(page, true))
 }

@@ -1,6 +1,6 @@
 //! `memtrace replay`: the recorded requests again, under other settings and on other cards.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 use std::path::Path;
 
 use memtrace_analysis::replay::exact::{Exact, exact};
@@ -8,51 +8,50 @@ use memtrace_analysis::replay::picture::picture;
 use memtrace_analysis::replay::requests::{Requests, requests};
 use memtrace_analysis::replay::run::{Card, Oom, Outcome, smallest_capacity};
 use memtrace_analysis::replay::{self};
+use memtrace_format::screen::Page;
 use memtrace_format::snapshot::Snapshot;
 use serde_json::{Value, json};
 
-use crate::Answer;
 use crate::args::{self, Format};
+use crate::each::{Asked, each};
 use crate::failure::Failure;
-use crate::files;
 use crate::output;
+use crate::say::Answer;
 use crate::units::{count, many, percent, size};
 
 /// A snapshot with the requests of each of its devices.
-pub(crate) struct Recorded {
-    pub(crate) snapshot: Snapshot,
+pub(crate) struct Recorded<'a> {
+    pub(crate) snapshot: &'a Snapshot,
     pub(crate) devices: Vec<Requests>,
     capacity: Option<u64>,
     overhead: Option<u64>,
 }
 
-impl Recorded {
-    pub(crate) fn read(
-        path: &Path,
+impl<'a> Recorded<'a> {
+    pub(crate) fn of(
+        file: &Asked<'a>,
         capacity: Option<u64>,
         overhead: Option<u64>,
-    ) -> Result<Recorded, Failure> {
-        let bytes = files::read(path)?;
-        let snapshot =
-            Snapshot::read(&bytes).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+    ) -> Result<Recorded<'a>, Failure> {
+        let snapshot = file.snapshot;
         let used = |device: &usize| {
             let on_it =
                 |s: &memtrace_format::snapshot::Segment| usize::try_from(s.device) == Ok(*device);
             !snapshot.device_traces[*device].is_empty() || snapshot.segments.iter().any(on_it)
         };
         let devices = (0..snapshot.device_traces.len()).filter(used);
-        let devices: Vec<Requests> = devices.map(|device| requests(&snapshot, device)).collect();
+        let devices: Vec<Requests> = devices.map(|device| requests(snapshot, device)).collect();
         if devices.iter().all(|d| d.during.is_empty() && d.before.is_empty()) {
             let why = "it holds no history of a GPU: record one with memtrace run, or with \
                        torch.cuda.memory._record_memory_history()";
-            return Err(Failure::new(format!("{}: nothing to replay, {why}", path.display())));
+            return Err(Failure::new(format!("{}: nothing to replay, {why}", file.name)));
         }
         Ok(Recorded { snapshot, devices, capacity, overhead })
     }
 
     /// What was asked for, else what memtrace wrote down of the card, else as much as it takes.
     pub(crate) fn card(&self, device: usize) -> Card {
-        let known = replay::recorded_card(&self.snapshot, device).unwrap_or_default();
+        let known = replay::recorded_card(self.snapshot, device).unwrap_or_default();
         Card {
             capacity: self.capacity.or(known.capacity),
             overhead: self.overhead.unwrap_or(known.overhead),
@@ -68,8 +67,12 @@ struct Row {
 }
 
 pub(crate) fn replay(args: &args::Replay) -> Result<Answer, Failure> {
-    let recorded = Recorded::read(&args.file, args.capacity, args.device_overhead)?;
-    let own = replay::own_conf(&recorded.snapshot).to_owned();
+    each(&args.files, args.json, |file| one(file, args))
+}
+
+fn one(file: &Asked<'_>, args: &args::Replay) -> Result<Answer, Failure> {
+    let recorded = Recorded::of(file, args.capacity, args.device_overhead)?;
+    let own = replay::own_conf(recorded.snapshot).to_owned();
     let confs = if args.conf.is_empty() { vec![own.clone()] } else { args.conf.clone() };
     let mut notes = Vec::new();
     let mut rows: Vec<Vec<Row>> = recorded.devices.iter().map(|_| Vec::new()).collect();
@@ -79,7 +82,7 @@ pub(crate) fn replay(args: &args::Replay) -> Result<Answer, Failure> {
             replay::settings(conf).map_err(|e| Failure::new(format!("--conf '{conf}': {e}")))?;
         notes.extend(parsed.notes.iter().map(|n| format!("{}: {n}", name(conf))));
         let (snapshot, outcomes) =
-            picture(&recorded.snapshot, &recorded.devices, conf, &parsed.settings, |d| {
+            picture(recorded.snapshot, &recorded.devices, conf, &parsed.settings, |d| {
                 recorded.card(d)
             });
         for ((requests, outcome), rows) in recorded.devices.iter().zip(outcomes).zip(&mut rows) {
@@ -100,9 +103,9 @@ pub(crate) fn replay(args: &args::Replay) -> Result<Answer, Failure> {
     let checks: Vec<Option<Exact>> = recorded
         .devices
         .iter()
-        .map(|d| exact(&recorded.snapshot, d, &replay::settings(&own).ok()?.settings))
+        .map(|d| exact(recorded.snapshot, d, &replay::settings(&own).ok()?.settings))
         .collect();
-    let text = if args.json {
+    if args.json {
         let devices: Vec<Value> = recorded
             .devices
             .iter()
@@ -111,26 +114,21 @@ pub(crate) fn replay(args: &args::Replay) -> Result<Answer, Failure> {
             .map(|((d, rows), check)| device_json(&recorded, d, rows, check.as_ref()))
             .collect();
         let written: Vec<String> = written.iter().map(|p| p.display().to_string()).collect();
-        format!("{:#}\n", json!({"devices": devices, "notes": notes, "written": written}))
-    } else {
-        let mut text = format!("{}\n", args.file.display());
-        for ((d, rows), check) in recorded.devices.iter().zip(&rows).zip(&checks) {
-            device_text(&mut text, &recorded, d, rows, check.as_ref(), &own);
-        }
-        for note in notes {
-            line(&mut text, &format!("note: {note}"));
-        }
-        for path in written {
-            line(&mut text, &format!("wrote {}", path.display()));
-        }
-        text
-    };
-    Ok(Answer { text, yes: fits })
-}
-
-fn line(text: &mut String, what: &str) {
-    text.push_str(what);
-    text.push('\n');
+        let answer = json!({"devices": devices, "notes": notes, "written": written});
+        return Answer::json(&answer, fits);
+    }
+    let mut text = Page::default();
+    file.title(&mut text);
+    for ((d, rows), check) in recorded.devices.iter().zip(&rows).zip(&checks) {
+        device_text(&mut text, &recorded, d, rows, check.as_ref(), &own);
+    }
+    for note in notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    for path in written {
+        let _ = writeln!(text, "wrote {}", path.display());
+    }
+    Ok(Answer::page(text, fits))
 }
 
 pub(crate) fn name(conf: &str) -> &str {
@@ -150,17 +148,18 @@ pub(crate) fn on(card: Card) -> String {
 }
 
 fn device_text(
-    text: &mut String,
-    recorded: &Recorded,
+    text: &mut Page,
+    recorded: &Recorded<'_>,
     d: &Requests,
     rows: &[Row],
     check: Option<&Exact>,
     own: &str,
 ) {
     let entries = recorded.snapshot.device_traces[d.device].len();
+    let _ = writeln!(text);
     let _ = writeln!(
         text,
-        "\ncuda:{}  {}",
+        "cuda:{}  {}",
         d.device,
         if entries == 1 {
             "1 entry".to_owned()
@@ -219,7 +218,7 @@ fn device_text(
 
 /// One line a configuration, under each other.
 pub(crate) fn table<'a>(
-    text: &mut String,
+    text: &mut Page,
     rows: impl Iterator<Item = (&'a str, Option<u64>, &'a Outcome)>,
 ) {
     let head = [
@@ -249,15 +248,13 @@ pub(crate) fn table<'a>(
         |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
     for row in &cells {
-        let _ = write!(text, "  {:<w$}", row[0], w = widths[0]);
-        for (cell, w) in row.iter().zip(&widths).skip(1) {
-            let _ = write!(text, "  {cell:>w$}");
-        }
-        text.push('\n');
+        let first = format!("  {:<w$}", row[0], w = widths[0]);
+        let rest = row.iter().zip(&widths).skip(1).map(|(cell, w)| format!("  {cell:>w$}"));
+        let _ = writeln!(text, "{first}{}", rest.collect::<String>());
     }
 }
 
-fn oom_text(oom: &Oom, recorded: &Recorded, device: usize) -> String {
+fn oom_text(oom: &Oom, recorded: &Recorded<'_>, device: usize) -> String {
     let entry = recorded.snapshot.device_traces[device].get(oom.entry as usize);
     let place = match entry {
         Some(_) => format!("at entry {}", count(u64::from(oom.entry))),
@@ -281,7 +278,12 @@ fn oom_text(oom: &Oom, recorded: &Recorded, device: usize) -> String {
     )
 }
 
-fn device_json(recorded: &Recorded, d: &Requests, rows: &[Row], check: Option<&Exact>) -> Value {
+fn device_json(
+    recorded: &Recorded<'_>,
+    d: &Requests,
+    rows: &[Row],
+    check: Option<&Exact>,
+) -> Value {
     let card = recorded.card(d.device);
     let rows: Vec<Value> = rows.iter().map(|r| row_json(&r.conf, r.smallest, &r.outcome)).collect();
     json!({

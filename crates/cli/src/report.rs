@@ -1,45 +1,42 @@
 //! `memtrace summary`: the numbers of a snapshot, arranged for a screen.
 
-use std::fmt::Write;
-use std::path::Path;
+use std::fmt::Write as _;
 
 use memtrace_analysis::summary::{
     self, Amount, Device, Driver, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
 };
-use memtrace_format::snapshot::{Snapshot, Value};
+use memtrace_format::screen::Page;
+use memtrace_format::snapshot::Value;
 
-use crate::Answer;
 use crate::args;
+use crate::each::{Asked, each};
 use crate::failure::Failure;
-use crate::files;
+use crate::say::Answer;
 use crate::units::{count, many, percent, size, span};
 
 /// Failed allocations that are told one by one.
 const OOMS: usize = 3;
 
 pub(crate) fn summary(args: &args::Summary) -> Result<Answer, Failure> {
-    let bytes = files::read(&args.file)?;
-    let snapshot = Snapshot::read(&bytes)
-        .map_err(|e| Failure::new(format!("{}: {e}", args.file.display())))?;
-    let summary = summary::summary(&snapshot);
-    if args.json {
-        let json = serde_json::to_string_pretty(&summary)
-            .map_err(|e| Failure::new(format!("cannot write JSON: {e}")))?;
-        return Ok(Answer::yes(json + "\n"));
-    }
-    Ok(Answer::yes(Page::default().write(&summary, &args.file, args.top)))
+    each(&args.files, args.json, |file| {
+        let summary = summary::summary(file.snapshot);
+        if args.json {
+            return Answer::json(&summary, true);
+        }
+        Ok(Answer::page(Told::default().write(&summary, file, args.top), true))
+    })
 }
 
-/// The text so far. Writing to a string can't fail, so results of `write!` are dropped.
+/// The text so far.
 #[derive(Default)]
-struct Page(String);
+struct Told(Page);
 
-impl Page {
-    fn write(mut self, summary: &Summary, file: &Path, top: usize) -> String {
+impl Told {
+    fn write(mut self, summary: &Summary, file: &Asked<'_>, top: usize) -> Page {
         if let Some(estimate) = &summary.estimate {
             self.estimate(estimate);
         }
-        let _ = writeln!(self.0, "{}", file.display());
+        file.title(&mut self.0);
         if let Some(recorded) = &summary.recorded_by {
             self.recorded(recorded);
         }
@@ -56,7 +53,7 @@ impl Page {
             self.line("allocated", amount(allocated, "block"));
         }
         if !summary.notes.is_empty() {
-            self.0.push('\n');
+            let _ = writeln!(self.0);
         }
         for note in &summary.notes {
             let _ = writeln!(self.0, "note: {note}");
@@ -98,9 +95,10 @@ impl Page {
     fn device(&mut self, d: &Device, top: usize) {
         let over = d.span_us.map_or_else(String::new, |us| format!(" over {}", span(us)));
         let entries = if d.entries == 1 { "entry" } else { "entries" };
+        let _ = writeln!(self.0);
         let _ = writeln!(
             self.0,
-            "\ndevice {}: {} {entries} of history{over}",
+            "device {}: {} {entries} of history{over}",
             d.device,
             count(d.entries as u64)
         );
@@ -242,8 +240,9 @@ impl Page {
         if sites.is_empty() || top == 0 {
             return;
         }
+        let _ = writeln!(self.0);
         let _ =
-            writeln!(self.0, "\n  {:>10} {:>8} {:>8}  {title}, by line", "size", "share", "blocks");
+            writeln!(self.0, "  {:>10} {:>8} {:>8}  {title}, by line", "size", "share", "blocks");
         for s in sites.iter().take(top) {
             let _ = writeln!(
                 self.0,

@@ -1,28 +1,32 @@
 //! `memtrace tune`: which settings would have needed the smallest card.
 
-use std::fmt::Write;
-
 use memtrace_analysis::replay;
 use memtrace_analysis::replay::tune::{Tried, candidates, tune as try_all};
+use memtrace_format::screen::Page;
 use serde_json::{Value, json};
 
-use crate::Answer;
 use crate::args;
+use crate::each::{Asked, each};
 use crate::failure::Failure;
 use crate::replay::{Recorded, on, row_json, table};
+use crate::say::Answer;
 use crate::units::{percent, size};
 
 /// How many configurations are listed on a screen.
 const LISTED: usize = 8;
 
 pub(crate) fn tune(args: &args::Tune) -> Result<Answer, Failure> {
-    let recorded = Recorded::read(&args.file, args.capacity, args.device_overhead)?;
+    each(&args.files, args.json, |file| one(file, args))
+}
+
+fn one(file: &Asked<'_>, args: &args::Tune) -> Result<Answer, Failure> {
+    let recorded = Recorded::of(file, args.capacity, args.device_overhead)?;
     // The device that took most decides: one line is exported for all.
     let busiest = recorded.devices.iter().max_by_key(|d| d.during.len() + d.before.len());
     let Some(requests) = busiest else {
         return Err(Failure::new("there is no device in the file"));
     };
-    let own = replay::own_conf(&recorded.snapshot).to_owned();
+    let own = replay::own_conf(recorded.snapshot).to_owned();
     let mut lines = candidates(requests);
     if !lines.contains(&own) {
         lines.push(own.clone());
@@ -40,7 +44,7 @@ pub(crate) fn tune(args: &args::Tune) -> Result<Answer, Failure> {
     if args.json {
         let rows: Vec<Value> =
             tried.iter().map(|t| row_json(&t.conf, t.smallest_capacity, &t.outcome)).collect();
-        let text = json!({
+        let answer = json!({
             "device": requests.device,
             "capacity": card.capacity,
             "device_overhead": card.overhead,
@@ -49,21 +53,23 @@ pub(crate) fn tune(args: &args::Tune) -> Result<Answer, Failure> {
             "tried": rows,
             "notes": requests.notes,
         });
-        return Ok(Answer { text: format!("{text:#}\n"), yes: fits });
+        return Answer::json(&answer, fits);
     }
-    let mut text =
-        format!("{}\n\ncuda:{}, replayed {}:\n", args.file.display(), requests.device, on(card));
+    let mut text = Page::default();
+    file.title(&mut text);
+    let _ = writeln!(text);
+    let _ = writeln!(text, "cuda:{}, replayed {}:", requests.device, on(card));
     let listed = tried
         .iter()
         .take(LISTED)
         .chain(now.filter(|n| !tried[..LISTED.min(tried.len())].iter().any(|t| t.conf == n.conf)));
     table(&mut text, listed.map(|t| (t.conf.as_str(), t.smallest_capacity, &t.outcome)));
-    text.push('\n');
+    let _ = writeln!(text);
     verdict(&mut text, now, choice, gains);
     for note in &requests.notes {
         let _ = writeln!(text, "note: {note}");
     }
-    Ok(Answer { text, yes: fits })
+    Ok(Answer::page(text, fits))
 }
 
 /// Worth a change: it fits where it did not, or the card may be smaller by a hundredth.
@@ -77,7 +83,7 @@ fn gain(now: &Tried, best: &Tried) -> bool {
     }
 }
 
-fn verdict(text: &mut String, now: Option<&Tried>, choice: &Tried, gains: bool) {
+fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool) {
     if !gains {
         text.push_str(
             "Nothing gains a hundredth over the settings it was recorded with: leave them.\n",

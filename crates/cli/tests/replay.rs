@@ -107,7 +107,7 @@ fn what_is_wrong_is_said_in_one_line() {
             "backend:cudaMallocAsync can't be replayed",
         ),
         (&["--capacity", "40X", FINETUNE], "'x' is no unit of size"),
-        (&["no-such-file"], "cannot read no-such-file"),
+        (&["no-such-file"], "no-such-file: cannot be read"),
     ] {
         let done = output(&[&["replay"][..], args].concat());
         assert_eq!(done.status.code(), Some(2), "{args:?}");

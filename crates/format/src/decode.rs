@@ -3,10 +3,14 @@
 //! Accepts what every PyTorch since 2.1 writes: keys that an older release lacks are allowed to be missing,
 //! keys that a newer one adds are kept ([`Other`]). What every release has must be there and of its type, and
 //! the error names the place. A bare list of segments (`torch.cuda.memory_snapshot()`) is a snapshot without a
-//! history, as PyTorch's own tool takes it.
+//! history, as PyTorch's own tool takes it. `frames` is a list, or the number of a stack in the tables that the snapshot
+//! then has ([`crate::json`]).
+//!
+//! A file may hold several snapshots: one behind the other, in a list, or in a dictionary by rank. [`Snapshot::read_all`]
+//! finds them.
 //!
 //! Sharing makes small files large: a list of a million references to one list of a million entries is a few
-//! megabytes. So the number of things made is bounded by the length of the file, too.
+//! megabytes. So what is made is bounded by the length of the file, and by what the caller allows.
 
 use std::collections::HashMap;
 
@@ -21,21 +25,66 @@ use crate::{json, pickle};
 
 /// No honest file spends fewer bytes on an entry, a block or a segment.
 const LEAST_BYTES: usize = 16;
+/// What one takes in memory.
+const PIECE: usize = size_of::<TraceEntry>();
+/// What a part of another value takes, with what its dictionary or list adds.
+const VALUE: usize = 2 * size_of::<Value>();
+/// Texts of a snapshot, which stand in the file once and in memory for each use, have at most so many bytes for each byte
+/// of the file.
+const TEXT: usize = 16;
 
 /// How deep a value under a key that is not ours may nest.
 const MAX_DEPTH: u32 = 32;
 
+/// One of the snapshots of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// The key that it stands under, where a dictionary holds the snapshots.
+    pub key: Option<String>,
+    /// How its pickle was written, if it is the first in one.
+    pub facts: Option<pickle::Facts>,
+    /// What it says.
+    pub snapshot: Snapshot,
+}
+
 impl Snapshot {
-    /// Reads a snapshot: a pickle of protocol 2 to 5, or JSON.
+    /// Reads the one snapshot of a file: a pickle of protocol 2 to 5, or JSON.
     ///
     /// # Errors
     /// [`ReadError`] with the place and the reason.
     pub fn read(bytes: &[u8]) -> Result<Snapshot, ReadError> {
-        if looks_like_json(bytes) {
-            Snapshot::from_tree(&json::read(bytes)?, bytes.len())
-        } else {
-            Snapshot::from_tree(&pickle::read(bytes)?.tree, bytes.len())
+        let mut all = Snapshot::read_all(bytes, usize::MAX)?;
+        match (all.pop(), all.len()) {
+            (Some(part), 0) => Ok(part.snapshot),
+            (_, n) => Err(ReadError::NotASnapshot(format!("the file holds {} of them", n + 1))),
         }
+    }
+
+    /// Reads all snapshots of a file, at least one, in so many bytes of memory (and those of the file).
+    ///
+    /// # Errors
+    /// [`ReadError`] with the place and the reason.
+    pub fn read_all(bytes: &[u8], memory: usize) -> Result<Vec<Part>, ReadError> {
+        // The tree goes when the snapshots are made of it; while they are, both are there.
+        let (for_tree, mut memory) = (memory / 2, memory / 2);
+        let json = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+        if looks_like_json(json) {
+            let tree = json::read_within(json, for_tree)?;
+            return Decoder::new(&tree, json.len(), &mut memory).all();
+        }
+        let (mut all, mut at) = (Vec::new(), 0);
+        // What follows a pickle and isn't one is of no meaning, also to Python.
+        while at == 0 || bytes.get(at) == Some(&pickle::BEGIN) {
+            let pickle = pickle::read_within(&bytes[at..], for_tree).map_err(|e| e.behind(at))?;
+            let length = pickle.facts.length;
+            let mut parts = Decoder::new(&pickle.tree, length, &mut memory).all()?;
+            if let Some(first) = parts.first_mut() {
+                first.facts = Some(pickle.facts);
+            }
+            all.append(&mut parts);
+            at += length;
+        }
+        Ok(all)
     }
 
     /// Takes a tree that was read from so many bytes for a snapshot.
@@ -43,19 +92,7 @@ impl Snapshot {
     /// # Errors
     /// [`ReadError`] with the place and the reason.
     pub fn from_tree(tree: &Tree<'_>, input_bytes: usize) -> Result<Snapshot, ReadError> {
-        let words = tree.texts().iter().map(|t| Word::ALL.iter().copied().find(|w| w.text() == t));
-        let decoder = Decoder {
-            tree,
-            words: words.collect(),
-            snapshot: Snapshot::default(),
-            frames: vec![None; tree.dicts.len()],
-            stacks: vec![None; tree.lists.len()],
-            equal_frames: HashMap::new(),
-            equal_stacks: HashMap::new(),
-            budget: 4096 + input_bytes / LEAST_BYTES,
-            values: 4096 + input_bytes,
-        };
-        decoder.snapshot()
+        Decoder::new(tree, input_bytes, &mut usize::MAX.clone()).snapshot(tree.root())
     }
 }
 
@@ -64,21 +101,29 @@ pub fn looks_like_json(bytes: &[u8]) -> bool {
     bytes.iter().find(|b| !b.is_ascii_whitespace()).is_some_and(|b| b"{[".contains(b))
 }
 
-struct Decoder<'t> {
+struct Decoder<'t, 'm> {
     tree: &'t Tree<'t>,
     /// The word that each string of the tree is, if it is one.
     words: Vec<Option<Word>>,
     snapshot: Snapshot,
-    /// Frames and stacks that were met before, by their number in the tree …
-    frames: Vec<Option<FrameIx>>,
-    stacks: Vec<Option<StackIx>>,
+    /// Which of the tree's snapshots this is.
+    part: u32,
+    /// Frames and stacks that were met before, in which of the snapshots, by their number in the tree …
+    frames: Vec<Option<(u32, FrameIx)>>,
+    stacks: Vec<Option<(u32, StackIx)>>,
     /// … and by what they say, for files that share nothing.
     equal_frames: HashMap<Frame, FrameIx>,
     equal_stacks: HashMap<Vec<FrameIx>, StackIx>,
+    /// The file's tables, where `frames` is a number.
+    tables: Option<(ListId, ListId)>,
     /// Segments, blocks and entries that may still come.
     budget: usize,
     /// Parts of other values that may still come.
     values: usize,
+    /// Bytes of text that may still come.
+    texts: usize,
+    /// Bytes that may still be used.
+    memory: &'m mut usize,
 }
 
 type Result<T, E = ReadError> = std::result::Result<T, E>;
@@ -128,19 +173,86 @@ fn shape(place: impl Into<String>, what: impl Into<String>) -> ReadError {
     ReadError::Shape { place: place.into(), what: what.into() }
 }
 
-impl Decoder<'_> {
-    fn snapshot(mut self) -> Result<Snapshot> {
-        use Word::{
-            AllocatorSettings, DeviceTraces, ExternalAnnotations, HostSegments, HostTraces,
-            Memtrace, Segments,
+impl<'t, 'm> Decoder<'t, 'm> {
+    fn new(tree: &'t Tree<'t>, input_bytes: usize, memory: &'m mut usize) -> Decoder<'t, 'm> {
+        let words = tree.texts().iter().map(|t| Word::ALL.iter().copied().find(|w| w.text() == t));
+        Decoder {
+            tree,
+            words: words.collect(),
+            snapshot: Snapshot::default(),
+            part: 0,
+            frames: vec![None; tree.dicts.len()],
+            stacks: vec![None; tree.lists.len()],
+            equal_frames: HashMap::new(),
+            equal_stacks: HashMap::new(),
+            tables: None,
+            budget: 4096 + input_bytes / LEAST_BYTES,
+            values: 4096 + input_bytes,
+            texts: (1 << 20) + TEXT.saturating_mul(input_bytes),
+            memory,
+        }
+    }
+
+    /// The snapshots that the tree holds.
+    fn all(mut self) -> Result<Vec<Part>> {
+        let mut parts = Vec::new();
+        for (key, item) in self.roots() {
+            self.use_memory(size_of::<Part>())?;
+            self.part += 1;
+            self.equal_frames.clear();
+            self.equal_stacks.clear();
+            parts.push(Part { key, facts: None, snapshot: self.snapshot(item)? });
+        }
+        Ok(parts)
+    }
+
+    /// Where they stand. If none is found, the root is taken for one, which says what is wrong with it.
+    fn roots(&self) -> Vec<(Option<String>, Item)> {
+        let alone = || vec![(None, self.tree.root())];
+        let inside: Vec<_> = match self.tree.root() {
+            root if self.is_snapshot(root) => return alone(),
+            Item::List(id) | Item::Tuple(id) => {
+                self.tree.list(id).iter().map(|item| (None, *item)).collect()
+            }
+            Item::Dict(id) => {
+                let name = |key: Item| match key {
+                    Item::Text(text) => self.tree.text(text).to_owned(),
+                    other => self.tree.describe(other),
+                };
+                self.tree.dict(id).iter().map(|(key, item)| (Some(name(*key)), *item)).collect()
+            }
+            _ => return alone(),
         };
-        let top = match self.tree.root() {
+        let found: Vec<_> =
+            inside.into_iter().filter(|(_, item)| self.is_snapshot(*item)).collect();
+        if found.is_empty() { alone() } else { found }
+    }
+
+    fn is_snapshot(&self, item: Item) -> bool {
+        let Item::Dict(id) = item else { return false };
+        let has = |word| self.tree.dict(id).iter().any(|(key, _)| self.word(*key) == Some(word));
+        has(Word::Segments) && has(Word::DeviceTraces)
+    }
+
+    fn snapshot(&mut self, root: Item) -> Result<Snapshot> {
+        self.snapshot = Snapshot::default();
+        self.tables = None;
+        self.read(root)?;
+        Ok(std::mem::take(&mut self.snapshot))
+    }
+
+    fn read(&mut self, root: Item) -> Result<()> {
+        use Word::{
+            AllocatorSettings, DeviceTraces, ExternalAnnotations, Frames, HostSegments, HostTraces,
+            Memtrace, Segments, Stacks,
+        };
+        let top = match root {
             Item::Dict(id) => id,
             Item::List(segments) => {
                 self.snapshot.segments = self.segments(Item::List(segments), Segments, false)?;
                 self.snapshot.absent =
                     Absent { external_annotations: true, host_segments: true, host_traces: true };
-                return Ok(self.snapshot);
+                return Ok(());
             }
             other => {
                 let what = format!("the file holds {}", self.tree.describe(other));
@@ -155,12 +267,22 @@ impl Decoder<'_> {
             HostSegments,
             HostTraces,
             Memtrace,
+            Stacks,
+            Frames,
         ];
+        if !self.is_snapshot(root) {
+            return Err(ReadError::NotASnapshot(self.keys(top)));
+        }
         let fields = self.fields(top, At(Place::Top), keys)?;
-        let (Some(segments), Some(traces)) = (fields.get(Segments), fields.get(DeviceTraces))
-        else {
-            let what = "a dictionary without `segments` and `device_traces`".to_owned();
-            return Err(ReadError::NotASnapshot(what));
+        let (segments, traces) = (fields.need(Segments)?, fields.need(DeviceTraces)?);
+        self.tables = match (fields.get(Stacks), fields.get(Frames)) {
+            (Some(Item::List(stacks)), Some(Item::List(frames))) => Some((stacks, frames)),
+            (stacks, frames) => {
+                for (key, item) in [(Stacks, stacks), (Frames, frames)] {
+                    item.map_or(Ok(()), |item| self.other(At(Place::Top), key.text(), item))?;
+                }
+                None
+            }
         };
         self.snapshot.segments = self.segments(segments, Segments, false)?;
         for (d, trace) in self.list(traces, || DeviceTraces.text().to_owned())?.iter().enumerate() {
@@ -198,7 +320,19 @@ impl Decoder<'_> {
         if let Some(item) = fields.get(Memtrace) {
             self.snapshot.memtrace = self.value(item, Memtrace.text(), 0)?;
         }
-        Ok(self.snapshot)
+        Ok(())
+    }
+
+    /// A dictionary that is no snapshot, by what it has instead.
+    fn keys(&self, id: DictId) -> String {
+        let names = self.tree.dict(id).iter().filter_map(|(key, _)| match key {
+            Item::Text(text) => Some(self.tree.text(*text).chars().take(40).collect::<String>()),
+            _ => None,
+        });
+        let names: Vec<String> = names.take(5).collect();
+        let has =
+            if names.is_empty() { String::new() } else { format!("; it has {}", names.join(", ")) };
+        format!("a dictionary without `segments` and `device_traces`{has}")
     }
 
     fn segments(&mut self, item: Item, key: Word, host: bool) -> Result<Vec<Segment>> {
@@ -331,7 +465,13 @@ impl Decoder<'_> {
         let dict = self.dict(item, at)?;
         let fields = self.fields(dict, at, keys)?;
         let action = match fields.need(Word::Action)? {
-            Item::Text(id) => Action::from_name(self.tree.text(id)),
+            Item::Text(id) => match Action::from_name(self.tree.text(id)) {
+                Action::Other(name) => {
+                    self.use_text(name.len())?;
+                    Action::Other(name)
+                }
+                known => known,
+            },
             _ => return Err(self.wrong(&fields, Word::Action, "a string")),
         };
         let addr = if action == Action::Oom { DeviceFree } else { Addr };
@@ -355,21 +495,42 @@ impl Decoder<'_> {
     fn stack<const N: usize>(&mut self, fields: &Fields<N>) -> Result<Option<StackIx>> {
         let Some(item) = fields.get(Word::Frames) else { return Ok(None) };
         let place = || fields.at.key(Word::Frames);
-        let Item::List(id) = item else { return Err(self.wrong(fields, Word::Frames, "a list")) };
-        if let Some(ix) = self.stacks[id.0 as usize] {
+        let id = match (item, self.tables) {
+            (Item::List(id), _) => id,
+            (Item::Int(n), Some((stacks, _))) => match self.numbered(stacks, n) {
+                Some(Item::List(id)) => id,
+                _ => return Err(shape(place(), format!("{n} is no stack of `stacks`"))),
+            },
+            _ => return Err(self.wrong(fields, Word::Frames, "a list")),
+        };
+        if let Some((part, ix)) = self.stacks[id.0 as usize]
+            && part == self.part
+        {
             return Ok(Some(ix));
         }
-        let mut frames = Vec::with_capacity(self.tree.list(id).len());
+        let mut frames = Vec::new();
         for &item in self.tree.list(id) {
+            let item = match (item, self.tables) {
+                (Item::Int(n), Some((_, all))) => self
+                    .numbered(all, n)
+                    .ok_or_else(|| shape(place(), format!("{n} is no frame of `frames`")))?,
+                _ => item,
+            };
             frames.push(self.frame(item, place)?);
         }
+        self.use_memory(2 * size_of::<FrameIx>() * frames.len() + PIECE)?;
         let all = &mut self.snapshot.stacks;
         let ix = *self.equal_stacks.entry(frames).or_insert_with_key(|frames| {
             all.push(frames.clone());
             all.len() as StackIx - 1
         });
-        self.stacks[id.0 as usize] = Some(ix);
+        self.stacks[id.0 as usize] = Some((self.part, ix));
         Ok(Some(ix))
+    }
+
+    /// An element of a table.
+    fn numbered(&self, table: ListId, n: i64) -> Option<Item> {
+        self.tree.list(table).get(usize::try_from(n).ok()?).copied()
     }
 
     /// The stack of a block or segment, where an empty list says that there is none.
@@ -386,7 +547,9 @@ impl Decoder<'_> {
             let what = format!("a frame is {}", self.tree.describe(item));
             return Err(shape(place(), what));
         };
-        if let Some(ix) = self.frames[id.0 as usize] {
+        if let Some((part, ix)) = self.frames[id.0 as usize]
+            && part == self.part
+        {
             return Ok(ix);
         }
         let ix = self.snapshot.frames.len() as FrameIx;
@@ -395,6 +558,8 @@ impl Decoder<'_> {
             .fields(id, At(Place::Frame(ix)), [Name, Filename, Line])
             .map_err(|e| inside(e, &place))?;
         let frame = self.frame_fields(&fields).map_err(|e| inside(e, &place))?;
+        self.use_text(2 * (frame.name.len() + frame.filename.len()))?;
+        self.use_memory(2 * size_of::<Frame>())?;
         // A frame with further keys is one of its own.
         let known = if self.snapshot.other.len() > others {
             ix
@@ -404,7 +569,7 @@ impl Decoder<'_> {
         if known == ix {
             self.snapshot.frames.push(frame);
         }
-        self.frames[id.0 as usize] = Some(known);
+        self.frames[id.0 as usize] = Some((self.part, known));
         Ok(known)
     }
 
@@ -441,6 +606,8 @@ impl Decoder<'_> {
 
     fn other(&mut self, at: At, key: &str, value: Item) -> Result<()> {
         let value = self.value(value, key, 0)?;
+        self.use_text(key.len())?;
+        self.use_memory(size_of::<Other>())?;
         let others = &mut self.snapshot.other;
         let same = others.iter_mut().rev().take_while(|o| o.place == at.0).find(|o| o.key == key);
         match same {
@@ -456,6 +623,7 @@ impl Decoder<'_> {
             return Err(large());
         }
         self.values = self.values.checked_sub(1).ok_or_else(large)?;
+        self.use_memory(VALUE)?;
         Ok(match item {
             Item::None => Value::Null,
             Item::Bool(b) => b.into(),
@@ -465,6 +633,7 @@ impl Decoder<'_> {
             Item::Text(id) => {
                 let text = self.tree.text(id);
                 self.values = self.values.checked_sub(text.len() / 16).ok_or_else(large)?;
+                self.use_memory(text.len())?;
                 text.into()
             }
             Item::List(ListId(_)) | Item::Tuple(_) => {
@@ -482,6 +651,7 @@ impl Decoder<'_> {
                         return Err(shape(place, what));
                     };
                     let value = self.value(value, place, depth + 1)?;
+                    self.use_text(self.tree.text(text).len())?;
                     map.insert(self.tree.text(text).to_owned(), value);
                 }
                 Value::Object(map)
@@ -494,6 +664,17 @@ impl Decoder<'_> {
             Some(left) => self.budget = left,
             None => return Err(shape(place, "refers to the same things over and over")),
         }
+        self.use_memory(PIECE)
+    }
+
+    fn use_text(&mut self, bytes: usize) -> Result<()> {
+        let more = || shape("", "the same long names are used over and over");
+        self.texts = self.texts.checked_sub(bytes).ok_or_else(more)?;
+        self.use_memory(bytes)
+    }
+
+    fn use_memory(&mut self, bytes: usize) -> Result<()> {
+        *self.memory = self.memory.checked_sub(bytes).ok_or(ReadError::TooLarge)?;
         Ok(())
     }
 
@@ -511,10 +692,13 @@ impl Decoder<'_> {
         }
     }
 
-    fn text<const N: usize>(&self, fields: &Fields<N>, key: Word) -> Result<Option<Text>> {
+    fn text<const N: usize>(&mut self, fields: &Fields<N>, key: Word) -> Result<Option<Text>> {
         match fields.get(key) {
             None => Ok(None),
-            Some(Item::Text(id)) => Ok(Some(self.tree.text(id).to_owned().into())),
+            Some(Item::Text(id)) => {
+                self.use_text(self.tree.text(id).len())?;
+                Ok(Some(self.tree.text(id).to_owned().into()))
+            }
             Some(_) => Err(self.wrong(fields, key, "a string")),
         }
     }
@@ -563,7 +747,7 @@ fn inside(error: ReadError, place: impl Fn() -> String) -> ReadError {
     }
 }
 
-impl<'t> Decoder<'t> {
+impl<'t> Decoder<'t, '_> {
     fn list(&self, item: Item, place: impl Fn() -> String) -> Result<&'t [Item]> {
         match item {
             Item::List(id) | Item::Tuple(id) => Ok(self.tree.list(id)),

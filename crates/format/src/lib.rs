@@ -20,6 +20,7 @@ pub mod past;
 pub mod pickle;
 pub mod recording;
 pub mod replay;
+pub mod screen;
 pub mod settings;
 mod shape;
 pub mod snapshot;
@@ -28,5 +29,5 @@ pub mod stream;
 pub mod tree;
 mod words;
 
-pub use decode::looks_like_json;
+pub use decode::{Part, looks_like_json};
 pub use error::ReadError;

@@ -5,7 +5,7 @@
 //! same stack are seen to have the same stack. JSON is read into the same shape.
 //!
 //! The file is not trusted: whoever builds a tree counts what it costs ([`Tree::spend`]) against the length
-//! of the input, so memory stays within a small multiple of the file.
+//! of the input and against what the caller allows, so memory stays within a small multiple of the file.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -55,31 +55,61 @@ pub struct Tree<'a> {
     pub(crate) dicts: Vec<Vec<(Item, Item)>>,
     /// Cells that may still be made, see [`Tree::spend`].
     budget: usize,
+    /// What a higher limit of memory would change.
+    greed: Greedy,
 }
 
-/// The input asks for more memory than a file of its length has reason to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Greedy;
+/// The input asks for too much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Greedy {
+    /// More than a file of its length has reason to.
+    ForItsLength,
+    /// More than is allowed.
+    ForTheLimit,
+}
+
+impl Greedy {
+    /// In words.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Greedy::ForItsLength => "it builds far more than a file of its length needs to",
+            Greedy::ForTheLimit => TOO_LARGE,
+        }
+    }
+}
+
+/// What a reader says where a higher limit would help.
+pub(crate) const TOO_LARGE: &str = "it takes more memory than may be used for it";
+
+/// Bytes of a cell.
+pub(crate) const CELL: usize = 16;
 
 impl<'a> Tree<'a> {
-    /// An empty tree for an input of so many bytes. A cell is 16 bytes of memory, and a real snapshot makes
-    /// about one for three bytes of its file (a key and its value are two cells and four bytes or more), so
-    /// one for each byte is generous.
-    pub(crate) fn new(input_bytes: usize) -> Self {
+    /// An empty tree for an input of so many bytes, which may take `memory` bytes. A cell is 16 bytes of memory, and a
+    /// real snapshot makes about one for three bytes of its file (a key and its value are two cells and four bytes or
+    /// more), so one for each byte is generous.
+    pub(crate) fn new(input_bytes: usize, memory: usize) -> Self {
+        let (generous, allowed) = (4096 + input_bytes, memory / CELL);
         Tree {
             root: Item::None,
             texts: Vec::new(),
             numbers: HashMap::new(),
             lists: Vec::new(),
             dicts: Vec::new(),
-            budget: 4096 + input_bytes,
+            budget: generous.min(allowed),
+            greed: if allowed < generous { Greedy::ForTheLimit } else { Greedy::ForItsLength },
         }
     }
 
     /// Accounts for `cells` of 16 bytes.
     pub(crate) fn spend(&mut self, cells: usize) -> Result<(), Greedy> {
-        self.budget = self.budget.checked_sub(cells).ok_or(Greedy)?;
+        self.budget = self.budget.checked_sub(cells).ok_or(self.greed)?;
         Ok(())
+    }
+
+    /// Checks what stands elsewhere until it is added here, and is paid for then.
+    pub(crate) fn has_room_for(&self, cells: usize) -> Result<(), Greedy> {
+        if cells > self.budget { Err(self.greed) } else { Ok(()) }
     }
 
     /// The number of a string.
@@ -95,13 +125,25 @@ impl<'a> Tree<'a> {
     }
 
     pub(crate) fn add_list(&mut self, items: Vec<Item>) -> Result<ListId, Greedy> {
-        self.spend(items.len() + 2)?;
+        self.spend(items.len())?;
+        self.add_paid_list(items)
+    }
+
+    /// A list whose elements were paid for one by one.
+    pub(crate) fn add_paid_list(&mut self, items: Vec<Item>) -> Result<ListId, Greedy> {
+        self.spend(2)?;
         self.lists.push(items);
         Ok(ListId(self.lists.len() as u32 - 1))
     }
 
     pub(crate) fn add_dict(&mut self, pairs: Vec<(Item, Item)>) -> Result<DictId, Greedy> {
-        self.spend(2 * pairs.len() + 2)?;
+        self.spend(2 * pairs.len())?;
+        self.add_paid_dict(pairs)
+    }
+
+    /// A dictionary whose pairs were paid for one by one.
+    pub(crate) fn add_paid_dict(&mut self, pairs: Vec<(Item, Item)>) -> Result<DictId, Greedy> {
+        self.spend(2)?;
         self.dicts.push(pairs);
         Ok(DictId(self.dicts.len() as u32 - 1))
     }

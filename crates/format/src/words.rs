@@ -76,4 +76,6 @@ words! {
     Name = "name",
     Filename = "filename",
     Line = "line",
+    // the tables of a JSON snapshot
+    Stacks = "stacks",
 }

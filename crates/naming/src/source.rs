@@ -53,7 +53,7 @@ pub fn symbolize(snapshot: &mut Snapshot) -> Report {
         let work = || {
             while let Some((path, frames)) = libraries.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let id = build_ids[*path].as_str().unwrap_or_default();
-                let found = library(Path::new(path), id, &offsets(frames), PATIENCE);
+                let found = lines_of(Path::new(path), id, &offsets(frames), PATIENCE);
                 if let Ok(mut done) = done.lock() {
                     done.push((*path, frames, found));
                 }
@@ -117,13 +117,16 @@ fn replace(snapshot: &mut Snapshot, replaced: &HashMap<FrameIx, Vec<Frame>>) {
 
 /// The source frames of a library's offsets, innermost first; none where nothing is known.
 #[derive(Debug, Default)]
-struct Found {
-    frames: Vec<Vec<Frame>>,
-    note: Option<String>,
+pub struct Found {
+    /// For each offset.
+    pub frames: Vec<Vec<Frame>>,
+    /// Why there may be more to know.
+    pub note: Option<String>,
 }
 
-/// `None`: the file is no library.
-fn library(path: &Path, build_id: &str, offsets: &[u64], patience: Duration) -> Option<Found> {
+/// The source frames at these offsets of a library. `None`: the file is no library. With a build id: only of the file
+/// that has it.
+pub fn lines_of(path: &Path, build_id: &str, offsets: &[u64], patience: Duration) -> Option<Found> {
     let end = Instant::now() + patience;
     let mut found = Found { frames: vec![Vec::new(); offsets.len()], note: None };
     let note = |mut found: Found, text: String| {

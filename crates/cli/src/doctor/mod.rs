@@ -10,18 +10,18 @@ mod recorded;
 #[cfg(test)]
 mod tests;
 
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::{env, io};
 
+use memtrace_format::screen::Page;
 use serde_json::{Value, json};
 
-use crate::Answer;
 use crate::args::{Doctor, Format, Recover};
 use crate::failure::Failure;
 use crate::recover;
+use crate::say::Answer;
 
 /// What a check came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +93,12 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         for path in
             recover::find(out).unwrap_or_default().into_iter().filter(|p| !boxes_before.contains(p))
         {
-            let killed =
-                Recover { path, out: Some(out.to_owned()), format: Format::Pickle, keep: false };
+            let killed = Recover {
+                paths: vec![path],
+                out: Some(out.to_owned()),
+                format: Format::Pickle,
+                keep: false,
+            };
             // What can't be read has been said; a process that lives goes on.
             let _ = recover::recover(&killed);
         }
@@ -111,27 +115,24 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         checks.extend(processes.iter().flat_map(recorded::checks));
     }
     let yes = checks.iter().all(|c| c.level != Level::Wrong);
-    let text = if args.json {
+    if args.json {
         let list: Vec<Value> = checks
             .iter()
             .map(|c| json!({"level": c.level.name(), "about": c.about, "text": c.text}))
             .collect();
         let answer = json!({"ok": yes, "checks": list, "exit": exit, "processes": processes});
-        format!("{answer:#}\n")
-    } else {
-        tell(&checks, &processes, yes)
-    };
-    Ok(Answer { text, yes })
+        return Answer::json(&answer, yes);
+    }
+    Ok(Answer::page(tell(&checks, &processes, yes), yes))
 }
 
-fn tell(checks: &[Check], processes: &[Value], yes: bool) -> String {
-    let mut text = String::new();
-    // Writing to a string can't fail.
+fn tell(checks: &[Check], processes: &[Value], yes: bool) -> Page {
+    let mut text = Page::default();
     for check in checks {
         let _ = writeln!(text, "{:5} {:12} {}", check.level.name(), check.about, check.text);
     }
     for about in processes {
-        text.push('\n');
+        let _ = writeln!(text);
         recorded::tell(about, &mut text);
     }
     let wrong = checks.iter().filter(|c| c.level == Level::Wrong).count();
@@ -140,7 +141,8 @@ fn tell(checks: &[Check], processes: &[Value], yes: bool) -> String {
         (_, 1) => "1 thing is wrong".to_owned(),
         (_, n) => format!("{n} things are wrong"),
     };
-    let _ = writeln!(text, "\n{end}");
+    let _ = writeln!(text);
+    let _ = writeln!(text, "{end}");
     text
 }
 

@@ -1,14 +1,13 @@
 //! What a recorded process says of its own recording: the `memtrace` key of its last snapshot.
 
-use std::fmt::Write;
 use std::path::Path;
 
-use memtrace_format::snapshot::Snapshot;
+use memtrace_format::screen::Page;
+use memtrace_reading::{Limit, contents};
 use serde_json::{Value, json};
 
 use super::{Check, Level};
 use crate::failure::Failure;
-use crate::files;
 
 /// A table that is fuller than this will be full soon.
 const NEARLY_FULL: f64 = 0.9;
@@ -30,10 +29,7 @@ const LOST: [(&str, &str); 3] = [
 
 /// What a snapshot's process says of itself, as `--json` has it.
 pub(super) fn process(path: &Path) -> Result<Value, Failure> {
-    let bytes = files::read(path)?;
-    let snapshot =
-        Snapshot::read(&bytes).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
-    let about = snapshot.memtrace;
+    let about = contents(path, Limit::default())?.snapshot()?.memtrace;
     let seconds = (number(&about, "written_us") - number(&about, "started_us")) / 1e6;
     let events = about["counters"]["events"].as_f64().unwrap_or(0.0);
     let each = about["cost"]["ns_each"].as_f64();
@@ -181,8 +177,7 @@ fn elsewhere(about: &Value, bound: &Value) -> (Level, String) {
 }
 
 /// The tables of a process, for people.
-pub(super) fn tell(about: &Value, text: &mut String) {
-    // Writing to a string can't fail.
+pub(super) fn tell(about: &Value, text: &mut Page) {
     let command: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let command: String = command.join(" ").replace('\n', " ").chars().take(70).collect();

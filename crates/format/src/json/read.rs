@@ -8,27 +8,46 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::error::ReadError;
-use crate::tree::{Greedy, Item, Tree};
+use crate::tree::{Greedy, Item, TOO_LARGE, Tree};
 
 /// Reads a JSON text.
 ///
 /// # Errors
 /// [`ReadError::Json`] with line and column.
 pub fn read(bytes: &[u8]) -> Result<Tree<'_>, ReadError> {
-    let mut tree = Tree::new(bytes.len());
+    let mut tree = Tree::new(bytes.len(), usize::MAX);
     let mut text = serde_json::Deserializer::from_slice(bytes);
-    let root = Builder(&mut tree)
-        .deserialize(&mut text)
-        .and_then(|root| text.end().map(|()| root))
-        .map_err(|e| ReadError::Json(e.to_string()))?;
-    tree.root = root;
+    let root = Builder(&mut tree).deserialize(&mut text);
+    tree.root = root.and_then(|root| text.end().map(|()| root)).map_err(|e| error(&e))?;
     Ok(tree)
+}
+
+/// Reads one JSON text after the other, in so many bytes of memory. The texts are the elements of a list if there are
+/// several.
+pub(crate) fn read_within(bytes: &[u8], memory: usize) -> Result<Tree<'_>, ReadError> {
+    let mut tree = Tree::new(bytes.len(), memory);
+    let mut text = serde_json::Deserializer::from_slice(bytes);
+    let mut roots = vec![Builder(&mut tree).deserialize(&mut text).map_err(|e| error(&e))?];
+    while let Err(trailing) = text.end() {
+        let next = Builder(&mut tree).deserialize(&mut text);
+        roots.push(next.map_err(|_| error(&trailing))?);
+    }
+    tree.root = match roots[..] {
+        [root] => root,
+        _ => Item::List(tree.add_list(roots).map_err(|_| ReadError::TooLarge)?),
+    };
+    Ok(tree)
+}
+
+fn error(e: &serde_json::Error) -> ReadError {
+    let what = e.to_string();
+    if what.starts_with(TOO_LARGE) { ReadError::TooLarge } else { ReadError::Json(what) }
 }
 
 struct Builder<'t, 'a>(&'t mut Tree<'a>);
 
-fn greedy<E: Error>(_: Greedy) -> E {
-    E::custom("it builds far more than a file of its length needs to")
+fn greedy<E: Error>(greedy: Greedy) -> E {
+    E::custom(greedy.text())
 }
 
 impl<'a> DeserializeSeed<'a> for Builder<'_, 'a> {
@@ -79,16 +98,18 @@ impl<'a> Visitor<'a> for Builder<'_, 'a> {
     fn visit_seq<A: SeqAccess<'a>>(self, mut seq: A) -> Result<Item, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = seq.next_element_seed(Builder(&mut *self.0))? {
+            self.0.spend(1).map_err(greedy)?;
             items.push(item);
         }
-        Ok(Item::List(self.0.add_list(items).map_err(greedy)?))
+        Ok(Item::List(self.0.add_paid_list(items).map_err(greedy)?))
     }
 
     fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Item, A::Error> {
         let mut pairs = Vec::new();
         while let Some(key) = map.next_key_seed(Builder(&mut *self.0))? {
             pairs.push((key, map.next_value_seed(Builder(&mut *self.0))?));
+            self.0.spend(2).map_err(greedy)?;
         }
-        Ok(Item::Dict(self.0.add_dict(pairs).map_err(greedy)?))
+        Ok(Item::Dict(self.0.add_paid_dict(pairs).map_err(greedy)?))
     }
 }

@@ -5,5 +5,9 @@ mod op;
 mod read;
 mod write;
 
+/// How a pickle of protocol 2 or later begins.
+pub(crate) const BEGIN: u8 = op::PROTO;
+
+pub(crate) use read::read_within;
 pub use read::{Facts, Pickle, read};
 pub use write::{Stream, write};

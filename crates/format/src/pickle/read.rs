@@ -8,7 +8,7 @@
 
 use super::op;
 use crate::error::ReadError;
-use crate::tree::{DictId, Greedy, Item, ListId, Tree};
+use crate::tree::{DictId, Greedy, Item, ListId, TOO_LARGE, Tree};
 
 /// A pickle that has been read.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct Facts {
     pub unknown_to_viewer: Option<(u8, usize)>,
     /// Both MEMOIZE and BINPUT are used; the viewer numbers them apart.
     pub mixed_memo: bool,
+    /// Where the pickle ends.
+    pub length: usize,
 }
 
 /// Reads a pickle of plain data.
@@ -38,6 +40,11 @@ pub struct Facts {
 /// [`ReadError::Pickle`] with the byte where the file stops making sense, [`ReadError::NotASnapshot`] if it
 /// doesn't begin as a pickle of protocol 2 or later.
 pub fn read(bytes: &[u8]) -> Result<Pickle<'_>, ReadError> {
+    read_within(bytes, usize::MAX)
+}
+
+/// As [`read`], in so many bytes of memory.
+pub(crate) fn read_within(bytes: &[u8], memory: usize) -> Result<Pickle<'_>, ReadError> {
     if bytes.first() != Some(&op::PROTO) {
         let what = "the file begins neither as a pickle (protocol 2 to 5) nor as JSON";
         return Err(ReadError::NotASnapshot(what.to_owned()));
@@ -51,16 +58,18 @@ pub fn read(bytes: &[u8]) -> Result<Pickle<'_>, ReadError> {
         memo: Vec::new(),
         memoized: 0,
         used: (false, false),
-        tree: Tree::new(bytes.len()),
+        tree: Tree::new(bytes.len(), memory),
         facts: Facts::default(),
     };
     match machine.run() {
         Ok(root) => {
             machine.tree.root = root;
             machine.facts.mixed_memo = machine.used == (true, true);
+            machine.facts.length = machine.at;
             Ok(Pickle { tree: machine.tree, facts: machine.facts })
         }
-        Err(what) => Err(ReadError::Pickle { offset: machine.op_at, what: what.0 }),
+        Err(Wrong(what)) if what == TOO_LARGE => Err(ReadError::TooLarge),
+        Err(Wrong(what)) => Err(ReadError::Pickle { offset: machine.op_at, what }),
     }
 }
 
@@ -68,8 +77,8 @@ pub fn read(bytes: &[u8]) -> Result<Pickle<'_>, ReadError> {
 struct Wrong(String);
 
 impl From<Greedy> for Wrong {
-    fn from(_: Greedy) -> Self {
-        Wrong("it builds far more than a file of its length needs to".to_owned())
+    fn from(greedy: Greedy) -> Self {
+        Wrong(greedy.text().to_owned())
     }
 }
 
@@ -280,6 +289,7 @@ impl<'a> Machine<'a> {
         if number >= self.room() {
             return Err(Wrong(format!("memo number {number} in a file this short")));
         }
+        self.tree.has_room_for(self.stack.len() + number)?;
         if number >= self.memo.len() {
             self.memo.resize(number + 1, None);
         }
@@ -344,8 +354,10 @@ impl<'a> Machine<'a> {
 
     fn push(&mut self, item: Item) -> Result<(), Wrong> {
         if self.stack.len() >= self.room() {
-            return Err(Greedy.into());
+            return Err(Greedy::ForItsLength.into());
         }
+        // Whatever stands on the stack is paid for when it is put into something.
+        self.tree.has_room_for(self.stack.len() + self.memo.len())?;
         self.stack.push(item);
         Ok(())
     }

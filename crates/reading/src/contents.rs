@@ -1,0 +1,167 @@
+//! The bytes of a file, unpacked.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
+use memtrace_format::snapshot::Snapshot;
+use memtrace_format::{Part, ReadError};
+use ruzstd::decoding::StreamingDecoder;
+
+use crate::{Limit, Trouble, kind, too_large};
+
+/// How a file is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// With gzip.
+    Gzip,
+    /// With zstd.
+    Zstd,
+}
+
+impl Packing {
+    fn of(bytes: &[u8]) -> Option<Packing> {
+        match bytes {
+            [0x1f, 0x8b, ..] => Some(Packing::Gzip),
+            // Some packers put a frame in front that holds nothing but a length.
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
+                Some(Packing::Zstd)
+            }
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Packing::Gzip => "gzip",
+            Packing::Zstd => "zstd",
+        }
+    }
+}
+
+/// What is in a file.
+#[derive(Debug)]
+pub struct Contents {
+    path: PathBuf,
+    /// The unpacked bytes.
+    pub bytes: Vec<u8>,
+    /// How they were packed.
+    pub packing: Option<Packing>,
+    /// Bytes of memory that reading them may take.
+    memory: u64,
+}
+
+impl Contents {
+    /// The snapshots that are in it, at least one.
+    ///
+    /// # Errors
+    /// What it is instead, or what is wrong with it.
+    pub fn snapshots(&self) -> Result<Vec<Part>, ReadError> {
+        let left = self.memory.saturating_sub(self.bytes.len() as u64);
+        let parts = Snapshot::read_all(&self.bytes, usize::try_from(left).unwrap_or(usize::MAX));
+        parts.map_err(|error| kind(&self.bytes, &self.path).map_or(error, ReadError::NotASnapshot))
+    }
+
+    /// The one snapshot that is in it.
+    ///
+    /// # Errors
+    /// It has none, or several.
+    pub fn snapshot(&self) -> Result<Snapshot, Trouble> {
+        let mut parts = self.snapshots().map_err(|e| self.trouble(&e))?;
+        match (parts.pop(), parts.len()) {
+            (Some(part), 0) => Ok(part.snapshot),
+            (_, n) => Err(Trouble::new(
+                &self.path,
+                format!(
+                    "it holds {} snapshots, and one is wanted: write each into a file of its own",
+                    n + 1
+                ),
+            )),
+        }
+    }
+
+    /// Why this file gives no answer.
+    pub fn trouble(&self, error: &ReadError) -> Trouble {
+        Trouble::new(
+            &self.path,
+            match error {
+                ReadError::TooLarge => too_large(self.memory),
+                other => other.to_string(),
+            },
+        )
+    }
+}
+
+/// Reads a file, or standard input for `-`, and unpacks it.
+///
+/// # Errors
+/// The file can't be read, is damaged, or is larger than allowed.
+pub fn contents(path: &Path, limit: Limit) -> Result<Contents, Trouble> {
+    let trouble = |what: String| Trouble::new(path, what);
+    let unread = |e: io::Error| trouble(format!("cannot be read: {e}"));
+    let (bytes, length) = if path.as_os_str() == "-" {
+        (bounded(io::stdin().lock(), limit.of(0)).map_err(unread)?, 0)
+    } else {
+        let file = File::open(path).map_err(unread)?;
+        let about = file.metadata().map_err(unread)?;
+        if about.is_dir() {
+            return Err(trouble("a folder, where a file is wanted".to_owned()));
+        }
+        // What is no file has no length: a pipe, `<(zcat …)`, a device without an end.
+        let length = if about.is_file() { about.len() } else { 0 };
+        (bounded(file, limit.of(length)).map_err(unread)?, length)
+    };
+    let memory = limit.of(length);
+    let Some(bytes) = bytes else { return Err(trouble(too_large(memory))) };
+    let packing = Packing::of(&bytes);
+    let unpacked = match packing {
+        None => Ok(Some(bytes)),
+        Some(Packing::Gzip) => bounded(MultiGzDecoder::new(&bytes[..]), memory),
+        Some(Packing::Zstd) => zstd(&bytes, memory),
+    };
+    let how = packing.map_or("", Packing::name);
+    let bytes = unpacked.map_err(|e| trouble(damaged(how, &e)))?;
+    let Some(bytes) = bytes else {
+        return Err(trouble(format!("unpacked with {how}, {}", too_large(memory))));
+    };
+    Ok(Contents { path: path.to_owned(), bytes, packing, memory })
+}
+
+fn damaged(how: &str, e: &io::Error) -> String {
+    if e.kind() == io::ErrorKind::UnexpectedEof {
+        return format!("the {how} file ends too early (cut off?)");
+    }
+    format!("damaged {how} file: {e}")
+}
+
+/// All that there is to read; `None` if that is more than `most`.
+fn bounded(from: impl Read, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    from.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= most).then_some(bytes))
+}
+
+/// One frame after the other.
+fn zstd(packed: &[u8], most: u64) -> io::Result<Option<Vec<u8>>> {
+    let (mut rest, mut all) = (packed, Vec::new());
+    while !rest.is_empty() {
+        if let Some(skipped) = skippable(rest) {
+            rest = skipped;
+            continue;
+        }
+        let mut frame = StreamingDecoder::new(&mut rest).map_err(io::Error::other)?;
+        let Some(more) = bounded(&mut frame, most.saturating_sub(all.len() as u64))? else {
+            return Ok(None);
+        };
+        all.extend(more);
+    }
+    Ok(Some(all))
+}
+
+/// What is behind a frame that holds nothing for us, if it is one.
+fn skippable(bytes: &[u8]) -> Option<&[u8]> {
+    let (magic, rest) = bytes.split_first_chunk().map(|(m, r)| (u32::from_le_bytes(*m), r))?;
+    let (length, rest) = rest.split_first_chunk().map(|(l, r)| (u32::from_le_bytes(*l), r))?;
+    (magic >> 4 == 0x184_d2a5).then(|| rest.get(length as usize..).unwrap_or_default())
+}

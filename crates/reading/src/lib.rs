@@ -1,0 +1,106 @@
+//! Files from a disk, as every command takes them.
+//!
+//! A user names files, several files or a folder, gzipped or not, and now and then something that is no snapshot. Here is
+//! worked out which files are meant and in which order ([`find`]), what is in them ([`snapshots`]), and what it is if it
+//! is something else ([`kind`]).
+//!
+//! A file comes from anywhere. So what is read of it, what it unpacks to and what is built of that is bounded by a
+//! [`Limit`], and nothing but a file that was named is waited for: a pipe in a folder is passed by.
+
+#![forbid(unsafe_code)]
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
+
+mod contents;
+mod find;
+mod kind;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use memtrace_format::Part;
+use memtrace_format::snapshot::Snapshot;
+
+pub use contents::{Contents, Packing, contents};
+pub use find::{Found, find};
+pub use kind::kind;
+
+/// How much memory a file may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limit(Option<u64>);
+
+impl Limit {
+    /// What a file may take if nobody says anything else, bytes.
+    pub const USUAL: u64 = 1 << 30;
+    /// A plain file may always take so many times its length.
+    const TIMES: u64 = 16;
+
+    /// So many bytes; `None`: [`Limit::USUAL`], or sixteen times what the file has on the disk if that is more.
+    pub fn new(bytes: Option<u64>) -> Limit {
+        Limit(bytes)
+    }
+
+    /// For a file of this length.
+    fn of(self, on_disk: u64) -> u64 {
+        self.0.unwrap_or_else(|| Limit::USUAL.max(on_disk.saturating_mul(Limit::TIMES)))
+    }
+}
+
+/// Why a file gives no answer, in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong, and what to do.
+    pub what: String,
+}
+
+impl Trouble {
+    fn new(path: &Path, what: impl Into<String>) -> Trouble {
+        Trouble { path: path.to_owned(), what: what.into() }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.what)
+    }
+}
+
+impl std::error::Error for Trouble {}
+
+/// A snapshot, and which of those in its file it is.
+#[derive(Debug)]
+pub struct Named {
+    /// The file's name, with the snapshot's number and key if there are several.
+    pub name: String,
+    /// What it says.
+    pub snapshot: Snapshot,
+}
+
+/// All snapshots of a file, at least one.
+///
+/// # Errors
+/// The file can't be read, or is something else.
+pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
+    let contents = contents(path, limit)?;
+    let parts = contents.snapshots().map_err(|e| contents.trouble(&e))?;
+    let (count, name) = (parts.len(), path.display());
+    let named = |(i, part): (usize, Part)| {
+        let key = part.key.map_or_else(String::new, |key| format!(", key {key}"));
+        let name = match count {
+            1 => format!("{name}"),
+            _ => format!("{name}: snapshot {} of {count}{key}", i + 1),
+        };
+        Named { name, snapshot: part.snapshot }
+    };
+    Ok(parts.into_iter().enumerate().map(named).collect())
+}
+
+fn too_large(memory: u64) -> String {
+    format!(
+        "it takes more than {} MiB of memory: --max-memory {}MiB allows twice as much, if you trust the file",
+        memory >> 20,
+        (memory >> 19).max(1)
+    )
+}

@@ -1,0 +1,47 @@
+//! What the fuzz targets share.
+//!
+//! A target hands bytes to a reader and asks for three things: that it returns, that it doesn't panic, and that what it
+//! has read can be written and read again. How much memory it takes is watched by the fuzzer (`-rss_limit_mb`).
+
+use std::path::PathBuf;
+
+use memtrace_format::snapshot::Snapshot;
+use memtrace_format::{json, pickle};
+
+/// The most memory that a reader is given, bytes.
+const MEMORY: usize = 256 << 20;
+
+/// Reads a file and asks everything of what is in it.
+pub fn read(bytes: &[u8]) {
+    for part in Snapshot::read_all(bytes, MEMORY).unwrap_or_default() {
+        questions(&part.snapshot);
+    }
+}
+
+/// All that is asked of a snapshot after it was read. What was read must be the same when it is written and read again.
+pub fn questions(snapshot: &Snapshot) {
+    let _ = memtrace_analysis::summary::summary(snapshot);
+    let _ = memtrace_analysis::report::report(snapshot);
+    let _ = memtrace_analysis::check::check(snapshot);
+    let mut bytes = Vec::new();
+    again(pickle::write(snapshot, &mut bytes), &bytes);
+    bytes.clear();
+    again(json::write(snapshot, &mut bytes), &bytes);
+}
+
+fn again(written: std::io::Result<()>, bytes: &[u8]) {
+    match written {
+        Ok(()) => drop(Snapshot::read(bytes).expect("our own")),
+        Err(e) => {
+            let e = e.to_string();
+            assert!(e.contains("2^63") || e.contains("deeper"), "{e}");
+        }
+    }
+}
+
+/// A file of this process's own, in memory where there is room for it.
+pub fn scratch(name: &str) -> PathBuf {
+    let shm = PathBuf::from("/dev/shm");
+    let folder = if shm.is_dir() { shm } else { std::env::temp_dir() };
+    folder.join(format!("memtrace-fuzz-{name}-{}", std::process::id()))
+}
