@@ -50,7 +50,8 @@ Without `memtrace run`:\n  \
     LD_PRELOAD=/path/to/libmemtrace.so MEMTRACE_OUT=traces python train.py")]
 pub(crate) struct Run {
     /// Run on a virtual GPU: a name from `memtrace devices`, or your own as sm_90,80GiB,132SM; *N for N of
-    /// them, ,lazy for streams that finish as late as they may
+    /// them, ,lazy for streams that finish as late as they may, ,placement=ascending for addresses as on Windows and
+    /// under WSL (without it as on Linux)
     #[arg(long = "virtual", value_name = "SPEC")]
     pub(crate) virtual_gpu: Option<String>,
 

@@ -35,7 +35,8 @@ fn table() -> Page {
     text.push_str(
         "\nmemory: what CUDA reports as the total.  context: what a process takes before its first allocation\n\
          (an estimate, `memtrace devices --json` has the sources).  Several GPUs: h100*8.  Streams that finish as\n\
-         late as they may: h100,lazy.  Another GPU: sm_90,80GiB,132SM (compute capability, memory, SMs).\n",
+         late as they may: h100,lazy.  Addresses as on Windows and under WSL: h100,placement=ascending.\n\
+         Another GPU: sm_90,80GiB,132SM (compute capability, memory, SMs).\n",
     );
     text
 }

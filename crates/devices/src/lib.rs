@@ -25,4 +25,4 @@ mod spec;
 
 pub use limits::Limits;
 pub use profiles::{Profile, find, profiles};
-pub use spec::{MAX_DEVICES, Spec, SpecError};
+pub use spec::{MAX_DEVICES, Placement, Spec, SpecError};

@@ -1,12 +1,14 @@
 //! How a user says which GPUs there should be.
 //!
 //! ```text
-//! NAME[*N][,lazy]                    h100    a100-40*2    rtx4090,lazy
-//! sm_CC,MEMORY,COUNTSM[*N][,lazy]    sm_90,80GiB,132SM*8
+//! NAME[*N][,lazy][,placement=WHERE]                    h100    a100-40*2    rtx4090,lazy
+//! sm_CC,MEMORY,COUNTSM[*N][,lazy][,placement=WHERE]    sm_90,80GiB,132SM*8
 //! ```
 //!
 //! `*N` asks for N equal GPUs. `lazy` lets work on streams finish as late as it may, when the host next
-//! waits for something; without it, work finishes at once. The two runs bracket the real card.
+//! waits for something; without it, work finishes at once. The two runs bracket the real card. `placement`
+//! says at which addresses memory is given out: as drivers do on Linux (the default) or ascending, as on Windows and
+//! under WSL.
 //!
 //! A wrong word must end in one sentence that says what is wrong and what to write instead; it never
 //! falls back to some other GPU.
@@ -23,7 +25,26 @@ pub const MAX_DEVICES: u32 = 16;
 const MIN_MIB: u64 = 256;
 const MAX_MIB: u64 = 1 << 20;
 const MAX_SMS: u32 = 1024;
-const EXAMPLE: &str = "write NAME[*N][,lazy] or sm_90,80GiB,132SM[*N][,lazy]";
+const EXAMPLE: &str =
+    "write NAME[*N] or sm_90,80GiB,132SM[*N], and behind it ,lazy or ,placement=ascending";
+
+/// At which addresses a card gives memory out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// As NVIDIA's driver does on Linux: large requests descend.
+    #[default]
+    Linux,
+    /// The lowest address first, as on Windows and under WSL.
+    Ascending,
+}
+
+impl Placement {
+    const ALL: [(&'static str, Self); 2] = [("linux", Self::Linux), ("ascending", Self::Ascending)];
+
+    fn name(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
 
 /// The GPUs of one virtual machine. Its `Display` is the canonical spelling and parses to itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +55,8 @@ pub struct Spec {
     pub count: u32,
     /// Stream work finishes as late as possible.
     pub lazy: bool,
+    /// At which addresses memory is given out.
+    pub placement: Placement,
 }
 
 /// Why a text names no GPU: one line, with what to write instead.
@@ -57,6 +80,9 @@ impl fmt::Display for Spec {
         if self.lazy {
             f.write_str(",lazy")?;
         }
+        if self.placement != Placement::default() {
+            write!(f, ",placement={}", self.placement.name())?;
+        }
         Ok(())
     }
 }
@@ -76,13 +102,17 @@ impl Spec {
     /// If it names no GPU that can be: the error says why and what to write.
     pub fn parse(text: &str) -> Result<Spec, SpecError> {
         let mut rest = text.trim();
-        let lazy = match rest.rsplit_once(',') {
-            Some((head, tail)) if tail.trim().eq_ignore_ascii_case("lazy") => {
-                rest = head.trim_end();
-                true
+        let (mut lazy, mut placement) = (false, Placement::default());
+        while let Some((head, last)) = rest.rsplit_once(',') {
+            match last.split_once('=') {
+                Some((key, value)) if key.trim().eq_ignore_ascii_case("placement") => {
+                    placement = parse_placement(value.trim())?;
+                }
+                None if last.trim().eq_ignore_ascii_case("lazy") => lazy = true,
+                _ => break,
             }
-            _ => false,
-        };
+            rest = head.trim_end();
+        }
         let count = match rest.split_once('*') {
             Some((head, n)) => {
                 rest = head.trim_end();
@@ -91,8 +121,18 @@ impl Spec {
             None => 1,
         };
         let profile = if is_custom(rest) { parse_custom(rest)? } else { parse_name(rest)? };
-        Ok(Spec { profile, count, lazy })
+        Ok(Spec { profile, count, lazy, placement })
     }
+}
+
+fn parse_placement(text: &str) -> Result<Placement, SpecError> {
+    let found = Placement::ALL.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    found.map(|(_, placement)| *placement).ok_or_else(|| {
+        SpecError(format!(
+            "`placement={text}` is not a way to place memory: write placement=linux (the default) or \
+             placement=ascending (Windows, WSL)"
+        ))
+    })
 }
 
 fn parse_count(text: &str) -> Result<u32, SpecError> {
@@ -243,6 +283,9 @@ mod tests {
             ("sm_90,80GiB,132SM", "sm_90,80GiB,132SM"),
             ("SM_120, 32607 mib , 170sm *4,lazy", "sm_120,32607MiB,170SM*4,lazy"),
             ("sm_80,2048MiB,8SM", "sm_80,2GiB,8SM"),
+            ("h100,placement=linux", "h100"),
+            ("h100*2, Placement = Ascending , lazy", "h100*2,lazy,placement=ascending"),
+            ("sm_80,2GiB,8SM,placement=ascending", "sm_80,2GiB,8SM,placement=ascending"),
         ] {
             let spec = Spec::parse(written).expect(written);
             assert_eq!(spec.to_string(), canonical);
@@ -288,6 +331,13 @@ mod tests {
         assert!(error("sm_90,80GiB").contains("sm_90,80GiB,132SM"));
         assert!(error("h100,80GiB").contains("is not a GPU"));
         assert!(error("sm_90,80GiB,132SM,fast").contains("is not a GPU"));
+        for bad in ["h100,placement=", "h100,placement=up,lazy", "sm_80,2GiB,8SM,placement=top"] {
+            assert!(
+                error(bad).contains("placement=linux (the default) or placement=ascending"),
+                "{bad}"
+            );
+        }
+        assert!(error("h100,place=linux").contains("is not a GPU"));
         assert!(error("lazy").contains("no GPU is called"));
     }
 }

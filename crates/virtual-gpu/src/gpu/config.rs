@@ -4,7 +4,7 @@
 //! `CUDA_VISIBLE_DEVICES` chooses among them as the CUDA manual says. A specification that names no
 //! GPU must not quietly become another one: the process is told and gets a machine without GPUs.
 
-use memtrace_devices::{Profile, Spec};
+use memtrace_devices::{Placement, Profile, Spec};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -17,6 +17,8 @@ pub struct Machine {
     pub spec: String,
     /// Stream work finishes only when the host waits for it.
     pub lazy: bool,
+    /// At which addresses memory is given out.
+    pub placement: Placement,
     /// All GPUs, as NVML numbers them.
     pub gpus: Vec<Device>,
     /// The GPUs that CUDA may see, as CUDA numbers them.
@@ -79,11 +81,23 @@ impl Machine {
             .map(|index| Device { index, profile: spec.profile.clone(), used: AtomicU64::new(0) })
             .collect();
         let visible = visible.map_or((0..gpus.len()).collect(), |list| choose(list, &gpus));
-        Ok(Self { spec: spec.to_string(), lazy: spec.lazy, gpus, visible })
+        Ok(Self {
+            spec: spec.to_string(),
+            lazy: spec.lazy,
+            placement: spec.placement,
+            gpus,
+            visible,
+        })
     }
 
     fn none() -> Self {
-        Self { spec: String::new(), lazy: false, gpus: Vec::new(), visible: Vec::new() }
+        Self {
+            spec: String::new(),
+            lazy: false,
+            placement: Placement::default(),
+            gpus: Vec::new(),
+            visible: Vec::new(),
+        }
     }
 
     /// How many GPUs CUDA sees.

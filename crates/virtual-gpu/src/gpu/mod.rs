@@ -26,6 +26,7 @@ mod elf;
 pub mod error;
 pub mod file;
 pub mod handle;
+pub mod heap;
 pub mod kernels;
 pub mod life;
 pub mod limits;

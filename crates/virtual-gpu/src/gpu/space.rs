@@ -1,7 +1,7 @@
 //! Which addresses of a range are free, and the lowest place where a request fits.
 //!
-//! The virtual GPU always places a request at the lowest address that takes it. That is not what a
-//! driver promises, but it is the one rule that makes two runs of a program give the same addresses.
+//! The one rule here is that a request gets the lowest address that takes it, so two runs of a program give the same
+//! addresses; `heap` makes a driver's rules of it.
 //! Free ranges are kept by address and, beside that, in classes of like size (powers of two of the
 //! grain), each ordered by address. Every range of a class well above the request fits, so only the
 //! first of each such class is a candidate; the one or two classes around the request are searched
@@ -53,6 +53,9 @@ impl Space {
 
     /// Where `size` bytes fit lowest at this alignment, without taking them.
     fn lowest(&self, size: u64, align: u64) -> Option<(u64, u64)> {
+        if self.free.is_empty() {
+            return None;
+        }
         let mut best: Option<(u64, u64)> = None;
         for starts in &self.classes[class(size)..] {
             for &start in starts {

@@ -107,7 +107,7 @@ impl Book {
         }
         let span =
             ticket.size.max(1).checked_next_multiple_of(CHUNK).ok_or(Error::INVALID_VALUE)?;
-        let start = self.room(device)?.heap.take(span, CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
+        let start = self.room(device)?.heap.take(span).ok_or(Error::OUT_OF_MEMORY)?;
         self.enter(start, ticket.size, span, 0, device, Kind::Imported);
         self.imports.insert(key, (start, 1));
         Ok(start)

@@ -26,8 +26,10 @@ use super::config::{Device, machine};
 use super::contents::Contents;
 use super::error::{Error, Result};
 use super::handle::Table;
+use super::heap::Heap;
 use super::space::{GRAIN, Space};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memtrace_devices::Placement;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use vmm::Mapping;
@@ -107,7 +109,7 @@ impl Allocation {
 /// The addresses of one device.
 struct Room {
     account: Account,
-    heap: Space,
+    heap: Heap,
     small: Space,
     pools: Space,
     variables: Space,
@@ -137,7 +139,7 @@ pub fn book() -> MutexGuard<'static, Book> {
     static BOOK: OnceLock<Mutex<Book>> = OnceLock::new();
     let fresh = || {
         let accounts: Vec<Account> = machine().devices().map(Account::of).collect();
-        Mutex::new(Book::new(address::init(), &accounts))
+        Mutex::new(Book::new(address::init(), &accounts, machine().placement))
     };
     BOOK.get_or_init(fresh).lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -184,7 +186,7 @@ impl Account {
 }
 
 impl Book {
-    fn new(map: &Map, accounts: &[Account]) -> Self {
+    fn new(map: &Map, accounts: &[Account], placement: Placement) -> Self {
         let space = |range: address::Range| Space::new(range.start, range.end);
         let mut pools = Table::new(super::kinds::POOL);
         let rooms = accounts
@@ -194,7 +196,7 @@ impl Book {
                 let default_pool = pools.insert(Pool::on_device(device, account));
                 Room {
                     account,
-                    heap: space(map.heap(device)),
+                    heap: Heap::new(map.heap(device), placement),
                     small: Space::paged(CHUNK),
                     pools: space(map.pools(device)),
                     variables: space(map.variables(device)),
@@ -272,7 +274,7 @@ impl Book {
         let span = size.checked_next_multiple_of(CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
         let room = self.room(device)?;
         room.account.take(span)?;
-        let Some(start) = room.heap.take(span, CHUNK) else {
+        let Some(start) = room.heap.take(span) else {
             room.account.give(span);
             return Err(Error::OUT_OF_MEMORY);
         };
@@ -286,7 +288,7 @@ impl Book {
             return Ok(start);
         }
         room.account.take(CHUNK)?;
-        let Some(chunk) = room.heap.take(CHUNK, CHUNK) else {
+        let Some(chunk) = room.heap.take(CHUNK) else {
             room.account.give(CHUNK);
             return Err(Error::OUT_OF_MEMORY);
         };

@@ -12,7 +12,7 @@ fn fresh(total_mib: u64, devices: usize) -> Book {
         Account { used, total: total_mib * MIB }
     };
     let accounts: Vec<Account> = (0..devices).map(|_| account()).collect();
-    Book::new(address::init(), &accounts)
+    Book::new(address::init(), &accounts, Placement::default())
 }
 
 fn used(book: &Book, device: usize) -> u64 {
