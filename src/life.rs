@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
 
-use crate::hooks::{communicators, contexts, resolve, workspaces};
+use crate::hooks::{communicators, contexts, resolve, routes, words};
 use crate::record::{Recorder, guard};
 use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, tree};
 
@@ -100,6 +100,8 @@ static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn loading() {
     tree::loading();
+    resolve::loading();
+    words::look();
     for (place, name) in [(&NEXT_EXIT, c"_exit"), (&NEXT_DLCLOSE, c"dlclose")] {
         // SAFETY: a look-up by name.
         let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
@@ -125,7 +127,7 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
         Some(recorder) if !guard::inside() => recorder.stacks.closing(close),
         _ => close(),
     };
-    workspaces::forget();
+    routes::forget_if_unloaded();
     code
 }
 

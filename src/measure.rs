@@ -151,7 +151,8 @@ impl Nvml {
             if library.is_null() {
                 return None;
             }
-            let find = |name: &CStr| Some(lookup::really(library, name)).filter(|f| !f.is_null());
+            let find =
+                |name: &CStr| Some(lookup::really(library, name, None)).filter(|f| !f.is_null());
             let init: Init = std::mem::transmute(find(c"nvmlInit_v2")?);
             let processes = find(c"nvmlDeviceGetComputeRunningProcesses_v3")
                 .or_else(|| find(c"nvmlDeviceGetComputeRunningProcesses_v2"))?;

@@ -142,9 +142,9 @@ fn put_down(number: u16) {
 }
 
 macro_rules! forward {
-    ($name:ident ( $($arg:expr),* )) => {
+    ($door:expr, $name:ident ( $($arg:expr),* )) => {
         // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($($arg),*) }
+        unsafe { real::$name($door $(, $arg)*) }
     };
 }
 
@@ -160,10 +160,10 @@ macro_rules! makes {
         pub(super) fn $name(door: Door, $($arg: $ty),*) -> c_int {
             crate::wake();
             if is_inside() {
-                return forward!($name($($arg),*));
+                return forward!(door, $name($($arg),*));
             }
             let number = new_number();
-            let code = working(number, || forward!($name($($arg),*)));
+            let code = working(number, || forward!(door, $name($($arg),*)));
             made(door, number, handle_at(code, $out), $ranks, $rank);
             code
         }
@@ -178,11 +178,11 @@ makes!(ncclCommInitRankScalable(out, ranks, rank; out: Out, ranks: c_int, rank: 
 pub(super) fn ncclCommInitAll(door: Door, out: Out, count: c_int, devices: *const c_int) -> c_int {
     crate::wake();
     if is_inside() {
-        return forward!(ncclCommInitAll(out, count, devices));
+        return forward!(door, ncclCommInitAll(out, count, devices));
     }
     let first = new_number();
     let whose = if count == 1 { first } else { ONE_OF_SEVERAL };
-    let code = working(whose, || forward!(ncclCommInitAll(out, count, devices)));
+    let code = working(whose, || forward!(door, ncclCommInitAll(out, count, devices)));
     for i in 0..count {
         let number = if i == 0 { first } else { new_number() };
         // SAFETY: a successful call has filled so many places.
@@ -202,10 +202,10 @@ pub(super) fn ncclCommSplit(
     config: Ptr,
 ) -> c_int {
     if is_inside() {
-        return forward!(ncclCommSplit(of, color, key, out, config));
+        return forward!(door, ncclCommSplit(of, color, key, out, config));
     }
     let number = new_number();
-    let code = working(number, || forward!(ncclCommSplit(of, color, key, out, config)));
+    let code = working(number, || forward!(door, ncclCommSplit(of, color, key, out, config)));
     made(door, number, handle_at(code, out), 0, 0);
     code
 }
@@ -216,19 +216,19 @@ macro_rules! ends {
         pub(super) fn $name(door: Door, of: Handle) -> c_int {
             let number = number_of(of);
             gone(door, of);
-            working(number, || forward!($name(of)))
+            working(number, || forward!(door, $name(of)))
         }
     )* };
 }
 
 ends!(ncclCommDestroy ncclCommAbort);
 
-pub(super) fn ncclCommFinalize(_door: Door, of: Handle) -> c_int {
-    working(number_of(of), || forward!(ncclCommFinalize(of)))
+pub(super) fn ncclCommFinalize(door: Door, of: Handle) -> c_int {
+    working(number_of(of), || forward!(door, ncclCommFinalize(of)))
 }
 
-pub(super) fn ncclGroupStart(_door: Door) -> c_int {
-    let code = forward!(ncclGroupStart());
+pub(super) fn ncclGroupStart(door: Door) -> c_int {
+    let code = forward!(door, ncclGroupStart());
     if code == 0 && !is_inside() {
         let (depth, whose) = GROUP.get();
         GROUP.set((depth + 1, if depth == 0 { NONE } else { whose }));
@@ -236,28 +236,28 @@ pub(super) fn ncclGroupStart(_door: Door) -> c_int {
     code
 }
 
-pub(super) fn ncclGroupEnd(_door: Door) -> c_int {
+pub(super) fn ncclGroupEnd(door: Door) -> c_int {
     if is_inside() {
-        return forward!(ncclGroupEnd());
+        return forward!(door, ncclGroupEnd());
     }
     let (depth, whose) = GROUP.get();
     GROUP.set((depth.saturating_sub(1), whose));
     if depth > 1 {
-        return forward!(ncclGroupEnd());
+        return forward!(door, ncclGroupEnd());
     }
-    working(whose, || forward!(ncclGroupEnd()))
+    working(whose, || forward!(door, ncclGroupEnd()))
 }
 
 /// A call that sends something: buffers and connections are made at the first.
 macro_rules! sends {
     ($($name:ident ( $of:ident ; $($arg:ident : $ty:ty),* );)*) => { $(
-        pub(super) fn $name(_door: Door, $($arg: $ty),*) -> c_int {
+        pub(super) fn $name(door: Door, $($arg: $ty),*) -> c_int {
             if is_inside() {
-                return forward!($name($($arg),*));
+                return forward!(door, $name($($arg),*));
             }
             let number = number_of($of);
             put_down(number);
-            working(number, || forward!($name($($arg),*)))
+            working(number, || forward!(door, $name($($arg),*)))
         }
     )* };
 }

@@ -16,9 +16,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use serde_json::{Value, json};
 
 use super::elf::{Binding, Tables};
-use super::lookup;
-use super::resolve::{self, Real};
-use super::table::{Api, ENTRY_POINTS, EntryPoint, ROWS};
+use super::table::{Api, ENTRY_POINTS};
+use super::{lookup, resolve, routes, words};
 
 /// How many more look-ups shall look for new libraries.
 pub static PENDING: AtomicU32 = AtomicU32::new(0);
@@ -40,8 +39,9 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
     core::arch::naked_asm!(
         "test esi, 8", // RTLD_DEEPBIND
         "jz 2f",
-        "mov dword ptr [rip + {pending}], {looks}",
+        "mov dword ptr [rip + {deep}], 1",
         "2:",
+        "mov dword ptr [rip + {pending}], {looks}",
         "mov rax, qword ptr [rip + {next}]",
         "test rax, rax",
         "jz 3f",
@@ -55,6 +55,7 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
         "pop rsi",
         "pop rdi",
         "jmp rax",
+        deep = sym DEEP,
         pending = sym PENDING,
         looks = const LOOKS,
         next = sym NEXT_DLOPEN,
@@ -66,8 +67,15 @@ extern "C" fn find_dlopen() -> *mut c_void {
     lookup::next(&NEXT_DLOPEN, c"dlopen")
 }
 
+/// A library was opened so.
+static DEEP: AtomicU32 = AtomicU32::new(0);
 /// Libraries that had been loaded when we last looked.
 static SEEN: AtomicU64 = AtomicU64::new(0);
+
+/// Has a library been opened so?
+pub fn is_used() -> bool {
+    DEEP.load(Ordering::Relaxed) != 0
+}
 
 /// Looks at the libraries that are new since the last time.
 pub extern "C" fn look() {
@@ -75,63 +83,60 @@ pub extern "C" fn look() {
     if PENDING.fetch_update(Ordering::AcqRel, Ordering::Relaxed, left).is_err() {
         return;
     }
-    let mut adds = 0_u64;
-    // SAFETY: the callback matches the prototype and the counter outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(count), (&raw mut adds).cast()) };
-    if SEEN.swap(adds, Ordering::AcqRel) != adds {
-        let mut doors = Doors::find();
-        // SAFETY: the callback matches the prototype and the doors outlive the call.
-        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut doors).cast()) };
-    }
-}
-
-unsafe extern "C" fn count(info: *mut libc::dl_phdr_info, _: usize, adds: *mut c_void) -> c_int {
-    // SAFETY: the loader hands in a valid record and our own counter.
-    unsafe { *adds.cast::<u64>() = (*info).dlpi_adds };
-    1
-}
-
-unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, doors: *mut c_void) -> c_int {
-    // SAFETY: the loader hands in a valid record of a loaded library, and our own doors.
-    unsafe {
-        let doors = &*doors.cast::<Doors>();
-        if let Some(tables) = Tables::of(&*info) {
+    words::look();
+    let [loaded, _] = resolve::counts();
+    if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
+        let doors = Doors::find();
+        resolve::visit(|_, tables| {
             for binding in tables.bindings() {
-                doors.lead(&binding, &tables);
+                doors.lead(&binding, tables);
             }
-        }
+            false
+        });
     }
-    0
 }
 
-/// The real functions behind our doors; 0 where there is none. Looked up before the loader's list is gone through, in
-/// which it must not be asked anything.
+/// The real functions behind our doors. Looked up before the loader's list is gone through, in which it must not be asked
+/// anything.
 struct Doors {
     dlsym: usize,
     dlvsym: usize,
-    driver: [usize; ROWS],
+    /// NVIDIA's libraries.
+    nvidias: Vec<Tables>,
 }
 
 impl Doors {
     fn find() -> Doors {
         let own = |name| resolve::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
-        let mut driver = [0; ROWS];
-        for (i, real) in driver.iter_mut().enumerate().skip(FIRST) {
-            let found = Api::from_number(i).and_then(|api| Real::of(api).find_row(api));
-            *real = found.map_or(0, |f| f as usize);
-        }
-        Doors { dlsym: own(c"dlsym"), dlvsym: own(c"dlvsym"), driver }
+        let mut nvidias = Vec::new();
+        resolve::visit(|path, tables| {
+            if resolve::is_nvidias_name(path.to_bytes()) || resolve::has_nvidias_name(tables) {
+                nvidias.push(tables.clone());
+            }
+            false
+        });
+        Doors { dlsym: own(c"dlsym"), dlvsym: own(c"dlvsym"), nvidias }
     }
 
-    /// Ours and the real one, for a function that we stand for.
-    fn of(&self, name: &CStr) -> Option<(usize, usize)> {
-        match name.to_bytes() {
-            b"dlsym" => Some((lookup::dlsym as *const () as usize, self.dlsym)),
-            b"dlvsym" => Some((lookup::dlvsym as *const () as usize, self.dlvsym)),
+    /// Where a call should go that goes to `target` now, or that the loader is yet to bind.
+    fn of(&self, binding: &Binding, target: usize, is_bound: bool) -> Option<usize> {
+        let ours = |real: usize, ours: usize| (!is_bound || target == real).then_some(ours);
+        match binding.name.to_bytes() {
+            b"dlsym" => ours(self.dlsym, lookup::dlsym as *const () as usize),
+            b"dlvsym" => ours(self.dlvsym, lookup::dlvsym as *const () as usize),
             name @ [b'c', b'u', ..] => {
-                let row = |e: &EntryPoint| e.name.as_bytes() == name;
-                let i = FIRST + ENTRY_POINTS[FIRST..].iter().position(row)?;
-                Some((ENTRY_POINTS[i].exported.0 as usize, self.driver[i]))
+                let row =
+                    FIRST + ENTRY_POINTS[FIRST..].iter().position(|e| e.name.as_bytes() == name)?;
+                let is_its = |library: &Tables| {
+                    library.symbol(binding.name).is_some_and(|f| f.as_ptr() as usize == target)
+                };
+                if !is_bound {
+                    Some(ENTRY_POINTS[row].exported.0 as usize)
+                } else if self.nvidias.iter().any(is_its) {
+                    Some(routes::door_for(Api::from_number(row)?, target))
+                } else {
+                    None
+                }
             }
             _ => None,
         }
@@ -139,10 +144,13 @@ impl Doors {
 
     /// Sends a call that goes past us where every other one goes.
     fn lead(&self, binding: &Binding, tables: &Tables) {
-        let Some((ours, real)) = self.of(binding.name) else { return };
         let target = binding.target();
+        if resolve::is_own(target) {
+            return;
+        }
         // A stub of the library's own would ask the loader, which would bind the call past us, or as any other.
-        if real != 0 && target != ours && (target == real || tables.contains(target)) {
+        let is_bound = !tables.contains(target);
+        if let Some(ours) = self.of(binding, target, is_bound).filter(|ours| *ours != target) {
             binding.bind(ours);
         }
     }
@@ -155,8 +163,14 @@ impl Doors {
 /// `memtrace` key: allocates.
 pub fn bound_elsewhere() -> Vec<Value> {
     let mut found: Vec<(String, &'static CStr, usize)> = Vec::new();
-    // SAFETY: the callback matches the prototype and the list outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut found).cast()) };
+    resolve::visit(|path, tables| {
+        if !tables.contains(bound_elsewhere as *const () as usize) {
+            let library = path.to_string_lossy();
+            let past_us = tables.bindings().filter(|binding| goes_past_us(binding, tables));
+            found.extend(past_us.map(|b| (library.clone().into_owned(), b.name, b.target())));
+        }
+        false
+    });
     let named = found.into_iter().map(|(library, function, target)| {
         json!({
             "library": library,
@@ -167,30 +181,9 @@ pub fn bound_elsewhere() -> Vec<Value> {
     named.collect()
 }
 
-unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, list: *mut c_void) -> c_int {
-    // SAFETY: the loader hands in a valid record of a loaded library, and our own list.
-    unsafe {
-        let found = &mut *list.cast::<Vec<(String, &'static CStr, usize)>>();
-        let info = &*info;
-        let Some(tables) = Tables::of(info) else { return 0 };
-        if tables.contains(collect as *const () as usize) || info.dlpi_name.is_null() {
-            return 0;
-        }
-        let library = CStr::from_ptr(info.dlpi_name).to_string_lossy();
-        for binding in tables.bindings() {
-            let name = binding.name.to_bytes();
-            if !name.starts_with(b"cu") {
-                continue;
-            }
-            let Some(row) = ENTRY_POINTS.iter().find(|e| e.name.as_bytes() == name) else {
-                continue;
-            };
-            let target = binding.target();
-            let ours = [row.exported.0 as usize, row.export.0 as usize].contains(&target);
-            if target != 0 && !ours && !tables.contains(target) {
-                found.push((library.clone().into_owned(), binding.name, target));
-            }
-        }
-    }
-    0
+fn goes_past_us(binding: &Binding, tables: &Tables) -> bool {
+    let (name, target) = (binding.name.to_bytes(), binding.target());
+    let is_row = || ENTRY_POINTS.iter().any(|e| e.name.as_bytes() == name);
+    let is_elsewhere = target != 0 && !resolve::is_own(target) && !tables.contains(target);
+    name.starts_with(b"cu") && is_elsewhere && is_row()
 }

@@ -17,14 +17,14 @@ use super::{captures, contexts, event, lookup, torch};
 use crate::record::guard;
 
 macro_rules! forward {
-    ($name:ident ( $($arg:expr),* )) => {
+    ($door:expr, $name:ident ( $($arg:expr),* )) => {
         // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($($arg),*) }
+        unsafe { real::$name($door $(, $arg)*) }
     };
 }
 
 pub(super) fn cuMemGetInfo_v2(door: Door, free: *mut usize, total: *mut usize) -> c_int {
-    let (code, own) = pass(door, || forward!(cuMemGetInfo_v2(free, total)));
+    let (code, own) = pass(door, || forward!(door, cuMemGetInfo_v2(free, total)));
     if own {
         // SAFETY: the caller's out-parameters, of the call that has just returned.
         unsafe { contexts::tells_free(door, code, free, total) };
@@ -41,7 +41,7 @@ pub(super) fn cuMemAddressReserve(
     flags: c_ulonglong,
 ) -> c_int {
     crate::wake();
-    let code = guard::nested(|| forward!(cuMemAddressReserve(out, size, align, addr, flags)));
+    let code = guard::nested(|| forward!(door, cuMemAddressReserve(out, size, align, addr, flags)));
     if code == 0 && !out.is_null() {
         // SAFETY: the real function succeeded with this out-parameter.
         let addr = unsafe { *out } as u64;
@@ -59,7 +59,7 @@ pub(super) fn cuMemMap(
     handle: u64,
     flags: c_ulonglong,
 ) -> c_int {
-    let code = guard::nested(|| forward!(cuMemMap(addr, size, offset, handle, flags)));
+    let code = guard::nested(|| forward!(door, cuMemMap(addr, size, offset, handle, flags)));
     if code == 0 && torch::is_caller(door.caller) {
         guard::local(|l| {
             let (bytes, piece) = l.mapped.get();
@@ -80,7 +80,7 @@ pub(super) fn cuMemSetAccess(
     access: *const c_void,
     count: usize,
 ) -> c_int {
-    let code = forward!(cuMemSetAccess(addr, size, access, count));
+    let code = forward!(door, cuMemSetAccess(addr, size, access, count));
     if code != 0 || !torch::is_caller(door.caller) {
         return code;
     }
@@ -120,31 +120,31 @@ pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
         });
     }
     note(door, Kind::Unmap, What::Device, |e| (e.addr, e.size) = (addr as u64, size as u64));
-    guard::nested(|| forward!(cuMemUnmap(addr, size)))
+    guard::nested(|| forward!(door, cuMemUnmap(addr, size)))
 }
 
 pub(super) fn cuGetProcAddress(
-    _door: Door,
+    door: Door,
     name: *const c_char,
     out: Out,
     version: c_int,
     flags: u64,
 ) -> c_int {
-    let code = forward!(cuGetProcAddress(name, out, version, flags));
+    let code = forward!(door, cuGetProcAddress(name, out, version, flags));
     let per_thread = lookup::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
     unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }
 }
 
 pub(super) fn cuGetProcAddress_v2(
-    _door: Door,
+    door: Door,
     name: *const c_char,
     out: Out,
     version: c_int,
     flags: u64,
     status: *mut c_int,
 ) -> c_int {
-    let code = forward!(cuGetProcAddress_v2(name, out, version, flags, status));
+    let code = forward!(door, cuGetProcAddress_v2(name, out, version, flags, status));
     let per_thread = lookup::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
     unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }

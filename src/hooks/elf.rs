@@ -9,11 +9,20 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// See the module's essay.
+#[derive(Clone)]
 pub struct Tables {
     base: usize,
     strings: usize,
     symbols: usize,
     hashes: usize,
+    /// The versions of the symbols, and those that other libraries' must have.
+    versions: [usize; 2],
+    /// The library's own symbols have versions.
+    has_versions: bool,
+    /// The library's own name, among the strings.
+    own_name: Option<usize>,
+    /// The dynamic section.
+    dynamic: usize,
     /// First byte and length of the tables of relocations.
     relocations: [(usize, usize); 2],
     /// What the loader makes read-only after binding.
@@ -26,9 +35,17 @@ pub struct Tables {
 pub struct Binding {
     /// The function's name.
     pub name: &'static CStr,
-    place: usize,
+    /// Where it is.
+    pub place: usize,
     is_protected: bool,
+    /// The loader may be yet to bind it.
+    pub is_lazy: bool,
 }
+
+/// Kinds of relocations: an address in data, and the two of words through which functions are called.
+const ABSOLUTE: u64 = 1;
+const GLOB_DAT: u64 = 6;
+const JUMP_SLOT: u64 = 7;
 
 /// An entry of a table of relocations.
 #[repr(C)]
@@ -50,13 +67,21 @@ impl Tables {
         const RELA: i64 = 7;
         const RELASZ: i64 = 8;
         const JMPREL: i64 = 23;
+        const SONAME: i64 = 14;
         const GNU_HASH: i64 = 0x6fff_fef5;
+        const VERSYM: i64 = 0x6fff_fff0;
+        const VERDEF: i64 = 0x6fff_fffc;
+        const VERNEED: i64 = 0x6fff_fffe;
         let base = info.dlpi_addr as usize;
         let mut tables = Tables {
             base,
             strings: 0,
             symbols: 0,
             hashes: 0,
+            versions: [0; 2],
+            has_versions: false,
+            own_name: None,
+            dynamic: 0,
             relocations: [(0, 0); 2],
             protected: 0..0,
             mapped: 0..0,
@@ -77,7 +102,8 @@ impl Tables {
                     _ => {}
                 }
             }
-            let mut entry = dynamic? as *const [i64; 2];
+            tables.dynamic = dynamic?;
+            let mut entry = tables.dynamic as *const [i64; 2];
             while (*entry)[0] != 0 {
                 let value = (*entry)[1] as usize;
                 // The loader has put addresses there; where it hasn't (a read-only section), it is an offset.
@@ -85,7 +111,11 @@ impl Tables {
                 match (*entry)[0] {
                     STRTAB => tables.strings = at,
                     SYMTAB => tables.symbols = at,
+                    SONAME => tables.own_name = Some(value),
                     GNU_HASH => tables.hashes = at,
+                    VERSYM => tables.versions[0] = at,
+                    VERDEF => tables.has_versions = true,
+                    VERNEED => tables.versions[1] = at,
                     RELA => tables.relocations[0].0 = at,
                     RELASZ => tables.relocations[0].1 = value,
                     JMPREL => tables.relocations[1].0 = at,
@@ -101,6 +131,90 @@ impl Tables {
     /// Does this address lie in the library?
     pub fn contains(&self, address: usize) -> bool {
         self.mapped.contains(&address)
+    }
+
+    /// The library's first address.
+    pub fn start(&self) -> usize {
+        self.mapped.start
+    }
+
+    /// Everything that the library has mapped.
+    pub fn range(&self) -> Range<usize> {
+        self.mapped.clone()
+    }
+
+    /// The names of the libraries that this one needs.
+    pub fn needed(&self) -> Vec<&'static CStr> {
+        const NEEDED: i64 = 1;
+        let mut names = Vec::new();
+        let mut entry = self.dynamic as *const [i64; 2];
+        // SAFETY: the dynamic section, which ends with an entry of zeros, and places among the library's strings; see `of`.
+        unsafe {
+            while (*entry)[0] != 0 {
+                if (*entry)[0] == NEEDED {
+                    names.push(CStr::from_ptr((self.strings + (*entry)[1] as usize) as *const _));
+                }
+                entry = entry.add(1);
+            }
+        }
+        names
+    }
+
+    /// What the library calls itself.
+    pub fn own_name(&self) -> Option<&'static CStr> {
+        // SAFETY: a place among the library's strings; see `of`.
+        self.own_name.map(|at| unsafe { CStr::from_ptr((self.strings + at) as *const _) })
+    }
+
+    /// Do the library's own symbols have versions?
+    pub fn has_versions(&self) -> bool {
+        self.has_versions
+    }
+
+    /// The version in which the library wants a function of another one's; none if it doesn't say.
+    pub fn version_wanted(&self, name: &CStr) -> Option<&'static CStr> {
+        /// Of a library that is needed: which of its versions, one after the other.
+        #[repr(C)]
+        struct Needed {
+            _version: u16,
+            count: u16,
+            _file: u32,
+            first: u32,
+            next: u32,
+        }
+        #[repr(C)]
+        struct Version {
+            _hash: u32,
+            _flags: u16,
+            number: u16,
+            name: u32,
+            next: u32,
+        }
+        let [numbers, needed] = self.versions;
+        if numbers == 0 || needed == 0 {
+            return None;
+        }
+        let symbol = self.symbols_wanted().find(|i| self.entry(*i).1 == name)?;
+        // SAFETY: tables of the library's own, in the layout that the GNU extensions to the ABI give; see `of`.
+        unsafe {
+            let number = *(numbers as *const u16).add(symbol) & 0x7fff;
+            let mut at = needed;
+            loop {
+                let of = &*(at as *const Needed);
+                let mut version = at + of.first as usize;
+                for _ in 0..of.count {
+                    let it = &*(version as *const Version);
+                    if it.number == number {
+                        return Some(CStr::from_ptr((self.strings + it.name as usize) as *const _));
+                    }
+                    version += it.next as usize;
+                }
+                if of.next == 0 {
+                    return None;
+                }
+                at += of.next as usize;
+            }
+        }
     }
 
     fn entry(&self, i: usize) -> (&'static libc::Elf64_Sym, &'static CStr) {
@@ -119,10 +233,16 @@ impl Tables {
         // SAFETY: the hash section is mapped and has this layout; see `of`.
         unsafe {
             let header = *(self.hashes as *const [u32; 4]);
-            let [buckets, first, filter_words, _] = header.map(|n| n as usize);
+            let [buckets, first, filter_words, shift] = header.map(|n| n as usize);
             let bucket_table = (self.hashes + 16 + filter_words * 8) as *const u32;
             let chain = bucket_table.add(buckets);
             let hash = gnu_hash(name.to_bytes());
+            let filter = (self.hashes + 16) as *const u64;
+            let word = *filter.add((hash as usize / 64) % filter_words.max(1));
+            // The filter knows of nearly every name that is not there.
+            if word >> (hash % 64) & word >> ((hash >> shift) % 64) & 1 == 0 {
+                return None;
+            }
             let mut i = *bucket_table.add(hash as usize % buckets.max(1)) as usize;
             while i >= first {
                 let link = *chain.add(i - first);
@@ -141,22 +261,52 @@ impl Tables {
 
     /// The words through which the library calls functions that it does not define.
     pub fn bindings(&self) -> impl Iterator<Item = Binding> + '_ {
-        const GLOB_DAT: u64 = 6;
-        const JUMP_SLOT: u64 = 7;
-        let entries = self.relocations.iter().filter(|(start, _)| *start != 0).flat_map(|t| {
+        let called = self.words().filter(|r| r.is_binding());
+        called.filter(|r| self.entry(r.symbol()).0.st_shndx == 0).map(|r| self.binding(r))
+    }
+
+    fn binding(&self, r: &Relocation) -> Binding {
+        let place = self.base + r.place as usize;
+        let is_protected = self.protected.contains(&place);
+        let is_lazy = r.kind() == JUMP_SLOT;
+        Binding { name: self.entry(r.symbol()).1, place, is_protected, is_lazy }
+    }
+
+    /// The words that have the address of a function, the library's own or another's: what it calls, and what its data names.
+    pub fn references(&self) -> impl Iterator<Item = Binding> + '_ {
+        let named =
+            self.words().filter(|r| r.is_binding() || r.kind() == ABSOLUTE && r.addend == 0);
+        named.map(|r| self.binding(r))
+    }
+
+    /// The symbols that the library calls and does not define.
+    fn symbols_wanted(&self) -> impl Iterator<Item = usize> + '_ {
+        let wanted = self.words().filter(|r| r.is_binding()).map(Relocation::symbol);
+        wanted.filter(|i| self.entry(*i).0.st_shndx == 0)
+    }
+
+    fn words(&self) -> impl Iterator<Item = &Relocation> {
+        self.relocations.iter().filter(|(start, _)| *start != 0).flat_map(|t| {
             // SAFETY: a table of the library's own, mapped; see `of`.
             unsafe {
                 std::slice::from_raw_parts(t.0 as *const Relocation, t.1 / size_of::<Relocation>())
             }
-        });
-        entries
-            .filter(|r| matches!(r.symbol_and_kind & 0xffff_ffff, GLOB_DAT | JUMP_SLOT))
-            .filter_map(|r| {
-                let (symbol, name) = self.entry((r.symbol_and_kind >> 32) as usize);
-                let place = self.base + r.place as usize;
-                let is_protected = self.protected.contains(&place);
-                (symbol.st_shndx == 0).then_some(Binding { name, place, is_protected })
-            })
+        })
+    }
+}
+
+impl Relocation {
+    fn kind(&self) -> u64 {
+        self.symbol_and_kind & 0xffff_ffff
+    }
+
+    fn symbol(&self) -> usize {
+        (self.symbol_and_kind >> 32) as usize
+    }
+
+    /// Of a word through which functions are called.
+    fn is_binding(&self) -> bool {
+        matches!(self.kind(), GLOB_DAT | JUMP_SLOT)
     }
 }
 

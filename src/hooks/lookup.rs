@@ -16,33 +16,31 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use super::resolve::{self, Real};
+use super::resolve::{self, Next};
+use super::routes;
 use super::table::{Api, ENTRY_POINTS, EntryPoint, Out};
-use super::workspaces;
 use crate::message;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// The C library's `dlsym`.
+/// The C library's `dlsym` and `dlvsym`.
 static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static OWN_VERSIONED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// The `dlsym` behind ours, and the `dlvsym`.
 static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu", "nc" or "dl" and the
-/// handle (rdi) is neither `RTLD_DEFAULT` (0) nor `RTLD_NEXT` (-1).
+/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu", "nc" or "dl". A handle (rdi)
+/// goes to `ours`; `RTLD_DEFAULT` (0) and `RTLD_NEXT` (-1), which depend on the caller, to `scope`, which may say to jump.
 macro_rules! jump_or_look {
-    ($next:ident, $find:ident, $ours:ident) => {
+    ($next:ident, $find:ident, $ours:ident, $scope:ident) => {
         core::arch::naked_asm!(
             "cmp dword ptr [rip + {pending}], 0",
             "jne 5f",
             "6:",
             "test rsi, rsi",
             "jz 2f",
-            "lea rax, [rdi + 1]",
-            "cmp rax, 1",
-            "jbe 2f",
             "cmp byte ptr [rsi], 0x63", // c
             "je 3f",
             "cmp byte ptr [rsi], 0x6e", // n
@@ -50,7 +48,10 @@ macro_rules! jump_or_look {
             "cmp byte ptr [rsi], 0x64", // d
             "jne 2f",
             "cmp byte ptr [rsi + 1], 0x6c", // l
-            "je {ours}",
+            "jne 2f",
+            "lea rax, [rdi + 1]",
+            "cmp rax, 1",
+            "ja {ours}",
             "2:",
             "mov rax, qword ptr [rip + {next}]",
             "test rax, rax",
@@ -58,12 +59,28 @@ macro_rules! jump_or_look {
             "jmp rax",
             "3:",
             "cmp byte ptr [rsi + 1], 0x75", // u
-            "je {ours}",
+            "je 8f",
             "jmp 2b",
             "7:",
             "cmp byte ptr [rsi + 1], 0x63", // c
-            "je {ours}",
-            "jmp 2b",
+            "jne 2b",
+            "8:",
+            "lea rax, [rdi + 1]",
+            "cmp rax, 1",
+            "ja {ours}",
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "mov rcx, [rsp + 24]", // who called
+            "call {scope}",
+            "mov rcx, rdx",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "test rax, rax",
+            "jz 2b",
+            "mov rax, rcx",
+            "ret",
             "4:",
             "push rdi",
             "push rsi",
@@ -87,6 +104,7 @@ macro_rules! jump_or_look {
             next = sym $next,
             find = sym $find,
             ours = sym $ours,
+            scope = sym $scope,
         )
     };
 }
@@ -98,7 +116,7 @@ macro_rules! jump_or_look {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    jump_or_look!(NEXT_DLSYM, find_dlsym, named)
+    jump_or_look!(NEXT_DLSYM, find_dlsym, named, scoped)
 }
 
 /// `dlvsym`.
@@ -112,7 +130,7 @@ pub unsafe extern "C" fn dlvsym(
     name: *const c_char,
     version: *const c_char,
 ) -> *mut c_void {
-    jump_or_look!(NEXT_DLVSYM, find_dlvsym, versioned)
+    jump_or_look!(NEXT_DLVSYM, find_dlvsym, versioned, scoped_versioned)
 }
 
 extern "C" fn find_dlsym() -> *mut c_void {
@@ -130,39 +148,47 @@ pub(super) fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
         return known;
     }
     // SAFETY: a look-up by name. Found nothing, it is because this library was opened late, and then nobody is behind it.
-    let found = unsafe { really(libc::RTLD_NEXT, name) };
+    let found = unsafe { really(libc::RTLD_NEXT, name, None) };
     let in_c = || resolve::in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
     let found = if found.is_null() { in_c() } else { found };
     place.store(found, Ordering::Release);
     found
 }
 
-/// A symbol as the loader has it, and not as we (or another interposer, which may not know who is asking) would show
-/// it. What is next is next to this library.
+/// The C library's own function of this name, in which an interposer, which may not know who is asking, plays no part.
+fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = place.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let Some(found) = resolve::in_c_library(name) else { std::process::abort() };
+    place.store(found.as_ptr(), Ordering::Release);
+    found.as_ptr()
+}
+
+/// A symbol (in a version, if one is wanted) as the loader has it, and not as we (or another interposer) would show it. What is
+/// next is next to this library.
 ///
 /// # Safety
 /// `handle` is an open library's, or one of `dlsym`'s own values.
-pub unsafe fn really(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    let mut own = OWN.load(Ordering::Acquire);
-    if own.is_null() {
-        let Some(found) = resolve::in_c_library(c"dlsym") else { std::process::abort() };
-        own = found.as_ptr();
-        OWN.store(own, Ordering::Release);
-    }
-    // SAFETY: the C library's function; the rest is promised by the caller.
+pub unsafe fn really(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> *mut c_void {
+    // SAFETY: the C library's functions; the rest is promised by the caller.
     unsafe {
-        let own: Dlsym = std::mem::transmute(own);
-        own(handle, name.as_ptr())
+        if let Some(version) = version {
+            let own: Dlvsym = std::mem::transmute(of_c_library(&OWN_VERSIONED, c"dlvsym"));
+            own(handle, name.as_ptr(), version.as_ptr())
+        } else {
+            let own: Dlsym = std::mem::transmute(of_c_library(&OWN, c"dlsym"));
+            own(handle, name.as_ptr())
+        }
     }
 }
 
 unsafe extern "C" fn named(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's arguments; a name is a C string.
     unsafe {
-        let row = row_named(CStr::from_ptr(name));
-        prepare(row);
         let next: Dlsym = std::mem::transmute(find_dlsym());
-        show(row, CStr::from_ptr(name), next(handle, name))
+        show(CStr::from_ptr(name), None, next(handle, name))
     }
 }
 
@@ -171,12 +197,11 @@ unsafe extern "C" fn versioned(
     name: *const c_char,
     version: *const c_char,
 ) -> *mut c_void {
-    // SAFETY: the caller's arguments; a name is a C string.
+    // SAFETY: the caller's arguments; a name is a C string, and so is a version.
     unsafe {
-        let row = row_named(CStr::from_ptr(name));
-        prepare(row);
         let next: Dlvsym = std::mem::transmute(find_dlvsym());
-        show(row, CStr::from_ptr(name), next(handle, name, version))
+        let wanted = (!version.is_null()).then(|| CStr::from_ptr(version));
+        show(CStr::from_ptr(name), wanted, next(handle, name, version))
     }
 }
 
@@ -185,32 +210,103 @@ fn row_named(name: &CStr) -> Option<Api> {
     Api::from_number(found)
 }
 
-/// Learns where the real function is, before the program's own look-up: what `dlerror` says afterwards is then about
-/// that one.
-fn prepare(row: Option<Api>) {
-    if let Some(api) = row {
-        Real::of(api).find_row(api);
-    }
-}
-
-/// Ours instead of what a library's handle gave, if it is what ours stands for. A program may have a second runtime
-/// (bundled, or linked statically into a library), with errors and streams of its own: it keeps it, and is seen at the
-/// driver's doors. The driver is one. Where it depends on the caller whom a call goes to, who asks a handle has chosen himself.
-fn show(row: Option<Api>, name: &CStr, found: *mut c_void) -> *mut c_void {
+/// Ours instead of what a library's handle gave, if that is CUDA's. A program may have a second runtime (bundled, or linked
+/// statically into a library), with errors and streams of its own: it keeps it, and is seen at the driver's doors.
+/// Nothing that fails is asked of the loader after a look-up that was successful: what `dlerror` says is about the program's.
+fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void {
     if found.is_null() {
         return found;
     }
-    match row {
-        Some(api) if workspaces::has(api) => found,
-        Some(api) => {
-            let known = Real::of(api).or_else(found);
-            let ours = ENTRY_POINTS[api as usize].export.0.cast_mut().cast();
-            let is_driver = api as u16 >= Api::cuCtxCreate as u16;
-            if is_driver || known == found { ours } else { found }
+    let Some(api) = row_named(name) else {
+        return match name.to_bytes() {
+            b"dlsym" => dlsym as *mut c_void,
+            b"dlvsym" => dlvsym as *mut c_void,
+            _ => found,
+        };
+    };
+    let (found, row) = (found as usize, &ENTRY_POINTS[api as usize]);
+    if !resolve::is_own(found) {
+        return door_if(resolve::is_nvidias(found), api, found) as *mut c_void;
+    }
+    // The handle is for the scope that all have in common, and us in it.
+    // SAFETY: a look-up by name.
+    let next = unsafe { really(libc::RTLD_NEXT, name, version) } as usize;
+    door_if(next != 0 && resolve::is_cudas(row, next), api, next) as *mut c_void
+}
+
+fn door_if(is_cudas: bool, api: Api, found: usize) -> usize {
+    if is_cudas { routes::door_for(api, found) } else { found }
+}
+
+/// What a look-up that depends on its caller finds; `is_decided` is 0 if it is the loader's to say.
+#[repr(C)]
+struct Answer {
+    is_decided: usize,
+    found: usize,
+}
+
+unsafe extern "C" fn scoped(
+    handle: *mut c_void,
+    name: *const c_char,
+    _: usize,
+    caller: usize,
+) -> Answer {
+    // SAFETY: the caller's argument, a C string.
+    answer(handle, unsafe { CStr::from_ptr(name) }, None, caller)
+}
+
+unsafe extern "C" fn scoped_versioned(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> Answer {
+    // SAFETY: the caller's arguments, C strings.
+    unsafe {
+        let version = (!version.is_null()).then(|| CStr::from_ptr(version));
+        answer(handle, CStr::from_ptr(name), version, caller)
+    }
+}
+
+fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize) -> Answer {
+    let found = row_named(name).and_then(|api| {
+        let found = if handle == libc::RTLD_DEFAULT {
+            in_default_scope(name, version, caller)?
+        } else {
+            next_in_scope(name, version, caller)?
+        };
+        let is_cudas = || resolve::is_cudas(&ENTRY_POINTS[api as usize], found);
+        Some(door_if(found != 0 && !resolve::is_own(found) && is_cudas(), api, found))
+    });
+    Answer { is_decided: usize::from(found.is_some()), found: found.unwrap_or_default() }
+}
+
+/// `RTLD_DEFAULT`: the scope that all have in common, then the caller's own. 0 is nothing, `None` that we are not in the way.
+fn in_default_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
+    // SAFETY: a look-up by name.
+    let first = unsafe { really(libc::RTLD_DEFAULT, name, version) } as usize;
+    if !resolve::is_own(first) {
+        return None;
+    }
+    // SAFETY: a look-up by name.
+    let find = |handle| unsafe { really(handle, name, version) } as usize;
+    // If it is nowhere, the loader says so.
+    Some(resolve::bound(caller, find).unwrap_or_else(|| find(libc::RTLD_NEXT)))
+}
+
+/// `RTLD_NEXT`: whoever is in front of us has us next, unless there is nobody behind us. A library that was opened later looks
+/// among those that it needs; what is there and NVIDIA's is shown as ours.
+fn next_in_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
+    match resolve::next_after(caller, name) {
+        // SAFETY: a look-up by name; if it fails the loader says so.
+        Next::Us => Some(unsafe { really(libc::RTLD_NEXT, name, version) } as usize),
+        Next::Needed(libraries) => {
+            // SAFETY: a look-up by name.
+            let find = |handle| unsafe { really(handle, name, version) } as usize;
+            let look = |library: &&CStr| resolve::in_scope_of(library, find);
+            libraries.iter().find_map(look).filter(|found| resolve::is_nvidias(*found))
         }
-        None if name == c"dlsym" => dlsym as *mut c_void,
-        None if name == c"dlvsym" => dlvsym as *mut c_void,
-        None => found,
+        Next::Other => None,
     }
 }
 
@@ -270,14 +366,16 @@ fn ours_for(
     per_thread: bool,
 ) -> Option<*mut c_void> {
     driver_rows().find(|(_, row)| is_named(row, name))?;
-    let same = |(api, _): &(Api, _)| Real::of(*api).find_row(*api) == Some(found);
+    if resolve::is_own(found as usize) {
+        return None;
+    }
+    let same = |(_, row): &(Api, &EntryPoint)| is_named(row, name) && resolve::beside(row, found);
     let chosen = driver_rows().find(same).or_else(|| by_version(name, version, per_thread));
-    let Some((api, row)) = chosen else {
+    let Some((api, _)) = chosen else {
         unknown_interface(name);
         return None;
     };
-    Real::of(api).or_else(found);
-    Some(row.export.0.cast_mut().cast())
+    Some(routes::door_for(api, found as usize) as *mut c_void)
 }
 
 fn is_named(row: &EntryPoint, name: &[u8]) -> bool {

@@ -1,7 +1,7 @@
 //! The doors: where memory passes by. A hook is guard, record, forward; nothing else.
 //!
 //! [`table`] lists the doors, [`roles`] says what each does to memory, [`lookup`] sees to it that a program that asks
-//! for a function by name is shown the same door, and [`place`] knows which device a call is about.
+//! for a function by name is shown the same door, [`routes`] which real function is behind it, and [`place`] knows which device a call is about.
 
 pub mod captures;
 pub mod communicators;
@@ -18,12 +18,14 @@ pub mod pools;
 pub mod records;
 pub mod resolve;
 pub mod roles;
+pub mod routes;
 pub mod runtime;
 pub mod sites;
 pub mod streams;
 pub mod table;
 pub mod torch;
 pub mod usage;
+pub mod words;
 pub mod workspaces;
 
 use memtrace_format::event::{Event, Kind, Layer, Pool, What};

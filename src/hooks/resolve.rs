@@ -1,24 +1,34 @@
 //! Where the real functions are.
 //!
 //! First whatever the loader would have found without us (`RTLD_NEXT`: the next interposer, or CUDA's
-//! library in the global scope). Python opens PyTorch's libraries privately, where that can't see; so then
-//! the library itself, found by its file name among the loaded ones. A found address is kept for ever.
+//! library in the global scope). Python opens PyTorch's libraries privately, where that can't see: so then the scope of whoever
+//! calls, and only if that has nothing the library itself, found by its file name among the loaded ones.
+//!
+//! A function of CUDA's name is not always CUDA's. By symbol a library may mean its own, and a look-up may have found one that
+//! does something else; that is for [`super::routes`] to know, which asks here.
 
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::hooks::elf::Tables;
 use crate::hooks::lookup;
-use crate::hooks::table::{Api, ENTRY_POINTS, EntryPoint, ROWS};
-use crate::message;
+use crate::hooks::table::{ENTRY_POINTS, EntryPoint};
 
-/// What an entry point answers when the real function is nowhere: both APIs have 500 for a symbol that was
-/// not found (`cudaErrorSymbolNotFound`, `CUDA_ERROR_NOT_FOUND`).
+/// What CUDA's functions answer that are nowhere: both APIs have 500 for a symbol that was not found
+/// (`cudaErrorSymbolNotFound`, `CUDA_ERROR_NOT_FOUND`).
 pub const MISSING: c_int = 500;
 
-/// The address of a real function, looked up at its first use.
+/// The same for a function of this library: `CUBLAS_STATUS_NOT_INITIALIZED`, `ncclSystemError`.
+pub fn missing_in(library: &str) -> c_int {
+    match library {
+        "libcublas.so" | "libcublasLt.so" => 1,
+        "libnccl.so" => 2,
+        _ => MISSING,
+    }
+}
+
+/// The address of a function of a known library's, looked up at its first use.
 pub struct Real(AtomicPtr<c_void>);
 
 impl Default for Real {
@@ -33,40 +43,7 @@ impl Real {
         Real(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// That of a row of the table.
-    pub fn of(api: Api) -> &'static Real {
-        static REAL: [Real; ROWS] = [const { Real::new() }; ROWS];
-        &REAL[api as usize]
-    }
-
-    /// The address; `None`, said once a call, if no loaded library has it.
-    pub fn get(&self, api: Api) -> Option<*mut c_void> {
-        let found = self.find_row(api);
-        if found.is_none() {
-            message!(
-                "no loaded library has {}: the call fails as if memtrace were not there",
-                ENTRY_POINTS[api as usize].name
-            );
-        }
-        found
-    }
-
-    /// The address, if a loaded library has it.
-    pub fn find_row(&self, api: Api) -> Option<*mut c_void> {
-        let row = &ENTRY_POINTS[api as usize];
-        self.find(row.name, row.library)
-    }
-
-    /// The address, which is this one unless another is known.
-    pub fn or_else(&self, found: *mut c_void) -> *mut c_void {
-        let none = std::ptr::null_mut();
-        match self.0.compare_exchange(none, found, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => found,
-            Err(known) => known,
-        }
-    }
-
-    /// The same, or in whichever loaded library defines it: for what must be passed on.
+    /// The same as `find`, or in whichever loaded library defines it: for what must be passed on.
     pub fn find_anywhere(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
         self.find(symbol, library).or_else(|| {
             let found = anywhere(&CString::new(symbol).ok()?)?.as_ptr();
@@ -75,7 +52,7 @@ impl Real {
         })
     }
 
-    /// The address of `symbol` in a library whose file name begins with `library`.
+    /// The address of `symbol` behind us, or in a library whose file name begins with `library`.
     #[inline]
     pub fn find(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
         let known = self.0.load(Ordering::Relaxed);
@@ -84,54 +61,247 @@ impl Real {
 
     #[cold]
     fn look(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
-        let found = lookup(symbol, library)?;
+        let symbol = CString::new(symbol).ok()?;
+        // SAFETY: a look-up by name.
+        let next = NonNull::new(unsafe { lookup::really(libc::RTLD_NEXT, &symbol, None) });
+        let row = ENTRY_POINTS.iter().find(|row| *row.symbol == *symbol);
+        let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, f.as_ptr() as usize)));
+        let found = next.or_else(|| loaded_symbol(library, &symbol))?.as_ptr();
         self.0.store(found, Ordering::Relaxed);
         Some(found)
     }
 }
 
-fn lookup(symbol: &str, library: &str) -> Option<*mut c_void> {
-    let symbol = CString::new(symbol).ok()?;
-    // SAFETY: both arguments are valid.
-    let next = unsafe { lookup::really(libc::RTLD_NEXT, &symbol) };
-    if !next.is_null() {
+// --- what the loader would have found ------------------------------------------------------------------
+
+/// What a call of ours by symbol from this address would go to without us. Where the caller's library names no such function,
+/// the call has jumped here from another one, or got the address from there: it means what that one means.
+pub fn behind(row: &EntryPoint, caller: usize) -> Option<usize> {
+    let names = |tables: &Tables| tables.references().any(|word| word.name == row.symbol);
+    let own = with_tables(caller, names) == Some(true);
+    let mut users = Vec::new();
+    if !own {
+        visit(|_, tables| {
+            if !is_own(tables.start()) && names(tables) {
+                users.push(tables.start());
+            }
+            false
+        });
+    }
+    let means: Vec<usize> = users.iter().filter_map(|user| bound_for(row, *user)).collect();
+    let of_users = || means.iter().find(|f| is_cudas(row, **f)).or(means.first()).copied();
+    let of_caller = if own { bound_for(row, caller) } else { None };
+    let by_file = || loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize);
+    of_caller.or_else(of_users).or_else(by_file)
+}
+
+/// What the loader would have bound a row's name to for the library that has this address, in the version that it wants.
+pub fn bound_for(row: &EntryPoint, caller: usize) -> Option<usize> {
+    let version = with_tables(caller, |tables| tables.version_wanted(row.symbol)).flatten();
+    bound(caller, |handle| {
+        // SAFETY: a handle that is open, or one of `dlsym`'s own values.
+        let find = |version| unsafe { lookup::really(handle, row.symbol, version) } as usize;
+        let first = find(None);
+        // A library that has no versions of its own is bound to whatever version is wanted; `dlvsym` doesn't find it.
+        let has_versions = || with_tables(first, Tables::has_versions) == Some(true);
+        if first != 0 && version.is_some() && has_versions() { find(version) } else { first }
+    })
+}
+
+/// What the loader would have found without us for a caller at this address: what is next in the scope that all have in
+/// common, else what is in the scope of the caller's own library.
+pub fn bound(caller: usize, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
+    let next = find(libc::RTLD_NEXT);
+    if next != 0 {
+        stays(next);
         return Some(next);
     }
-    loaded_symbol(library, &symbol).map(NonNull::as_ptr)
+    let mut path = None;
+    visit(|at, tables| {
+        let is_it = tables.contains(caller);
+        path = is_it.then(|| at.to_owned());
+        is_it
+    });
+    // The program itself has no scope of its own, and no path.
+    in_scope_of(&path.filter(|path| !path.is_empty())?, find)
 }
 
-/// What the loader would have found for a caller in this library, without us: another tool's function, else that of the library
-/// which the caller's own needs (the loader tells two of different versions apart by their symbols' versions), else
-/// whichever there is.
-pub fn behind(api: Api, caller: usize) -> Option<*mut c_void> {
-    let row = &ENTRY_POINTS[api as usize];
-    let symbol = CString::new(row.name).ok()?;
-    // SAFETY: a look-up by name.
-    let next = NonNull::new(unsafe { lookup::really(libc::RTLD_NEXT, &symbol) });
-    let is_tool = |f: &NonNull<c_void>| {
-        let path = library_of(f.as_ptr() as usize);
-        !path
-            .is_some_and(|p| p.rsplit('/').next().is_some_and(|file| file.starts_with(row.library)))
-    };
-    let found = next.filter(is_tool).or_else(|| needed(row, &symbol, caller)).or(next);
-    found.map(NonNull::as_ptr).or_else(|| Real::of(api).get(api))
-}
-
-/// The function of this name in the libraries that a caller's own library needs.
-fn needed(row: &EntryPoint, symbol: &CStr, caller: usize) -> Option<NonNull<c_void>> {
-    let path = CString::new(library_of(caller)?).ok()?;
-    // SAFETY: a path of the loader's own, NOLOAD only looks, and the handle is given back: the caller's library keeps open what
-    // was found for it.
-    let found = unsafe {
-        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
-        let found = NonNull::new(handle).map(|h| lookup::really(h.as_ptr(), symbol));
-        if !handle.is_null() {
-            crate::life::close(handle);
+/// What is found in a loaded library or those that it needs, if it is not ours.
+pub fn in_scope_of(library: &CStr, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
+    // SAFETY: a name of the loader's own, NOLOAD only looks, and the handle is given back: who asked keeps open what was found.
+    unsafe {
+        let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
+        if handle.is_null() {
+            return None;
         }
-        NonNull::new(found?)?
+        let found = find(handle);
+        crate::life::close(handle);
+        (found != 0 && !is_own(found)).then_some(found)
+    }
+}
+
+/// Whom a look-up for the next function finds first.
+pub enum Next {
+    /// It is us.
+    Us,
+    /// It lies among what the caller's library needs.
+    Needed(Vec<&'static CStr>),
+    /// That is the loader's to say.
+    Other,
+}
+
+/// Libraries that were there when the program began, in whose common scope we are. The others come after them.
+static AT_START: AtomicUsize = AtomicUsize::new(0);
+
+/// When this library is loaded.
+pub fn loading() {
+    let mut count = 0;
+    visit(|_, _| {
+        count += 1;
+        false
+    });
+    AT_START.store(count, Ordering::Relaxed);
+}
+
+/// Where a look-up that begins behind the caller's library ends.
+pub fn next_after(caller: usize, symbol: &CStr) -> Next {
+    let here = next_after as *const () as usize;
+    let (mut place, mut asks, mut we_are, mut between) = (0, None, None, false);
+    visit(|_, tables| {
+        if tables.contains(caller) {
+            asks = Some((place, tables.needed()));
+        } else if tables.contains(here) {
+            we_are = Some(place);
+        } else if asks.is_some() && we_are.is_none() {
+            between |= tables.symbol(symbol).is_some();
+        }
+        place += 1;
+        asks.is_some() && we_are.is_some()
+    });
+    let (Some((place, needed)), Some(ours)) = (asks, we_are) else { return Next::Other };
+    if place < ours && !between {
+        Next::Us
+    } else if place >= AT_START.load(Ordering::Relaxed) {
+        Next::Needed(needed)
+    } else {
+        Next::Other
+    }
+}
+
+/// A library that another one was bound to stays loaded for its sake. The loader has bound the caller to us and doesn't know.
+fn stays(function: usize) {
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    let Some(path) = library_of(function).and_then(|path| CString::new(path).ok()) else { return };
+    if with_tables(function, Tables::start).is_some_and(|at| LAST.swap(at, Ordering::Relaxed) != at)
+    {
+        // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
+        unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    }
+}
+
+/// Is a function of a row's name CUDA's: in a library that has the name of one of NVIDIA's, or in one that stands for it? Such a
+/// one is behind us for everybody, and either uses CUDA itself, as what another tool puts in between does, or is where everything
+/// of CUDA's begins.
+pub fn is_cudas(row: &EntryPoint, function: usize) -> bool {
+    const BEGINNINGS: [&CStr; 3] = [c"cuInit", c"cudaGetDeviceCount", c"ncclGetUniqueId"];
+    if is_nvidias(function) {
+        return true;
+    }
+    // SAFETY: a look-up by name.
+    let next = unsafe { lookup::really(libc::RTLD_NEXT, row.symbol, None) } as usize;
+    let stands = |tables: &Tables| {
+        let uses = |name: &[u8]| {
+            matches!(name, b"dlsym" | b"dlvsym")
+                || ENTRY_POINTS.iter().any(|row| row.name.as_bytes() == name)
+        };
+        BEGINNINGS.iter().any(|name| tables.symbol(name).is_some())
+            || tables.bindings().any(|binding| uses(binding.name.to_bytes()))
     };
-    let ours = [row.export.0, row.exported.0].contains(&found.as_ptr().cast_const().cast());
-    (!ours).then_some(found)
+    next == function && with_tables(function, stands) == Some(true)
+}
+
+/// Does this address lie in a library that has the name of one of NVIDIA's that we know, as its file's or its own?
+pub fn is_nvidias(address: usize) -> bool {
+    let file = library_of(address).is_some_and(|path| is_nvidias_name(path.as_bytes()));
+    file || with_tables(address, has_nvidias_name) == Some(true)
+}
+
+/// Does the library call itself one of NVIDIA's?
+pub fn has_nvidias_name(tables: &Tables) -> bool {
+    tables.own_name().is_some_and(|name| is_nvidias_name(name.to_bytes()))
+}
+
+/// `libcudart.so.12`, and as it is called when it was packed into a Python package: `libcudart-d0da41ae.so.12`.
+pub fn is_nvidias_name(path: &[u8]) -> bool {
+    let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    ENTRY_POINTS.iter().skip(1).any(|row| {
+        let stem = row.library.trim_end_matches(".so").as_bytes();
+        matches!(file.strip_prefix(stem), Some([b'.' | b'-', ..]))
+    })
+}
+
+/// Is this an address of ours?
+pub fn is_own(address: usize) -> bool {
+    static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+    let [start, end] = &OWN;
+    if end.load(Ordering::Acquire) == 0 {
+        let here = is_own as *const () as usize;
+        let range = with_tables(here, Tables::range).unwrap_or(here..here + 1);
+        start.store(range.start, Ordering::Relaxed);
+        end.store(range.end, Ordering::Release);
+    }
+    (start.load(Ordering::Relaxed)..end.load(Ordering::Acquire)).contains(&address)
+}
+
+/// Asks the tables of the loaded library that has this address.
+fn with_tables<R>(address: usize, ask: impl FnOnce(&Tables) -> R) -> Option<R> {
+    let (mut ask, mut answer) = (Some(ask), None);
+    visit(|_, tables| {
+        let is_it = tables.contains(address);
+        if is_it && let Some(ask) = ask.take() {
+            answer = Some(ask(tables));
+        }
+        is_it
+    });
+    answer
+}
+
+/// How many libraries the loader has loaded and unloaded so far.
+pub fn counts() -> [u64; 2] {
+    unsafe extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        counts: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader hands in a valid record and our own counters.
+        unsafe { *counts.cast::<[u64; 2]>() = [(*info).dlpi_adds, (*info).dlpi_subs] };
+        1
+    }
+    let mut counts = [0_u64; 2];
+    // SAFETY: the callback matches the prototype and the counters outlive the call.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut counts).cast()) };
+    counts
+}
+
+/// Shows the loaded libraries, by path, in the loader's order, until `f` has seen enough. Asks the loader nothing while it does.
+pub fn visit(mut f: impl FnMut(&CStr, &Tables) -> bool) {
+    unsafe extern "C" fn each<F: FnMut(&CStr, &Tables) -> bool>(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        f: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader hands in a valid record of a loaded library, and our own function.
+        unsafe {
+            let (info, f) = (&*info, &mut *f.cast::<F>());
+            let path = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
+            c_int::from(Tables::of(info).is_some_and(|tables| f(path, &tables)))
+        }
+    }
+    fn call<F: FnMut(&CStr, &Tables) -> bool>(f: &mut F) {
+        // SAFETY: the callback matches the prototype, and the function outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(each::<F>), std::ptr::from_mut(f).cast()) };
+    }
+    call(&mut f);
 }
 
 /// A symbol of an already loaded library, found by the start of its file name.
@@ -143,7 +313,7 @@ pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
         if handle.is_null() {
             return None;
         }
-        NonNull::new(lookup::really(handle, symbol))
+        NonNull::new(lookup::really(handle, symbol, None))
     }
 }
 
@@ -227,60 +397,33 @@ pub fn loaded(name: &str) -> Option<Loaded> {
 /// A function of the C library, by its own symbol table: `dlsym` can't find itself.
 pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
     // Until glibc 2.34 these functions had a library of their own.
-    in_tables(name, &|file, _| file.starts_with(b"libc.so") || file.starts_with(b"libdl.so"))
+    in_tables(name, |path, _| {
+        let file = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default();
+        file.starts_with(b"libc.so") || file.starts_with(b"libdl.so")
+    })
+}
+
+/// Is this function the one of a row's name in the library that it lies in?
+pub fn beside(row: &EntryPoint, function: *mut c_void) -> bool {
+    let found = in_tables(row.symbol, |_, tables| tables.contains(function as usize));
+    found.is_some_and(|found| found.as_ptr() == function)
 }
 
 /// A function of whichever loaded library defines it, but for this one.
 fn anywhere(name: &CStr) -> Option<NonNull<c_void>> {
-    let here = anywhere as *const () as usize;
-    in_tables(name, &|_, mapped| !mapped.contains(&here))
+    in_tables(name, |_, tables| !tables.contains(anywhere as *const () as usize))
 }
 
-/// A function by the symbol tables of the loaded libraries that `is_one` accepts by file name and addresses.
-fn in_tables(name: &CStr, is_one: &dyn Fn(&[u8], Range<usize>) -> bool) -> Option<NonNull<c_void>> {
-    struct Search<'a> {
-        name: &'a CStr,
-        is_one: &'a dyn Fn(&[u8], Range<usize>) -> bool,
-        found: Option<NonNull<c_void>>,
-    }
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        search: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record and our own pointer.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
-        if info.dlpi_name.is_null() {
-            return 0;
+/// A function by the symbol tables of the loaded libraries that `is_one` accepts.
+fn in_tables(name: &CStr, is_one: impl Fn(&CStr, &Tables) -> bool) -> Option<NonNull<c_void>> {
+    let mut found = None;
+    visit(|path, tables| {
+        if is_one(path, tables) {
+            found = tables.symbol(name);
         }
-        // SAFETY: the loader's names are C strings.
-        let path = unsafe { CStr::from_ptr(info.dlpi_name) };
-        let file = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default();
-        if (search.is_one)(file, mapped(info)) {
-            // SAFETY: the loader has mapped this library, and its headers describe it.
-            search.found =
-                unsafe { Tables::of(info).and_then(|tables| tables.symbol(search.name)) };
-        }
-        c_int::from(search.found.is_some())
-    }
-    let mut search = Search { name, is_one, found: None };
-    // SAFETY: `visit` matches the prototype and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
-}
-
-/// Everything that a library has mapped.
-fn mapped(info: &libc::dl_phdr_info) -> Range<usize> {
-    let base = info.dlpi_addr as usize;
-    // SAFETY: `dlpi_phnum` headers follow.
-    let headers =
-        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-    let parts = headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
-    let (start, end) = parts.fold((usize::MAX, 0), |(start, end), h| {
-        let first = base + h.p_vaddr as usize;
-        (start.min(first), end.max(first + h.p_memsz as usize))
+        found.is_some()
     });
-    start..end
+    found
 }
 
 #[cfg(test)]

@@ -12,21 +12,21 @@ use crate::record::guard::{self, MAX_WAITS};
 use crate::stack::Site;
 
 macro_rules! forward {
-    ($name:ident ( $($arg:expr),* )) => {
+    ($door:expr, $name:ident ( $($arg:expr),* )) => {
         // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($($arg),*) }
+        unsafe { real::$name($door $(, $arg)*) }
     };
 }
 
 /// The number of devices; PyTorch's first call, which wakes the recorder.
-pub(super) fn cudaGetDeviceCount(_door: Door, count: *mut c_int) -> c_int {
+pub(super) fn cudaGetDeviceCount(door: Door, count: *mut c_int) -> c_int {
     crate::wake();
-    forward!(cudaGetDeviceCount(count))
+    forward!(door, cudaGetDeviceCount(count))
 }
 
 pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
     crate::wake();
-    let code = forward!(cudaSetDevice(device));
+    let code = forward!(door, cudaSetDevice(device));
     if code == 0 {
         place::set_device(device as i8);
         contexts::enters(door, device as i8);
@@ -35,7 +35,7 @@ pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
 }
 
 pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) -> c_int {
-    let code = forward!(cudaMemGetInfo(free, total));
+    let code = forward!(door, cudaMemGetInfo(free, total));
     if code == 0 && !free.is_null() && torch::is_caller(door.caller) {
         // SAFETY: the real function succeeded with this out-parameter.
         guard::local(|l| l.device_free.set(unsafe { *free } as u64));
@@ -47,7 +47,7 @@ pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) ->
 
 /// PyTorch's allocator records one event for each stream that a freed block was used on, then reports the free.
 pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
-    let code = forward!(cudaEventRecord(ev, stream));
+    let code = forward!(door, cudaEventRecord(ev, stream));
     if code == 0 && sites::is_allocator(door.caller) {
         guard::local(|l| {
             let n = l.recorded_len.get();
@@ -65,13 +65,13 @@ pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
 }
 
 pub(super) fn cudaEventQuery(door: Door, ev: Handle) -> c_int {
-    let code = forward!(cudaEventQuery(ev));
+    let code = forward!(door, cudaEventQuery(ev));
     event_ready(code, ev, door.caller);
     code
 }
 
 pub(super) fn cudaEventSynchronize(door: Door, ev: Handle) -> c_int {
-    let code = forward!(cudaEventSynchronize(ev));
+    let code = forward!(door, cudaEventSynchronize(ev));
     event_ready(code, ev, door.caller);
     code
 }
@@ -98,7 +98,7 @@ macro_rules! tells_capture {
     ($name:ident ($($arg:ident),*)) => {
         #[allow(clippy::too_many_arguments, reason = "NVIDIA's prototype, and the door")]
         pub(super) fn $name(door: Door, stream: Handle, status: *mut c_int, $($arg: Ptr),*) -> c_int {
-            let code = forward!($name(stream, status, $($arg),*));
+            let code = forward!(door, $name(stream, status, $($arg),*));
             if code == 0 && !status.is_null() {
                 // SAFETY: the real function succeeded with this out-parameter.
                 let status = unsafe { *status };
@@ -117,14 +117,14 @@ tells_capture!(cudaStreamGetCaptureInfo_v3(id, graph, dependencies, edges, count
 macro_rules! looks_up {
     ($name:ident ($version:expr, $per_thread:expr $(, $arg:ident : $ty:ty)*)) => {
         pub(super) fn $name(
-            _door: Door,
+            door: Door,
             name: *const c_char,
             out: Out,
             $($arg: $ty,)*
             flags: c_ulonglong,
             status: *mut c_int,
         ) -> c_int {
-            let code = forward!($name(name, out $(, $arg)*, flags, status));
+            let code = forward!(door, $name(name, out $(, $arg)*, flags, status));
             let per_thread = lookup::is_per_thread(flags, $per_thread);
             // SAFETY: name and out are the caller's, as the real function has just used them.
             unsafe { lookup::hand_out(code, name, out, $version, per_thread) }

@@ -32,7 +32,7 @@ type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
 /// PyTorch's libraries are loaded: finds out who is called when somebody sets a stream.
 pub fn attach() {
     // SAFETY: the name is a C string.
-    let shown = unsafe { lookup::really(libc::RTLD_DEFAULT, SET_CURRENT) };
+    let shown = unsafe { lookup::really(libc::RTLD_DEFAULT, SET_CURRENT, None) };
     HOT.streams.store(shown == set_current as *mut c_void, Ordering::Relaxed);
 }
 

@@ -6,13 +6,15 @@
 //! which its interface appeared: `cuGetProcAddress` chooses by that.
 //!
 //! Each row makes a symbol that the loader finds before CUDA's own, because the library is preloaded. Behind it are
-//! two instructions: they put the address that the call will return to into the first floating-point register and jump
-//! to the row's handler. None of these functions has a floating-point argument, so that register is free, however many
-//! other arguments there are, in registers or on the stack. So a handler is an ordinary Rust function that also
-//! knows who called ([`Caller`]), which is how PyTorch's allocator is told from everybody else; no frame of ours is
-//! pushed in between, and the caller's stack stays as it was.
+//! a few instructions: where the caller's calls go to CUDA ([`super::routes`]), they put the address that the call will
+//! return to and the real function's into the first two floating-point registers and jump to the row's handler. None of
+//! CUDA's functions has a floating-point argument, so these registers are free, however many other arguments there are,
+//! in registers or on the stack. So a handler is an ordinary Rust function that also knows who called, which is how
+//! PyTorch's allocator is told from everybody else; no frame of ours is pushed in between, and the caller's stack stays
+//! as it was. Until it is known that a call is CUDA's, no register that an argument may lie in is touched: a library's own
+//! function may have the same name and any signature.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use memtrace_format::event::What;
 
@@ -22,18 +24,22 @@ use super::records::{
     ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,
     GraphNode, IpcHandle, Location, MemoryProperties, PitchedPtr, PoolProperties,
 };
-use super::resolve::Real;
+use super::routes::{DOORS, NOWHERE, ROUTES, Row, TARGETS, missing};
 
 /// A row of the table.
 pub struct EntryPoint {
     /// The symbol.
     pub name: &'static str,
+    /// The same for the loader.
+    pub symbol: &'static CStr,
     /// Start of the file name of the library that has the real one.
     pub library: &'static str,
     /// The version of CUDA in which a driver function's interface appeared; 0 if that doesn't matter.
     pub since: u32,
-    /// Our function, under a name that no other library can have.
-    pub export: Export,
+    /// What our symbols and doors jump to.
+    pub handler: Export,
+    /// Our functions that look-ups give out, each for one real function ([`super::routes::door_for`]).
+    pub doors: [Export; DOORS],
     /// Whom the loader shows under the row's name: our symbol, or that of an interposer in front of us.
     pub exported: Export,
 }
@@ -67,10 +73,16 @@ impl EntryPoint {
     }
 }
 
-/// Who called, in a register that no argument needs.
+/// An address in a register that no argument needs.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Caller(f64);
+pub struct Address(f64);
+
+impl Address {
+    fn get(self) -> usize {
+        self.0.to_bits() as usize
+    }
+}
 
 /// What a handler knows of the call beside its arguments.
 #[derive(Clone, Copy)]
@@ -79,6 +91,8 @@ pub struct Door {
     pub api: Api,
     /// The address that the call will return to.
     pub caller: usize,
+    /// The real function; [`NOWHERE`] if there is none.
+    pub real: usize,
 }
 
 /// `void *`, or a device address.
@@ -87,6 +101,44 @@ pub type Ptr = *mut c_void;
 pub type Out = *mut *mut c_void;
 /// A handle, of which only the value matters.
 pub type Handle = usize;
+
+/// One line of a row of [`ROUTES`]: is the caller in this library, then and after the function is read? See `Line`.
+macro_rules! line {
+    ($first:literal, $length:literal, $real:literal) => {
+        concat!(
+            "mov r11, qword ptr [rsp]\n",
+            "sub r11, qword ptr [rip + {row} + {at} + ",
+            $first,
+            "]\n",
+            "cmp r11, qword ptr [rip + {row} + {at} + ",
+            $length,
+            "]\n",
+            "jae 2f\n",
+            "mov r10, qword ptr [rip + {row} + {at} + ",
+            $real,
+            "]\n",
+            "mov r11, qword ptr [rsp]\n",
+            "sub r11, qword ptr [rip + {row} + {at} + ",
+            $first,
+            "]\n",
+            "cmp r11, qword ptr [rip + {row} + {at} + ",
+            $length,
+            "]\n",
+            "jae 2f\n",
+            "movq xmm0, qword ptr [rsp]\n",
+            "movq xmm1, r10\n",
+            "jmp {handler}\n",
+            "2:\n",
+        )
+    };
+}
+
+/// The first lines of a row of [`ROUTES`], one after the other; falls through where the caller is in none.
+macro_rules! by_caller {
+    () => {
+        concat!(line!(0, 8, 16), line!(24, 32, 40), line!(48, 56, 64), line!(72, 80, 88))
+    };
+}
 
 macro_rules! entry_points {
     ($( $library:literal $module:ident {
@@ -102,16 +154,28 @@ macro_rules! entry_points {
         pub static ENTRY_POINTS: &[EntryPoint] = &[
             EntryPoint {
                 name: "none",
+                symbol: c"none",
                 library: "",
                 since: 0,
-                export: Export(std::ptr::null()),
+                handler: Export(std::ptr::null()),
+                doors: [Export(std::ptr::null()); DOORS],
                 exported: Export(std::ptr::null()),
             },
             $($( EntryPoint {
                 name: stringify!($name),
+                symbol: match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(symbol) => symbol,
+                    Err(_) => panic!("a name has no zero in it"),
+                },
                 library: $library,
                 since: 0 $( + $since )?,
-                export: Export(doors::$name as *const ()),
+                handler: Export(handlers::$name as *const ()),
+                doors: [
+                    Export(doors::$name::<0> as *const ()),
+                    Export(doors::$name::<1> as *const ()),
+                    Export(doors::$name::<2> as *const ()),
+                    Export(doors::$name::<3> as *const ()),
+                ],
                 exported: Export(exports::$name as *const ()),
             }, )*)*
         ];
@@ -127,35 +191,48 @@ macro_rules! entry_points {
                 #[unsafe(naked)]
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
-                    core::arch::naked_asm!("jmp {door}", door = sym super::doors::$name)
+                    core::arch::naked_asm!(
+                        by_caller!(),
+                        "mov r11d, {api}",
+                        "jmp {unknown}",
+                        row = sym ROUTES,
+                        at = const Api::$name as usize * size_of::<Row>(),
+                        api = const Api::$name as u32,
+                        handler = sym super::handlers::$name,
+                        unknown = sym crate::hooks::routes::unknown,
+                    )
                 }
             )*)*
         }
 
-        /// The same, under names that no other library can have: look-ups give out these, because the exported symbol
-        /// may stand for an interposer in front of us, which may be the one that asks.
+        /// What look-ups give out. Not the exported symbols: these may stand for an interposer in front of us, which may be
+        /// the one that asks; and where they lead depends on who calls.
         mod doors {
+            use super::*;
             $($(
                 #[allow(non_snake_case)]
                 #[unsafe(naked)]
-                pub(super) unsafe extern "C" fn $name() {
+                pub(super) unsafe extern "C" fn $name<const DOOR: usize>() {
                     core::arch::naked_asm!(
                         "movq xmm0, qword ptr [rsp]",
+                        "movq xmm1, qword ptr [rip + {targets} + {at}]",
                         "jmp {handler}",
+                        targets = sym TARGETS,
+                        at = const (Api::$name as usize * DOORS + DOOR) * size_of::<usize>(),
                         handler = sym super::handlers::$name,
                     )
                 }
             )*)*
         }
 
-        /// What the symbols jump to.
+        /// What the symbols and the doors jump to.
         mod handlers {
             use super::*;
             $($(
                 #[allow(non_snake_case, clippy::too_many_arguments)]
-                pub(super) unsafe extern "C" fn $name($($arg: $ty,)* caller: Caller) -> c_int {
-                    let caller = crate::hooks::interposers::behind(caller.0.to_bits() as usize);
-                    let door = Door { api: Api::$name, caller };
+                pub(super) unsafe extern "C" fn $name($($arg: $ty,)* caller: Address, real: Address) -> c_int {
+                    let caller = crate::hooks::interposers::behind(caller.get());
+                    let door = Door { api: Api::$name, caller, real: real.get() };
                     let code = entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
                     crate::hooks::usage::used(door);
                     code
@@ -172,14 +249,14 @@ macro_rules! entry_points {
                 /// # Safety
                 /// As NVIDIA documents for the function of this name.
                 #[allow(non_snake_case, clippy::too_many_arguments)]
-                pub unsafe fn $name($($arg: $ty),*) -> c_int {
-                    let Some(f) = Real::of(Api::$name).get(Api::$name) else {
-                        return crate::hooks::resolve::MISSING;
-                    };
-                    // SAFETY: the address is that of the function of this name in CUDA's own library, whose
+                pub unsafe fn $name(door: Door $(, $arg: $ty)*) -> c_int {
+                    if door.real <= NOWHERE {
+                        return missing(door.api);
+                    }
+                    // SAFETY: the address is that of CUDA's function of this name (`routes`), whose
                     // prototype NVIDIA's headers give as in this row; the arguments are the caller's own.
                     unsafe {
-                        let f: unsafe extern "C" fn($($ty),*) -> c_int = std::mem::transmute(f);
+                        let f: unsafe extern "C" fn($($ty),*) -> c_int = std::mem::transmute(door.real);
                         f($($arg),*)
                     }
                 }
@@ -193,7 +270,7 @@ macro_rules! entry_points {
         // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
         unsafe {
             let _under_way = crate::hooks::contexts::UnderWay::begin();
-            crate::hooks::roles::$role($door $(, $what)*, || real::$name($($arg),*))
+            crate::hooks::roles::$role($door $(, $what)*, || real::$name($door $(, $arg)*))
         }
     };
 }

@@ -31,9 +31,12 @@ def build(folder):
         library = source.stem.startswith("lib")
         versions = source.with_suffix(".map")
         script = [f"-Wl,--version-script={versions}"] if versions.exists() else []
-        # The one library that is linked to the driver, as it is opened so that its dependencies come first.
-        driver = [support.build_dir() / "libmemtrace_virtual.so"] if source.stem == "libdeep" else []
-        compile(source, folder / (source.stem + (".so" if library else "")), *script, *driver)
+        # Libraries that are linked to the driver: their own dependencies come first, or next.
+        driver = [support.build_dir() / "libmemtrace_virtual.so"] if source.stem in ("libdeep", "libwraps") else []
+        # What stands for a library of NVIDIA's calls itself so, whatever its file is called.
+        name = {"libnccl_small": "libnccl.so.2"}.get(source.stem)
+        soname = [f"-Wl,-soname,{name}"] if name else []
+        compile(source, folder / (source.stem + (".so" if library else "")), *script, *driver, *soname)
     return folder
 
 

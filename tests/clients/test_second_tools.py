@@ -76,27 +76,33 @@ def test_pytorch_judges_the_same(spy, env, programs, gpu, tmp_path):
 
 def test_each_of_two_cublas_is_called_by_its_own_user(tmp_path):
     """A handle is good for the library that made it: a framework with CUDA 12 beside one with CUDA 13, which may be there for
-    everybody. Nor does memtrace keep open what the program closes."""
-    header = "int cublasSetWorkspace_v2(void *, void *, unsigned long);\n"
+    everybody; and two NCCLs. Their symbols have versions, as NVIDIA's. Calls at a function's end are jumps. Nor does memtrace
+    keep open what the program closes."""
+    header = "int cublasSetWorkspace_v2(void *, void *, unsigned long), ncclGroupStart(void);\n"
     header += "int cublasLtMatmul(" + ", ".join(["void *"] * 14 + ["unsigned long", "void *"]) + ");\n"
     named = [f"void *p{i}" for i in range(14)] + ["unsigned long size", "void *stream"]
     for version in (12, 13):
         sets = f"int cublasSetWorkspace_v2(void *of, void *at, unsigned long size) {{ return {version} * 1000 + size; }}\n"
         multiplies = f"int cublasLtMatmul({', '.join(named)}) {{ return {version} * 1000 + size + (long)stream + (p13 == (void *)7); }}\n"
+        groups = f"int ncclGroupStart(void) {{ return {version}; }}\n"
         user = "int sets(void) { return cublasSetWorkspace_v2(0, 0, 5); }\n"
         user += f"int multiplies(void) {{ return cublasLtMatmul({'0, ' * 13}(void *)7, 20, (void *)300); }}\n"
-        for name, text in [("libcublas", sets), ("libcublasLt", multiplies), ("user", user)]:
+        user += "int groups(void) { return ncclGroupStart(); }\n"
+        libraries = {"libcublas": sets, "libcublasLt": multiplies, "libnccl": groups}
+        for name, text in {**libraries, "user": user}.items():
             (tmp_path / f"{name}.c").write_text(header + text)
-        found = [f"-L{tmp_path}", "-Wl,-rpath,$ORIGIN"]
-        for name in ("libcublas", "libcublasLt"):
-            file = f"{name}.so.{version}"
-            client.compile(tmp_path / f"{name}.c", tmp_path / file, "-shared", "-fPIC", f"-Wl,-soname,{file}")
-        needs = [f"-l:libcublas.so.{version}", f"-l:libcublasLt.so.{version}"]
+        for name in libraries:
+            file, script = f"{name}.so.{version}", tmp_path / f"{name}.map"
+            script.write_text(f"{file} {{ global: *; }};")
+            shared = ["-shared", "-fPIC", f"-Wl,-soname,{file}", f"-Wl,--version-script={script}"]
+            client.compile(tmp_path / f"{name}.c", tmp_path / file, *shared)
+        needs = [f"-l:{name}.so.{version}" for name in libraries]
+        found = ["-O2", f"-L{tmp_path}", "-Wl,-rpath,$ORIGIN"]
         client.compile(tmp_path / "user.c", tmp_path / f"user{version}.so", *found, *needs)
     program = f"""
 import _ctypes, ctypes, sys
 users = [ctypes.CDLL("{tmp_path}/user13.so", int(sys.argv[1])), ctypes.CDLL("{tmp_path}/user12.so")]
-for user in users * 2: print(user.sets(), user.multiplies())
+for user in users * 2: print(user.sets(), user.multiplies(), user.groups())
 other = ctypes.CDLL("{tmp_path}/libcublas.so.12").cublasSetWorkspace_v2
 print(other(None, None, ctypes.c_ulong(6)))
 _ctypes.dlclose(users[1]._handle)
@@ -105,4 +111,4 @@ print("user12" in open("/proc/self/maps").read())
     for mode in (ctypes.RTLD_LOCAL, ctypes.RTLD_GLOBAL):
         command = [support.PYTHON, "-c", program, mode]
         done = support.must(support.execute(command, env={"LD_PRELOAD": str(support.LIBRARY)}))
-        assert done.stdout == "13005 13321\n12005 12321\n" * 2 + "12006\nFalse\n"
+        assert done.stdout == "13005 13321 13\n12005 12321 12\n" * 2 + "12006\nFalse\n"

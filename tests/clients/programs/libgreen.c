@@ -1,4 +1,7 @@
-// The driver's green contexts, which the virtual GPU has not: handles, and a current context as far as this needs one.
+// The driver's green contexts, which the virtual GPU has not: handles, and a current context as far as this needs one. What is
+// not about them is passed on.
+#include <dlfcn.h>
+
 static char green, context;
 
 int cuGreenCtxCreate(void **out, void *resources, int device, unsigned flags) {
@@ -10,4 +13,4 @@ int cuCtxFromGreenCtx(void **out, void *of) { return *out = &context, of != &gre
 
 int cuGreenCtxDestroy(void *of) { return of != &green; }
 
-int cuCtxSetCurrent(void *of) { return of != &context; }
+int cuCtxSetCurrent(void *of) { return of == &context ? 0 : ((int (*)(void *))dlsym(RTLD_NEXT, "cuCtxSetCurrent"))(of); }

@@ -1,0 +1,268 @@
+//! Where a call goes that has come to one of our symbols or doors: to the function that the loader would have found without us.
+//!
+//! A symbol of ours stands in front of every other one of its name, whoever calls it: also in front of a library's own function,
+//! which may have nothing to do with CUDA and any signature. So the first question is always: what would the loader have bound
+//! this *caller* to? Each row of the table remembers the answer for the libraries that call it, in lines that a few instructions
+//! read (`table.rs`); who is in no line yet is looked up ([`choose`]) with all registers saved. If the answer is CUDA's function,
+//! the call goes to the row's handler. If it is somebody else's, the call jumps there as if we had never been in between.
+//!
+//! What a look-up finds is given out as a *door* if it is CUDA's: a function of ours for that row and that one real function. A
+//! process may have two drivers' worth of each (copies, versions), so a row has several doors.
+//!
+//! A line is written while others read it. Its length is zero meanwhile, and a reader looks at the line again after it has read
+//! the function: a library whose code is running can't be replaced by another one in the same place.
+//!
+//! Must never keep a library from being unloaded that would be without us, nor call into one that was: lines and doors are
+//! forgotten with it.
+
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::table::{Api, ENTRY_POINTS, ROWS};
+use super::{resolve, words};
+use crate::message;
+use crate::stack::rules;
+
+/// Libraries whose calls of one function go to CUDA and are told apart at once; for those beyond it is looked up again.
+const LINES: usize = 4;
+/// Libraries whose calls go to somebody else's function.
+const FOREIGN: usize = 4;
+/// Real functions of one name that look-ups give out.
+pub const DOORS: usize = 4;
+
+/// No function of this name is loaded. Below any function's address; 0 is a door whose function is gone.
+pub const NOWHERE: usize = 1;
+
+/// The calls from one library: its first address, its length, and the function.
+#[repr(C)]
+pub struct Line([AtomicUsize; 3]);
+
+/// What is known of one row's callers. The first lines are read by `table.rs`, whose offsets follow from this layout.
+#[repr(C)]
+pub struct Row {
+    known: [Line; LINES],
+    foreign: [Line; FOREIGN],
+    /// Lines written so far: the next one takes the place of the oldest.
+    written: [AtomicUsize; 2],
+    writing: AtomicBool,
+}
+
+/// All rows, by number.
+pub static ROUTES: [Row; ROWS] = [const { Row::new() }; ROWS];
+
+/// The real functions behind the doors.
+pub static TARGETS: [[AtomicUsize; DOORS]; ROWS] =
+    [const { [const { AtomicUsize::new(0) }; DOORS] }; ROWS];
+
+impl Line {
+    const fn new() -> Line {
+        Line([const { AtomicUsize::new(0) }; 3])
+    }
+
+    fn has(&self, caller: usize) -> bool {
+        let [start, length, _] = &self.0;
+        caller.wrapping_sub(start.load(Ordering::Acquire)) < length.load(Ordering::Acquire)
+    }
+
+    /// As the instructions in `table.rs` read it.
+    fn of(&self, caller: usize) -> Option<usize> {
+        let found = self.has(caller).then(|| self.0[2].load(Ordering::Acquire));
+        found.filter(|_| self.has(caller))
+    }
+
+    fn write(&self, range: Range<usize>, function: usize) {
+        let [start, length, real] = &self.0;
+        length.store(0, Ordering::SeqCst);
+        start.store(range.start, Ordering::SeqCst);
+        real.store(function, Ordering::SeqCst);
+        length.store(range.len(), Ordering::SeqCst);
+    }
+}
+
+impl Row {
+    const fn new() -> Row {
+        Row {
+            known: [const { Line::new() }; LINES],
+            foreign: [const { Line::new() }; FOREIGN],
+            written: [const { AtomicUsize::new(0) }; 2],
+            writing: AtomicBool::new(false),
+        }
+    }
+
+    /// Remembers where calls from a library go; not if another thread is at it, then it is looked up once more.
+    fn remember(
+        &self,
+        lines: &[Line],
+        written: &AtomicUsize,
+        range: Range<usize>,
+        function: usize,
+    ) {
+        if !self.writing.swap(true, Ordering::AcqRel) {
+            let n = written.fetch_add(1, Ordering::Relaxed);
+            lines[n % lines.len()].write(range, function);
+            self.writing.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Where a call jumps, and the real function for a handler; 0: it is nobody's whom a handler knows.
+#[repr(C)]
+pub struct Choice {
+    jump: usize,
+    real: usize,
+}
+
+/// A call by symbol from a library that none of the lines is for: `r11` is the row. Every register that an argument may lie in
+/// is as it was when this jumps on.
+#[unsafe(naked)]
+pub unsafe extern "C" fn unknown() {
+    core::arch::naked_asm!(
+        "sub rsp, 216", // for the alignment, too
+        "mov [rsp], rdi",
+        "mov [rsp + 8], rsi",
+        "mov [rsp + 16], rdx",
+        "mov [rsp + 24], rcx",
+        "mov [rsp + 32], r8",
+        "mov [rsp + 40], r9",
+        "mov [rsp + 48], rax", // how many vector registers an argument list uses
+        "movups [rsp + 64], xmm0",
+        "movups [rsp + 80], xmm1",
+        "movups [rsp + 96], xmm2",
+        "movups [rsp + 112], xmm3",
+        "movups [rsp + 128], xmm4",
+        "movups [rsp + 144], xmm5",
+        "movups [rsp + 160], xmm6",
+        "movups [rsp + 176], xmm7",
+        "mov rdi, r11",
+        "mov rsi, [rsp + 216]",
+        "call {choose}",
+        "mov r11, rax",
+        "mov r10, rdx",
+        "mov rdi, [rsp]",
+        "mov rsi, [rsp + 8]",
+        "mov rdx, [rsp + 16]",
+        "mov rcx, [rsp + 24]",
+        "mov r8, [rsp + 32]",
+        "mov r9, [rsp + 40]",
+        "mov rax, [rsp + 48]",
+        "movups xmm0, [rsp + 64]",
+        "movups xmm1, [rsp + 80]",
+        "movups xmm2, [rsp + 96]",
+        "movups xmm3, [rsp + 112]",
+        "movups xmm4, [rsp + 128]",
+        "movups xmm5, [rsp + 144]",
+        "movups xmm6, [rsp + 160]",
+        "movups xmm7, [rsp + 176]",
+        "add rsp, 216",
+        "test r10, r10",
+        "jz 2f",
+        "movq xmm0, qword ptr [rsp]",
+        "movq xmm1, r10",
+        "2:",
+        "jmp r11",
+        choose = sym choose,
+    )
+}
+
+extern "C" fn choose(api: usize, caller: usize) -> Choice {
+    let (row, entry) = (&ROUTES[api], &ENTRY_POINTS[api]);
+    let handler = entry.handler.0 as usize;
+    let known = |lines: &[Line]| lines.iter().find_map(|line| line.of(caller));
+    if let Some(function) = known(&row.foreign) {
+        return Choice { jump: function, real: 0 };
+    }
+    let found = resolve::behind(entry, caller);
+    words::look();
+    let Some(found) = found else { return Choice { jump: handler, real: NOWHERE } };
+    let range = rules::library_at(caller as u64);
+    let range = range.map_or(caller..caller + 1, |r| r.start as usize..r.end as usize);
+    let [of_known, of_foreign] = &row.written;
+    if resolve::is_cudas(entry, found) {
+        row.remember(&row.known, of_known, range, found);
+        Choice { jump: handler, real: found }
+    } else {
+        row.remember(&row.foreign, of_foreign, range, found);
+        Choice { jump: found, real: 0 }
+    }
+}
+
+/// Ours for a real function that was looked up; itself if there are more of this name than doors.
+pub fn door_for(api: Api, function: usize) -> usize {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    for (target, door) in TARGETS[api as usize].iter().zip(&ENTRY_POINTS[api as usize].doors) {
+        let claimed = target.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
+        if claimed.is_ok() || claimed == Err(function) {
+            return door.0 as usize;
+        }
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let name = ENTRY_POINTS[api as usize].name;
+        message!(
+            "more than {DOORS} functions are called {name}: calls of the others are not recorded"
+        );
+    }
+    function
+}
+
+/// A library was closed: if one was unloaded, another may come to lie in its place.
+pub fn forget_if_unloaded() {
+    static UNLOADED: AtomicU64 = AtomicU64::new(0);
+    let [_, unloaded] = resolve::counts();
+    if UNLOADED.swap(unloaded, Ordering::AcqRel) != unloaded {
+        forget();
+    }
+}
+
+fn forget() {
+    for (row, targets) in ROUTES.iter().zip(&TARGETS) {
+        for Line([_, length, _]) in row.known.iter().chain(&row.foreign) {
+            length.store(0, Ordering::SeqCst);
+        }
+        for target in targets {
+            let function = target.load(Ordering::Acquire);
+            if function != 0 && resolve::library_of(function).is_none() {
+                let _ = target.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// What a call answers whose real function is nowhere: a documented code of that library's. Said once a call.
+#[cold]
+pub fn missing(api: Api) -> c_int {
+    let row = &ENTRY_POINTS[api as usize];
+    message!("no loaded library has {}: the call fails as if memtrace were not there", row.name);
+    resolve::missing_in(row.library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_for_one_library_and_the_oldest_gives_way() {
+        let row = Row::new();
+        let known = |caller| row.known.iter().find_map(|line| line.of(caller));
+        for n in 1..=LINES + 1 {
+            row.remember(&row.known, &row.written[0], n * 100..n * 100 + 50, n);
+        }
+        assert_eq!((known(100), known(149)), (None, None), "the first has given way");
+        for n in 2..=LINES + 1 {
+            assert_eq!((known(n * 100), known(n * 100 + 49)), (Some(n), Some(n)));
+            assert_eq!((known(n * 100 - 1), known(n * 100 + 50)), (None, None));
+        }
+    }
+
+    #[test]
+    fn each_real_function_has_a_door_as_long_as_there_are_doors() {
+        let api = Api::cuMulticastCreate;
+        let doors: Vec<usize> = (1..=DOORS).map(|n| door_for(api, n << 40)).collect();
+        assert_eq!(doors, ENTRY_POINTS[api as usize].doors.map(|d| d.0 as usize));
+        assert_eq!(door_for(api, 2 << 40), doors[1], "the same again");
+        assert_eq!(door_for(api, 9 << 40), 9 << 40, "no door left: itself");
+        forget();
+        assert_eq!(door_for(api, 9 << 40), doors[0], "those lie in no library: they are gone");
+        forget();
+    }
+}

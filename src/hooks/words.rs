@@ -1,0 +1,139 @@
+//! Names of ours that several loaded libraries define: which function each library means by one.
+//!
+//! A library's own function of CUDA's name, two versions of cuBLAS, a runtime that was brought along: all their users were bound to
+//! our one symbol. Who calls it tells them apart (`routes.rs`), but not always: a call at a function's end is a jump and comes
+//! from the function before, and an address that was put into a table is called from anywhere. So for such names, and only for
+//! those, the words that the loader has bound to us are sent where the loader would have sent them: to our door for a function
+//! of CUDA's, or to somebody else's function itself.
+//!
+//! That is looked at when the program begins and when libraries have come: at the next look-up by name, as for `deepbind.rs`,
+//! and when a caller is new. Most processes have no such name and pay for a look at each library's table of symbols.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+use super::elf::{Binding, Tables};
+use super::table::{Api, ENTRY_POINTS, ROWS};
+use super::{deepbind, resolve, routes};
+
+/// Libraries that have been looked at: how many the loader had loaded and unloaded by then, and how many it knew.
+static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+/// Libraries that define a row's name: none, one of NVIDIA's, or more than that is enough for.
+static DEFINED: [AtomicU8; ROWS] = [const { AtomicU8::new(NOBODY) }; ROWS];
+const NOBODY: u8 = 0;
+const ONE_OF_NVIDIAS: u8 = 1;
+const SEVERAL: u8 = 2;
+
+/// A library's word for a row, bound to us.
+struct Word {
+    row: usize,
+    library: usize,
+    place: usize,
+}
+
+/// Looks at the libraries that are new.
+pub fn look() {
+    static LOOKING: AtomicBool = AtomicBool::new(false);
+    let now = resolve::counts();
+    let is_new = || SEEN.iter().zip(now).any(|(seen, now)| seen.load(Ordering::Acquire) != now);
+    if !is_new() || LOOKING.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let from =
+        if SEEN[1].load(Ordering::Relaxed) == now[1] { KNOWN.load(Ordering::Relaxed) } else { 0 };
+    if from == 0 {
+        for row in &DEFINED {
+            row.store(NOBODY, Ordering::Relaxed);
+        }
+    }
+    let (count, is_changed) = define(from);
+    let words = words(if is_changed { 0 } else { from });
+    KNOWN.store(count, Ordering::Relaxed);
+    for (seen, now) in SEEN.iter().zip(now) {
+        seen.store(now, Ordering::Release);
+    }
+    if !words.is_empty() {
+        send(&words);
+    }
+    LOOKING.store(false, Ordering::Release);
+}
+
+/// Takes down who defines what, of the libraries from a place in the loader's list on. Says how many there are, and whether a
+/// name has come to mean several functions.
+fn define(from: usize) -> (usize, bool) {
+    let (mut place, mut is_changed) = (0, false);
+    resolve::visit(|path, tables| {
+        if place >= from && !resolve::is_own(tables.start()) {
+            let is_nvidias =
+                || resolve::is_nvidias_name(path.to_bytes()) || resolve::has_nvidias_name(tables);
+            for row in defined_by(tables) {
+                let before = DEFINED[row].load(Ordering::Relaxed);
+                let now = if before == NOBODY && is_nvidias() { ONE_OF_NVIDIAS } else { SEVERAL };
+                is_changed |= now == SEVERAL && before != SEVERAL;
+                DEFINED[row].store(now, Ordering::Relaxed);
+            }
+        }
+        place += 1;
+        false
+    });
+    (place, is_changed)
+}
+
+fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
+    (1..ROWS).filter(|row| tables.symbol(ENTRY_POINTS[*row].symbol).is_some())
+}
+
+/// Words for names that mean several functions, as far as they are bound to us.
+fn words(from: usize) -> Vec<Word> {
+    let (mut place, mut found) = (0, Vec::new());
+    let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
+    let rows: Vec<usize> = (1..ROWS).filter(several).collect();
+    if rows.is_empty() {
+        return found;
+    }
+    resolve::visit(|_, tables| {
+        if place >= from && !resolve::is_own(tables.start()) {
+            for word in tables.references() {
+                let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
+                if let Some(row) = row.filter(|row| is_ours(**row, &word, tables)) {
+                    found.push(Word { row: *row, library: tables.start(), place: word.place });
+                }
+            }
+        }
+        place += 1;
+        false
+    });
+    found
+}
+
+/// Does a call through this word come to us, or will it when the loader has bound it? What it does for a library that was opened
+/// so that its own come first can't be told from here.
+fn is_ours(row: usize, word: &Binding, tables: &Tables) -> bool {
+    let will_be = || resolve::is_own(ENTRY_POINTS[row].exported.0 as usize) && !deepbind::is_used();
+    resolve::is_own(word.target()) || word.is_lazy && tables.contains(word.target()) && will_be()
+}
+
+/// Sends words where the loader would have sent them. It is asked before its list is gone through again, in which a library
+/// can't go away.
+fn send(words: &[Word]) {
+    let target = |word: &Word| {
+        let row = &ENTRY_POINTS[word.row];
+        let found = resolve::bound_for(row, word.library)?;
+        let api = Api::from_number(word.row)?;
+        Some(if resolve::is_cudas(row, found) { routes::door_for(api, found) } else { found })
+    };
+    let targets: Vec<Option<usize>> = words.iter().map(target).collect();
+    resolve::visit(|_, tables| {
+        let own = words.iter().zip(&targets).filter(|(word, _)| word.library == tables.start());
+        let own: Vec<_> = own.collect();
+        for word in tables.references().filter(|_| !own.is_empty()) {
+            if let Some((wanted, Some(target))) =
+                own.iter().find(|(own, _)| own.place == word.place)
+                && is_ours(wanted.row, &word, tables)
+            {
+                word.bind(*target);
+            }
+        }
+        false
+    });
+}
