@@ -6,6 +6,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use memtrace_format::json::Stacks;
+
 use crate::message;
 use crate::stack::Mode;
 
@@ -14,8 +16,8 @@ use crate::stack::Mode;
 pub enum Format {
     /// PyTorch's own: a pickle.
     Pickle,
-    /// The same shape as JSON.
-    Json,
+    /// The same shape as JSON, with stacks in tables or spelled out.
+    Json(Stacks),
 }
 
 impl Format {
@@ -23,7 +25,7 @@ impl Format {
     pub fn extension(self) -> &'static str {
         match self {
             Format::Pickle => "pickle",
-            Format::Json => "json",
+            Format::Json(_) => "json",
         }
     }
 }
@@ -110,8 +112,8 @@ impl Config {
             runtime_dir: var("XDG_RUNTIME_DIR").filter(|v| !v.is_empty()).map(PathBuf::from),
             stacks: [Mode::None, Mode::Python, Mode::All]
                 [choice("MEMTRACE_STACKS", &["none", "python", "all"]).unwrap_or(2)],
-            format: [Format::Pickle, Format::Json]
-                [choice("MEMTRACE_FORMAT", &["pickle", "json"]).unwrap_or(0)],
+            format: [Format::Pickle, Format::Json(Stacks::Shared), Format::Json(Stacks::Expanded)]
+                [choice("MEMTRACE_FORMAT", &["pickle", "json", "json-expanded"]).unwrap_or(0)],
             events,
             quiet: choice("MEMTRACE_QUIET", &["0", "1"]) == Some(1),
             run_pid: text("MEMTRACE_RUN_PID").and_then(|v| v.parse().ok()),
@@ -256,7 +258,10 @@ mod tests {
             ("MEMTRACE_OUT", "/o"),
             ("SLURM_PROCID", "3"),
         ]);
-        assert_eq!((c.stacks, c.format, c.events), (Mode::Python, Format::Json, 8192));
+        assert_eq!(
+            (c.stacks, c.format, c.events),
+            (Mode::Python, Format::Json(Stacks::Shared), 8192)
+        );
         assert_eq!((c.out, c.rank), (PathBuf::from("/o"), Some(3)));
     }
 }

@@ -16,6 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use memtrace_analysis::report::told_warning;
 use memtrace_format::blackbox::at;
 use memtrace_format::event::Event;
+use memtrace_format::json::Stacks;
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::State;
 use memtrace_format::screen::Page;
@@ -164,7 +165,7 @@ pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
 
 fn format_of(path: &Path, default: Format) -> Format {
     match path.extension().and_then(|e| e.to_str()) {
-        Some("json") => Format::Json,
+        Some("json") if matches!(default, Format::Pickle) => Format::Json(Stacks::Shared),
         Some("pickle" | "pkl") => Format::Pickle,
         _ => default,
     }
@@ -249,7 +250,7 @@ fn write(
 ) -> io::Result<Counts> {
     let encoding = match format {
         Format::Pickle => Encoding::Pickle,
-        Format::Json => Encoding::Json,
+        Format::Json(stacks) => Encoding::Json(stacks),
     };
     let mut namer = recorder.stacks.namer();
     memtrace_naming::write(

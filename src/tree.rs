@@ -23,6 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use serde_json::{Value, json};
 
+use memtrace_format::screen::show;
+
 use crate::config::Config;
 use crate::record::Recorder;
 
@@ -207,7 +209,7 @@ pub fn ending() -> bool {
             if what == b'w' {
                 named += 1;
                 if named <= NAMED {
-                    text.add(b"memtrace:   ").add(path).add(b"\n").flush();
+                    text.add(b"memtrace:   ").name(path).add(b"\n").flush();
                 }
             }
         });
@@ -219,7 +221,7 @@ pub fn ending() -> bool {
         if what == b'r' && pid != own && !lives(pid) && exists(path) {
             let mut text = Text::new();
             text.add(b"memtrace: process ").number(pid as usize);
-            text.add(b" was killed; what it did: memtrace recover ").add(path).add(b"\n").flush();
+            text.add(b" was killed; what it did: memtrace recover ").name(path).add(b"\n").flush();
         }
     });
     // SAFETY: our own descriptor and a C string.
@@ -287,6 +289,21 @@ impl Text {
         self
     }
 
+    /// A name, of which every character is seen.
+    fn name(&mut self, name: &[u8]) -> &mut Text {
+        for chunk in name.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                show(c, |c| {
+                    self.add(c.encode_utf8(&mut [0; 4]).as_bytes());
+                });
+            }
+            if !chunk.invalid().is_empty() {
+                self.add("\u{fffd}".as_bytes());
+            }
+        }
+        self
+    }
+
     fn number(&mut self, n: usize) -> &mut Text {
         let mut digits = [0_u8; 20];
         let (mut n, mut at) = (n, digits.len());
@@ -319,6 +336,16 @@ mod tests {
         assert_eq!(parent_of(b"17 (a) b (c) ) S 4711 17 17 0"), Some(4711));
         assert_eq!(parent_of(b"17 (sh) S"), None);
         assert_eq!(parent_of(b""), None);
+    }
+
+    #[test]
+    fn a_name_is_shown() {
+        let mut text = Text::new();
+        text.name(b"/out/a\x1b[2Jb\xff \xe2\x80\xae");
+        assert_eq!(
+            std::str::from_utf8(&text.bytes[..text.len]),
+            Ok("/out/a\\u{1b}[2Jb\u{fffd} \\u{202e}")
+        );
     }
 
     #[test]

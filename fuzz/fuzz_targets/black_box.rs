@@ -12,6 +12,7 @@ use memtrace_format::blackbox::{
     BlackBox, HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, REGIONS, VERSION, at,
 };
 use memtrace_format::event::{Event, Kind, Layer, Pool, WORDS, What};
+use memtrace_format::json::Stacks;
 use memtrace_format::snapshot::Snapshot;
 use memtrace_format::stacks::{
     CODE_FIXED, CODE_MAGIC, DEPOT_FULL, DEPOT_MAGIC, DepotShape, HEAD_CAPACITY, HEAD_NEXT, HEADER,
@@ -43,7 +44,6 @@ struct Input {
     changes: Vec<Change>,
     cut: Option<u32>,
     json: bool,
-    alive: bool,
 }
 
 struct Sound {
@@ -79,8 +79,9 @@ fuzz_target!(|input: Input| {
     let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     bytes.truncate(input.cut.map_or(usize::MAX, |cut| cut as usize));
     let Ok(file) = BlackBox::open(&bytes[..]) else { return };
-    let encoding = if input.json { Encoding::Json } else { Encoding::Pickle };
-    if memtrace_naming::snapshot(&file, input.alive, "recovered", 5, (&FILE, encoding)).is_ok() {
+    let encoding = if input.json { Encoding::Json(Stacks::Shared) } else { Encoding::Pickle };
+    // Of one that is alive the reader waits for what is being written.
+    if memtrace_naming::snapshot(&file, false, "recovered", 5, (&FILE, encoding)).is_ok() {
         let written = std::fs::read(&*FILE).expect("just written");
         let snapshot = Snapshot::read(&written).expect("our own");
         memtrace_fuzz::questions(&snapshot);

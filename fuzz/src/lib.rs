@@ -5,8 +5,9 @@
 
 use std::path::PathBuf;
 
+use memtrace_format::json::{self, Stacks};
+use memtrace_format::pickle;
 use memtrace_format::snapshot::Snapshot;
-use memtrace_format::{json, pickle};
 
 /// The most memory that a reader is given, bytes.
 const MEMORY: usize = 256 << 20;
@@ -25,8 +26,10 @@ pub fn questions(snapshot: &Snapshot) {
     let _ = memtrace_analysis::check::check(snapshot);
     let mut bytes = Vec::new();
     again(pickle::write(snapshot, &mut bytes), &bytes);
-    bytes.clear();
-    again(json::write(snapshot, &mut bytes), &bytes);
+    for stacks in [Stacks::Shared, Stacks::Expanded] {
+        bytes.clear();
+        again(json::write(snapshot, stacks, &mut bytes), &bytes);
+    }
 }
 
 fn again(written: std::io::Result<()>, bytes: &[u8]) {

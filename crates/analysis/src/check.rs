@@ -178,7 +178,7 @@ impl Findings {
         if let [one] = parts
             && one.key.is_none()
         {
-            return self.snapshot(&one.snapshot);
+            return self.part(one);
         }
         let shows = if facts.len() == parts.len() { "only the first" } else { "none" };
         let what = format!(
@@ -188,12 +188,21 @@ impl Findings {
         self.error("", what);
         for (i, part) in parts.iter().enumerate() {
             let before = self.problems.len();
-            self.snapshot(&part.snapshot);
+            self.part(part);
             for problem in &mut self.problems[before..] {
                 let dot = if problem.place.is_empty() { "" } else { ", " };
                 problem.place = format!("snapshot {}{dot}{}", i + 1, problem.place);
             }
         }
+    }
+
+    fn part(&mut self, part: &Part) {
+        if part.has_tables {
+            let what = "stacks are shared, which the viewer does not know: `memtrace symbolize --expand --out FILE` \
+                        writes a file with every stack spelled out";
+            self.error("stacks", what);
+        }
+        self.snapshot(&part.snapshot);
     }
 
     fn snapshot(&mut self, snapshot: &Snapshot) {

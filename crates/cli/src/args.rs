@@ -71,6 +71,10 @@ pub(crate) struct Run {
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
 
+    /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    #[arg(long, requires = "format")]
+    pub(crate) expand: bool,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
@@ -106,8 +110,11 @@ pub(crate) enum Switch {
 pub(crate) enum Format {
     /// what PyTorch's viewers read
     Pickle,
-    /// the same, as JSON
+    /// the same, as JSON with each stack once
     Json,
+    /// the same, with every stack spelled out
+    #[value(skip)]
+    JsonExpanded,
 }
 
 impl Format {
@@ -115,7 +122,21 @@ impl Format {
         match self {
             Format::Pickle => "pickle",
             Format::Json => "json",
+            Format::JsonExpanded => "json-expanded",
         }
+    }
+
+    /// The file name's extension.
+    pub(crate) fn extension(self) -> &'static str {
+        match self {
+            Format::Pickle => "pickle",
+            Format::Json | Format::JsonExpanded => "json",
+        }
+    }
+
+    /// With every stack spelled out, if that is asked for.
+    pub(crate) fn expanded(self, expand: bool) -> Format {
+        if expand && self == Format::Json { Format::JsonExpanded } else { self }
     }
 }
 
@@ -215,6 +236,10 @@ pub(crate) struct Recover {
     #[arg(long, value_name = "FORMAT", default_value = "pickle")]
     pub(crate) format: Format,
 
+    /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    #[arg(long, requires = "format")]
+    pub(crate) expand: bool,
+
     /// Leave the black boxes where they are
     #[arg(long)]
     pub(crate) keep: bool,
@@ -239,6 +264,10 @@ pub(crate) struct Snapshot {
     /// How to write the snapshot
     #[arg(long, value_name = "FORMAT", default_value = "pickle")]
     pub(crate) format: Format,
+
+    /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    #[arg(long, requires = "format")]
+    pub(crate) expand: bool,
 }
 
 /// Look up source lines for C++ frames, which a recorder leaves as library and offset.
@@ -256,6 +285,10 @@ pub(crate) struct Symbolize {
     /// Write to this file, or under the same names into this folder [default: FILE itself]
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) out: Option<PathBuf>,
+
+    /// Of JSON: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    #[arg(long)]
+    pub(crate) expand: bool,
 }
 
 /// Say whether a program would have fitted: with other settings, on a smaller card.

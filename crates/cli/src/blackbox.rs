@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use memtrace_format::blackbox::{BlackBox, Bytes, OpenError};
+use memtrace_format::json::Stacks;
 use memtrace_naming::{Counts, Encoding};
 
 use crate::args::Format;
@@ -73,7 +74,8 @@ pub(crate) fn snapshot(
         .map_or(0, |t| t.as_micros() as u64);
     let encoding = match format {
         Format::Pickle => Encoding::Pickle,
-        Format::Json => Encoding::Json,
+        Format::Json => Encoding::Json(Stacks::Shared),
+        Format::JsonExpanded => Encoding::Json(Stacks::Expanded),
     };
     memtrace_naming::snapshot(file, alive, reason, written_us, (path, encoding))
 }

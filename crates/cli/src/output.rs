@@ -4,8 +4,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use memtrace_format::json::{self, Stacks};
+use memtrace_format::pickle;
 use memtrace_format::snapshot::{Snapshot, Value};
-use memtrace_format::{json, pickle};
 
 use crate::args::Format;
 
@@ -22,7 +23,7 @@ pub(crate) fn write_new(
     let beside = folder.join(format!(".{stem}.{}.part", std::process::id()));
     let result = write(&beside).and_then(|()| {
         for n in 0..u32::MAX {
-            let path = folder.join(format!("{stem}-{n}.{}", format.name()));
+            let path = folder.join(format!("{stem}-{n}.{}", format.extension()));
             match take_name(&beside, &path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 other => return other.map(|()| path),
@@ -61,7 +62,8 @@ pub(crate) fn write(path: &Path, snapshot: &Snapshot, format: Format) -> io::Res
     let mut out = BufWriter::with_capacity(1 << 20, file);
     match format {
         Format::Pickle => pickle::write(snapshot, &mut out)?,
-        Format::Json => json::write(snapshot, &mut out)?,
+        Format::Json => json::write(snapshot, Stacks::Shared, &mut out)?,
+        Format::JsonExpanded => json::write(snapshot, Stacks::Expanded, &mut out)?,
     }
     out.flush()
 }

@@ -148,7 +148,7 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
     let fate = if open.header(at::HEAD) == 0 {
         Fate::Empty
     } else {
-        Fate::Written(write(&open, false, "recovered", folder, args.format)?)
+        Fate::Written(write(&open, false, "recovered", folder, args.format.expanded(args.expand))?)
     };
     if args.keep {
         return Ok(fate);
@@ -240,7 +240,8 @@ pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {
     let open = blackbox::open_alive(&file)
         .map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
     let folder = args.out.as_deref().unwrap_or(Path::new("."));
-    let path = write(&open, true, "snapshot", folder, args.format).map_err(Failure::new)?;
+    let format = args.format.expanded(args.expand);
+    let path = write(&open, true, "snapshot", folder, format).map_err(Failure::new)?;
     let mut page = Page::default();
     let _ = writeln!(page, "{}", path.display());
     Ok(Answer::page(page, true))

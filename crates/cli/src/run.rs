@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
             command.env("MEMTRACE_STACKS", stacks.name());
         }
         if let Some(format) = args.format {
-            command.env("MEMTRACE_FORMAT", format.name());
+            command.env("MEMTRACE_FORMAT", format.expanded(args.expand).name());
         }
     }
     if let Some(spec) = spec {

@@ -14,6 +14,7 @@ use std::process::Output;
 use common::memtrace;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use memtrace_format::json::Stacks;
 use tempfile::TempDir;
 
 /// Commands that answer a question about each snapshot.
@@ -145,7 +146,7 @@ fn several_snapshots_in_one_file_are_each_answered() {
     let body = |bytes: &[u8]| {
         let snapshot = memtrace_format::snapshot::Snapshot::read(bytes).expect("real");
         let mut json = Vec::new();
-        memtrace_format::json::write(&snapshot, &mut json).expect("room");
+        memtrace_format::json::write(&snapshot, Stacks::Shared, &mut json).expect("room");
         String::from_utf8(json).expect("JSON").trim().to_owned()
     };
     let (ja, jb) = (body(&a), body(&b));

@@ -86,7 +86,8 @@ fn a_snapshot_of_memtraces_own() {
         trace.push(driver.clone());
     }
     let mut text = Vec::new();
-    memtrace_format::json::write(&snapshot, &mut text).expect("written");
+    memtrace_format::json::write(&snapshot, memtrace_format::json::Stacks::Expanded, &mut text)
+        .expect("written");
     for (name, args) in [("virtual", &["summary", "-"][..]), ("virtual_check", &["check", "-"])] {
         let mut child = memtrace()
             .args(args)

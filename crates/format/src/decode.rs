@@ -43,6 +43,8 @@ pub struct Part {
     pub key: Option<String>,
     /// How its pickle was written, if it is the first in one.
     pub facts: Option<pickle::Facts>,
+    /// Its stacks stand in tables ([`crate::json`]).
+    pub has_tables: bool,
     /// What it says.
     pub snapshot: Snapshot,
 }
@@ -67,7 +69,7 @@ impl Snapshot {
     pub fn read_all(bytes: &[u8], memory: usize) -> Result<Vec<Part>, ReadError> {
         // The tree goes when the snapshots are made of it; while they are, both are there.
         let (for_tree, mut memory) = (memory / 2, memory / 2);
-        let json = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+        let json = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
         if looks_like_json(json) {
             let tree = json::read_within(json, for_tree)?;
             return Decoder::new(&tree, json.len(), &mut memory).all();
@@ -95,6 +97,9 @@ impl Snapshot {
         Decoder::new(tree, input_bytes, &mut usize::MAX.clone()).snapshot(tree.root())
     }
 }
+
+/// What some programs put in front of a text, JSON too.
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// JSON begins with a bracket; no pickle does.
 pub fn looks_like_json(bytes: &[u8]) -> bool {
@@ -201,7 +206,8 @@ impl<'t, 'm> Decoder<'t, 'm> {
             self.part += 1;
             self.equal_frames.clear();
             self.equal_stacks.clear();
-            parts.push(Part { key, facts: None, snapshot: self.snapshot(item)? });
+            let snapshot = self.snapshot(item)?;
+            parts.push(Part { key, facts: None, has_tables: self.tables.is_some(), snapshot });
         }
         Ok(parts)
     }

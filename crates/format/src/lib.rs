@@ -29,5 +29,5 @@ pub mod stream;
 pub mod tree;
 mod words;
 
-pub use decode::{Part, looks_like_json};
+pub use decode::{BYTE_ORDER_MARK, Part, looks_like_json};
 pub use error::ReadError;

@@ -64,14 +64,18 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_seen) {
         return Cow::Borrowed(text);
     }
-    Cow::Owned(text.chars().fold(String::new(), |mut line, c| {
-        match c {
-            _ if is_seen(c) => line.push(c),
-            '\0' | '\t' | '\r' | '\n' => line.extend(c.escape_default()),
-            _ => line.extend(c.escape_unicode()),
-        }
-        line
-    }))
+    let mut line = String::new();
+    text.chars().for_each(|c| show(c, |c| line.push(c)));
+    Cow::Owned(line)
+}
+
+/// Hands out what is shown of a character. Allocates nothing.
+pub fn show(c: char, to: impl FnMut(char)) {
+    match c {
+        _ if is_seen(c) => std::iter::once(c).for_each(to),
+        '\0' | '\t' | '\r' | '\n' => c.escape_default().for_each(to),
+        _ => c.escape_unicode().for_each(to),
+    }
 }
 
 /// JSON for a screen: the same text, in which characters that are not seen are written as JSON writes them. They stand

@@ -39,7 +39,11 @@ pub(crate) trait Encoder {
     fn bool(&mut self, b: bool) -> io::Result<()>;
     fn null(&mut self) -> io::Result<()>;
     fn pool(&mut self, id: PoolId) -> io::Result<()>;
-    /// `true` if this stack was written before and has now been referred to.
+    /// Stacks and frames stand in tables at the end of the snapshot, and are referred to by number.
+    fn has_tables(&self) -> bool {
+        false
+    }
+    /// `true` if this stack was written before, or will be, and has now been referred to.
     fn stack_again(&mut self, stack: StackIx) -> bool;
     /// The stack that the next `begin_list` opens, so that it can be referred to.
     fn stack_begins(&mut self, stack: StackIx);
@@ -125,7 +129,32 @@ impl<E: Encoder> Writer<'_, '_, E> {
             self.out.key(Word::Memtrace)?;
             self.value(&s.memtrace, 0)?;
         }
+        if self.out.has_tables() {
+            self.tables()?;
+        }
         self.out.end_dict()
+    }
+
+    fn tables(&mut self) -> io::Result<()> {
+        self.out.key(Word::Stacks)?;
+        self.out.begin_list()?;
+        for stack in self.tables.stacks {
+            self.out.item()?;
+            self.out.begin_list()?;
+            for frame in stack {
+                self.out.item()?;
+                self.out.int((*frame).into())?;
+            }
+            self.out.end_list()?;
+        }
+        self.out.end_list()?;
+        self.out.key(Word::Frames)?;
+        self.out.begin_list()?;
+        for ix in 0..self.tables.frames.len() {
+            self.out.item()?;
+            self.frame(ix as FrameIx)?;
+        }
+        self.out.end_list()
     }
 
     fn segments(
@@ -236,10 +265,10 @@ impl<E: Encoder> Writer<'_, '_, E> {
             self.out.begin_list()?;
             return self.out.end_list();
         };
+        let stack = named(self.tables.stacks, ix, "stack")?;
         if self.out.stack_again(ix) {
             return Ok(());
         }
-        let stack = named(self.tables.stacks, ix, "stack")?;
         self.out.stack_begins(ix);
         self.out.begin_list()?;
         for &frame in stack {

@@ -24,9 +24,13 @@ impl<W: Write> Stream<W> {
         Ok(Stream::Pickle(pickle::Stream::new(out)?))
     }
 
-    /// JSON. `scratch` opens an empty file for reading and writing, which nobody else has.
-    pub fn json(out: W, scratch: Box<dyn FnMut() -> io::Result<File>>) -> Stream<W> {
-        Stream::Json(json::Stream::new(out, scratch))
+    /// JSON, with stacks as asked. `scratch` opens an empty file for reading and writing, which nobody else has.
+    pub fn json(
+        out: W,
+        stacks: json::Stacks,
+        scratch: Box<dyn FnMut() -> io::Result<File>>,
+    ) -> Stream<W> {
+        Stream::Json(json::Stream::new(out, stacks, scratch))
     }
 
     /// The next entry of a trace; its stack is one of `tables`.

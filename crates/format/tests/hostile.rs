@@ -6,6 +6,7 @@
 
 mod common;
 
+use memtrace_format::json::Stacks;
 use memtrace_format::snapshot::Snapshot;
 use memtrace_format::{ReadError, json, pickle};
 use proptest::prelude::*;
@@ -236,7 +237,8 @@ proptest! {
         if as_json {
             let snapshot = Snapshot::read(&bytes).expect("golden");
             bytes.clear();
-            json::write(&snapshot, &mut bytes)?;
+            let stacks = if which % 2 == 0 { Stacks::Shared } else { Stacks::Expanded };
+            json::write(&snapshot, stacks, &mut bytes)?;
         }
         for (at, byte) in changes {
             let at = at.index(bytes.len());

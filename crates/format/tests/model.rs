@@ -5,6 +5,7 @@
 
 use std::io;
 
+use memtrace_format::json::Stacks;
 use memtrace_format::snapshot::{
     Action, Block, BlockState, Frame, Segment, Snapshot, TraceEntry, Value,
 };
@@ -90,7 +91,7 @@ fn pickled(snapshot: &Snapshot) -> io::Result<Vec<u8>> {
 
 fn as_json(snapshot: &Snapshot) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    json::write(snapshot, &mut bytes).map(|()| bytes)
+    json::write(snapshot, Stacks::Expanded, &mut bytes).map(|()| bytes)
 }
 
 #[test]
@@ -170,7 +171,7 @@ fn an_error_of_the_disk_comes_through() {
         }
     }
     let snapshot = training(100_000, 3);
-    for error in [pickle::write(&snapshot, Full), json::write(&snapshot, Full)] {
+    for error in [pickle::write(&snapshot, Full), json::write(&snapshot, Stacks::Shared, Full)] {
         assert_eq!(error.expect_err("the disk is full").kind(), io::ErrorKind::StorageFull);
     }
 }

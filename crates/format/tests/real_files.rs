@@ -7,6 +7,7 @@
 mod common;
 
 use common::{files, python};
+use memtrace_format::json::Stacks;
 use memtrace_format::snapshot::{Action, Snapshot};
 use memtrace_format::{ReadError, json, pickle};
 
@@ -20,13 +21,13 @@ fn pickled(snapshot: &Snapshot) -> Vec<u8> {
     bytes
 }
 
-fn as_json(snapshot: &Snapshot) -> Vec<u8> {
+fn as_json(snapshot: &Snapshot, stacks: Stacks) -> Vec<u8> {
     let mut bytes = Vec::new();
-    json::write(snapshot, &mut bytes).expect("a real snapshot is written");
+    json::write(snapshot, stacks, &mut bytes).expect("a real snapshot is written");
     bytes
 }
 
-/// JSON spells out every stack; of a long history that is a gigabyte.
+/// With every stack spelled out JSON of a long history is a gigabyte.
 fn small(pickle: &[u8]) -> bool {
     pickle.len() < 380_000
 }
@@ -44,11 +45,26 @@ fn python_reads_back_what_was_read() {
             python(
                 "a, b = pickle.loads(blobs[0]), json.loads(blobs[1])\n\
                  assert json.loads(json.dumps(a)) == b and list(a) == list(b)\n",
-                &[&original, &as_json(&snapshot)],
+                &[&original, &as_json(&snapshot, Stacks::Expanded)],
             );
         }
         println!("{name}: {} entries", snapshot.device_traces.iter().map(Vec::len).sum::<usize>());
     }
+}
+
+/// What docs/files.md says to people who read JSON themselves.
+#[test]
+fn tables_say_what_python_reads() {
+    let whole = common::file("golden/all_features");
+    python(
+        "a, b = pickle.loads(blobs[0]), json.loads(blobs[1])\n\
+         stacks, frames = b.pop('stacks'), b.pop('frames')\n\
+         def expand(x):\n\
+         \x20   if isinstance(x, dict): return {k: [frames[f] for f in stacks[v]] if k == 'frames' and isinstance(v, int) else expand(v) for k, v in x.items()}\n\
+         \x20   return [expand(v) for v in x] if isinstance(x, list) else x\n\
+         assert json.loads(json.dumps(a)) == expand(b)\n",
+        &[&whole, &as_json(&read(&whole), Stacks::Shared)],
+    );
 }
 
 #[test]
@@ -74,8 +90,12 @@ fn what_is_written_is_read_back_the_same() {
         let snapshot = read(&original);
         assert_eq!(read(&pickled(&snapshot)), snapshot, "{name} as a pickle");
         if small(&original) {
-            assert_eq!(read(&as_json(&snapshot)), snapshot, "{name} as JSON");
+            assert_eq!(read(&as_json(&snapshot, Stacks::Expanded)), snapshot, "{name} as JSON");
         }
+        let shared = as_json(&snapshot, Stacks::Shared);
+        assert_eq!(read(&shared), snapshot, "{name} as JSON with tables");
+        // Its keys are words, a pickle's are numbers.
+        assert!(shared.len() < 6 * original.len() + 4096, "{name}: {} bytes", shared.len());
     }
 }
 

@@ -9,10 +9,11 @@ use std::fs::File;
 use std::io;
 
 use common::{file, files, python};
+use memtrace_format::json::{self, Stacks};
+use memtrace_format::pickle;
 use memtrace_format::replay::Place;
 use memtrace_format::snapshot::{Snapshot, TraceEntry, Value};
 use memtrace_format::stream::Stream;
-use memtrace_format::{json, pickle};
 use proptest::prelude::*;
 
 /// The entries of all traces, in turn: some of this one, some of that one. A turn may be empty, a
@@ -43,7 +44,7 @@ fn scratch() -> io::Result<File> {
 fn streamed(snapshot: &Snapshot, as_json: bool, some: impl FnMut() -> usize) -> Vec<u8> {
     let mut out = Vec::new();
     let mut stream = if as_json {
-        Stream::json(&mut out, Box::new(scratch))
+        Stream::json(&mut out, Stacks::Shared, Box::new(scratch))
     } else {
         Stream::pickle(&mut out).expect("memory")
     };
@@ -61,8 +62,11 @@ fn streamed(snapshot: &Snapshot, as_json: bool, some: impl FnMut() -> usize) -> 
 
 fn at_once(snapshot: &Snapshot, as_json: bool) -> Vec<u8> {
     let mut out = Vec::new();
-    let written =
-        if as_json { json::write(snapshot, &mut out) } else { pickle::write(snapshot, &mut out) };
+    let written = if as_json {
+        json::write(snapshot, Stacks::Shared, &mut out)
+    } else {
+        pickle::write(snapshot, &mut out)
+    };
     written.expect("written");
     out
 }
@@ -157,7 +161,8 @@ fn an_error_of_the_disk_comes_through() {
         stream.entry(place, entry.clone(), snapshot.tables()).err().map(|e| e.kind())
     });
     assert_eq!(failed, Some(io::ErrorKind::StorageFull));
-    let mut stream = Stream::json(Full, Box::new(|| Err(io::ErrorKind::StorageFull.into())));
+    let mut stream =
+        Stream::json(Full, Stacks::Expanded, Box::new(|| Err(io::ErrorKind::StorageFull.into())));
     let failed = stream.entry(place, entry, snapshot.tables());
     assert_eq!(failed.expect_err("no scratch").kind(), io::ErrorKind::StorageFull);
 }

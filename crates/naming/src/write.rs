@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memtrace_format::event::{Event, NO_LABEL, WORDS};
+use memtrace_format::json;
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::{self, ApiName, State};
 use memtrace_format::snapshot::{Snapshot, TraceEntry};
@@ -41,7 +42,7 @@ pub enum Encoding {
     /// As a pickle.
     Pickle,
     /// As JSON.
-    Json,
+    Json(json::Stacks),
 }
 
 /// How a snapshot came about.
@@ -315,9 +316,9 @@ fn open(path: &Path, encoding: Encoding) -> io::Result<Stream<File>> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
     match encoding {
         Encoding::Pickle => Stream::pickle(file),
-        Encoding::Json => {
+        Encoding::Json(stacks) => {
             let path = path.to_owned();
-            Ok(Stream::json(file, Box::new(move || scratch(&path, ".trace"))))
+            Ok(Stream::json(file, stacks, Box::new(move || scratch(&path, ".trace"))))
         }
     }
 }

@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 use memtrace_format::snapshot::Snapshot;
-use memtrace_format::{Part, ReadError};
+use memtrace_format::{BYTE_ORDER_MARK, Part, ReadError, looks_like_json};
 use ruzstd::decoding::StreamingDecoder;
 
 use crate::{Limit, Trouble, kind, too_large};
+
+/// How much of a file tells what it is.
+const HEAD: u64 = 4096;
 
 /// How a file is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +70,10 @@ impl Contents {
     ///
     /// # Errors
     /// It has none, or several.
-    pub fn snapshot(&self) -> Result<Snapshot, Trouble> {
+    pub fn one(&self) -> Result<Part, Trouble> {
         let mut parts = self.snapshots().map_err(|e| self.trouble(&e))?;
         match (parts.pop(), parts.len()) {
-            (Some(part), 0) => Ok(part.snapshot),
+            (Some(part), 0) => Ok(part),
             (_, n) => Err(Trouble::new(
                 &self.path,
                 format!(
@@ -135,11 +138,25 @@ fn damaged(how: &str, e: &io::Error) -> String {
     format!("damaged {how} file: {e}")
 }
 
-/// All that there is to read; `None` if that is more than `most`.
-fn bounded(from: impl Read, most: u64) -> io::Result<Option<Vec<u8>>> {
+/// All that there is to read; `None` if that is more than `most`. Of what is no snapshot only the beginning, by which it is
+/// named: it may have no end.
+fn bounded(mut from: impl Read, most: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
-    from.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    (&mut from).take(HEAD).read_to_end(&mut bytes)?;
+    if may_be_read(&bytes) {
+        from.take(most.saturating_add(1).saturating_sub(bytes.len() as u64))
+            .read_to_end(&mut bytes)?;
+    }
     Ok((bytes.len() as u64 <= most).then_some(bytes))
+}
+
+/// A snapshot perhaps, or a packed one.
+fn may_be_read(head: &[u8]) -> bool {
+    head.first() == Some(&0x80)
+        || looks_like_json(head)
+        || Packing::of(head).is_some()
+        || head.starts_with(BYTE_ORDER_MARK)
+        || head.iter().all(u8::is_ascii_whitespace)
 }
 
 /// One frame after the other.
@@ -151,10 +168,18 @@ fn zstd(packed: &[u8], most: u64) -> io::Result<Option<Vec<u8>>> {
             continue;
         }
         let mut frame = StreamingDecoder::new(&mut rest).map_err(io::Error::other)?;
-        let Some(more) = bounded(&mut frame, most.saturating_sub(all.len() as u64))? else {
+        let left = most.saturating_add(1).saturating_sub(all.len() as u64);
+        (&mut frame)
+            .take(if all.is_empty() { left.min(HEAD) } else { left })
+            .read_to_end(&mut all)?;
+        if !may_be_read(&all) {
+            break;
+        }
+        let left = most.saturating_add(1).saturating_sub(all.len() as u64);
+        frame.take(left).read_to_end(&mut all)?;
+        if all.len() as u64 > most {
             return Ok(None);
-        };
-        all.extend(more);
+        }
     }
     Ok(Some(all))
 }

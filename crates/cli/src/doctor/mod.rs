@@ -98,6 +98,7 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
                 out: Some(out.to_owned()),
                 format: Format::Pickle,
                 keep: false,
+                expand: false,
             };
             // What can't be read has been said; a process that lives goes on.
             let _ = recover::recover(&killed);

@@ -1,7 +1,4 @@
-//! A snapshot as JSON, the same shape as the pickle. PyTorch's viewer takes it too.
-//!
-//! JSON has no references, so every entry spells out its stack: with deep stacks the file is ten times the
-//! pickle. It is for people and scripts, the pickle is for recording.
+//! A snapshot as JSON, the shape of the pickle. It is for people and scripts, the pickle is for recording.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -12,13 +9,22 @@ use crate::shape::{self, Encoder};
 use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, TraceEntry};
 use crate::words::Word;
 
+/// How stacks are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stacks {
+    /// Once, in tables; elsewhere by number.
+    Shared,
+    /// Wherever they are meant, as PyTorch's viewer wants them.
+    Expanded,
+}
+
 /// Writes a snapshot as one JSON object.
 ///
 /// # Errors
 /// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read: an integer of 2^63 or
 /// more, an index that names no frame or stack.
-pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
-    let mut json = Json::new(out);
+pub fn write(snapshot: &Snapshot, stacks: Stacks, out: impl Write) -> io::Result<()> {
+    let mut json = Json::new(out, stacks);
     json.finish_with(snapshot, snapshot.tables())?;
     json.out.finish()
 }
@@ -33,8 +39,8 @@ pub struct Stream<W> {
 
 impl<W: Write> Stream<W> {
     /// An empty one. `scratch` opens an empty file for reading and writing, which nobody else has.
-    pub fn new(out: W, scratch: Box<dyn FnMut() -> io::Result<File>>) -> Stream<W> {
-        Stream { json: Json::new(out), scratch, traces: Vec::new() }
+    pub fn new(out: W, stacks: Stacks, scratch: Box<dyn FnMut() -> io::Result<File>>) -> Stream<W> {
+        Stream { json: Json::new(out, stacks), scratch, traces: Vec::new() }
     }
 
     /// The next entry of a trace; its stack is one of `tables`.
@@ -45,7 +51,7 @@ impl<W: Write> Stream<W> {
         let known = self.traces.iter().position(|(place, _)| *place == of);
         let i = known.unwrap_or(self.traces.len());
         if known.is_none() {
-            let mut list = Json::new((self.scratch)()?);
+            let mut list = Json::new((self.scratch)()?, self.json.stacks);
             list.first.push(true);
             self.traces.push((of, list));
         }
@@ -67,6 +73,7 @@ impl<W: Write> Stream<W> {
 
 struct Json<W> {
     out: Out<W>,
+    stacks: Stacks,
     /// Of each list and dictionary that is open: nothing has been written into it yet.
     first: Vec<bool>,
     /// The elements of traces that were written before.
@@ -74,8 +81,8 @@ struct Json<W> {
 }
 
 impl<W: Write> Json<W> {
-    fn new(out: W) -> Json<W> {
-        Json { out: Out::new(out), first: Vec::new(), traces: Vec::new() }
+    fn new(out: W, stacks: Stacks) -> Json<W> {
+        Json { out: Out::new(out), stacks, first: Vec::new(), traces: Vec::new() }
     }
 
     fn finish_with(&mut self, snapshot: &Snapshot, tables: Tables<'_>) -> io::Result<()> {
@@ -178,8 +185,16 @@ impl<W: Write> Encoder for Json<W> {
         write!(self.out, "[{},{}]", id.0, id.1)
     }
 
-    fn stack_again(&mut self, _: StackIx) -> bool {
-        false
+    fn has_tables(&self) -> bool {
+        self.stacks == Stacks::Shared
+    }
+
+    fn stack_again(&mut self, stack: StackIx) -> bool {
+        let shared = self.has_tables();
+        if shared {
+            self.out.put(stack.to_string().as_bytes());
+        }
+        shared
     }
 
     fn stack_begins(&mut self, _: StackIx) {}
