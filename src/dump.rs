@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_analysis::report::told_warning;
+use memtrace_analysis::sites::Lines;
 use memtrace_format::blackbox::at;
 use memtrace_format::event::Event;
 use memtrace_format::json::Stacks;
@@ -266,6 +267,7 @@ fn write(
             about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
             memtrace_naming::carry_over(&known, &mut about);
             about["libraries"] = namer.build_ids();
+            about["python"] = namer.places().to_json();
             let used = recorder.usage.read();
             about["doors"] = memtrace_naming::doors(&used, &table::name, namer);
             about["bound_elsewhere"] = deepbind::bound_elsewhere().into();
@@ -273,8 +275,9 @@ fn write(
             if reason == Reason::Oom {
                 said.oom = memtrace_analysis::oom::text(snapshot, namer.tables());
             }
-            let warnings = snapshot.memtrace["warnings"].as_array();
-            said.warnings = warnings.into_iter().flatten().map(told_warning).collect();
+            let lines = Lines::told(&snapshot.memtrace, namer.tables());
+            let warnings = snapshot.memtrace["warnings"].as_array().into_iter().flatten();
+            said.warnings = warnings.map(|w| told_warning(w, &lines)).collect();
         },
     )
     .and_then(|counts| {

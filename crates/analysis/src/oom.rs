@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use memtrace_format::screen::Page;
 use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables, Value};
 
-use crate::report::{told_site, told_warning};
-use crate::sites::site_in;
+use crate::report::told_warning;
+use crate::sites::Lines;
 
 /// The most lines.
 pub const LINES: usize = 25;
@@ -19,6 +19,7 @@ const TOP: usize = 5;
 /// The text about the last failure of a snapshot; `None` if there was none.
 pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     let oom = Some(&snapshot.memtrace["out_of_memory"]).filter(|oom| oom.is_object())?;
+    let lines = Lines::told(&snapshot.memtrace, tables);
     let mut out = Page::default();
     let asked = oom["asked"].as_u64().unwrap_or(0);
     let call = oom["call"].as_str().unwrap_or("PyTorch's allocator");
@@ -32,7 +33,7 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
         out.push_str("(on a virtual GPU)\n");
     }
     let _ = writeln!(out, "OUT OF MEMORY on {place}: {} asked of {call}{by}", size(asked));
-    let _ = writeln!(out, "  at {}", told_site(&oom["frames"]));
+    let _ = writeln!(out, "  at {}", lines.of_told(&oom["frames"]));
     if let Some(free) = oom["free"].as_u64() {
         let _ = writeln!(out, "  the device had {} free", size(free));
     }
@@ -52,9 +53,9 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     owners(&mut out, snapshot, device);
     let warnings = snapshot.memtrace["warnings"].as_array().into_iter().flatten();
     for w in warnings.filter(|w| w["kind"] == "taken before out of memory") {
-        let _ = writeln!(out, "  {}", told_warning(w));
+        let _ = writeln!(out, "  {}", told_warning(w, &lines));
     }
-    let sites = sites(blocks(), tables);
+    let sites = sites(blocks(), tables, &lines);
     if !sites.is_empty() {
         out.push_str("  live, by line:\n");
     }
@@ -68,7 +69,7 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
         .find(|r| device.is_some() && r["device"].as_i64() == device)
         .and_then(|r| r["total"].as_u64());
     out.push_str("  what would have freed enough:\n");
-    for hint in hints(&segments, (asked, total), unused, &sites, tables) {
+    for hint in hints(&segments, (asked, total), unused, &sites, (tables, &lines)) {
         let _ = writeln!(out, "    {hint}");
     }
     Some(out.first(LINES))
@@ -99,6 +100,7 @@ fn owners(out: &mut Page, snapshot: &Snapshot, device: Option<i64>) {
 fn sites<'a>(
     blocks: impl Iterator<Item = &'a Block>,
     tables: Tables<'_>,
+    lines: &Lines,
 ) -> Vec<(String, u64, u64)> {
     let mut by_stack: HashMap<Option<StackIx>, (u64, u64)> = HashMap::new();
     for block in blocks.filter(|b| b.state != BlockState::Inactive) {
@@ -107,7 +109,7 @@ fn sites<'a>(
     }
     let mut by_site: HashMap<String, (u64, u64)> = HashMap::new();
     for (stack, (more, n)) in by_stack {
-        let (bytes, count) = by_site.entry(site_in(tables, stack).to_string()).or_default();
+        let (bytes, count) = by_site.entry(lines.site(tables, stack).to_string()).or_default();
         (*bytes, *count) = (bytes.saturating_add(more), *count + n);
     }
     let mut all: Vec<_> =
@@ -121,7 +123,7 @@ fn hints(
     (asked, total): (u64, Option<u64>),
     unused: u64,
     sites: &[(String, u64, u64)],
-    tables: Tables<'_>,
+    (tables, lines): (Tables<'_>, &Lines),
 ) -> Vec<String> {
     let mut all = Vec::new();
     if total.is_some_and(|total| asked > total) {
@@ -134,13 +136,13 @@ fn hints(
         );
     }
     if let Some((bytes, pins)) = cheapest(segments, asked) {
-        let mut lines: Vec<String> =
-            pins.iter().map(|b| site_in(tables, b.frames).to_string()).collect();
-        lines.sort_unstable();
-        lines.dedup();
-        let more = lines.len().saturating_sub(1);
+        let mut pinning: Vec<String> =
+            pins.iter().map(|b| lines.site(tables, b.frames).to_string()).collect();
+        pinning.sort_unstable();
+        pinning.dedup();
+        let more = pinning.len().saturating_sub(1);
         let more = if more > 0 { format!(" and {more} more lines") } else { String::new() };
-        let first = lines.first().map_or("", String::as_str);
+        let first = pinning.first().map_or("", String::as_str);
         all.push(format!(
             "{} in {} blocks that pin a run of {}: {first}{more}",
             size(bytes),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx, Value};
 use serde::Serialize;
 
-use crate::sites::site_of;
+use crate::sites::Lines;
 use crate::summary::{self, Estimate, Fragmentation, SiteUse, Summary};
 
 pub use pinned::{Pinned, PinnedAt, RoundedUp};
@@ -195,8 +195,9 @@ pub fn report(snapshot: &Snapshot) -> Report {
             }
         })
         .collect();
-    let pinned = pinned::pinned(snapshot);
-    let mut warnings = warnings(snapshot, &devices);
+    let lines = Lines::new(snapshot);
+    let pinned = pinned::pinned(snapshot, &lines);
+    let mut warnings = warnings(snapshot, &devices, &lines);
     warnings.extend(pinned.as_ref().and_then(pinned::warning));
     let host = &told["owners"]["host"];
     Report {
@@ -341,31 +342,15 @@ fn workspace_of(frame: &Frame) -> Option<&'static str> {
     FUNCTIONS.iter().find(|(part, _)| frame.name.contains(part)).map(|(_, library)| *library)
 }
 
-/// Frames that stand in the `memtrace` key.
-pub(crate) fn told_frames(value: &Value) -> Vec<Frame> {
-    let frame = |f: &Value| Frame {
-        name: text(&f["name"]),
-        filename: text(&f["filename"]),
-        line: f["line"].as_u64().unwrap_or(0),
-    };
-    list(value).map(frame).collect()
-}
-
-/// The line of code that such frames are about.
-pub(crate) fn told_site(value: &Value) -> String {
-    let frames = told_frames(value);
-    site_of(&frames.iter().collect::<Vec<_>>()).to_string()
-}
-
 /// A warning of the `memtrace` key in one line, with the line of code that it is about.
-pub fn told_warning(warning: &Value) -> String {
-    let site = told_site(&warning["frames"]);
+pub fn told_warning(warning: &Value, lines: &Lines) -> String {
+    let site = lines.of_told(&warning["frames"]);
     format!("{}, {site}", text(&warning["text"]))
 }
 
-fn warnings(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
+fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<String> {
     let mut all = Vec::new();
-    all.extend(list(&snapshot.memtrace["warnings"]).map(told_warning));
+    all.extend(list(&snapshot.memtrace["warnings"]).map(|w| told_warning(w, lines)));
     for d in devices {
         match &d.reconcile {
             Some(r) if r.unexplained.unsigned_abs() as f64 > UNEXPLAINED * r.used as f64 => all.push(format!(
@@ -396,7 +381,7 @@ fn warnings(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
         all.push(format!(
             "out of memory: {} bytes asked, {}",
             oom["asked"],
-            told_site(&oom["frames"])
+            lines.of_told(&oom["frames"])
         ));
     }
     all

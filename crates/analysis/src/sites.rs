@@ -1,24 +1,36 @@
 //! Which line of the program a stack is about.
 //!
 //! An allocation's innermost frame is always the allocator; what a user wants is the innermost frame of
-//! *their* code. Frames of installed packages, of the interpreter's own library and of generated code are
-//! passed over. If nothing is left, the innermost Python frame is the best there is. Without any Python (a
-//! backward thread) it is the autograd node that runs, then the operator, then the innermost native frame
+//! *their* code ([`memtrace_format::whose`] says whose a frame is). If the whole program is an installed package, it is
+//! the innermost frame of a package, and only without that one of PyTorch or of the standard library. Without any Python
+//! (a backward thread) it is the autograd node that runs, then the operator, then the innermost native frame
 //! that is not part of the recorder or the allocator.
+//!
+//! A trainer's whole memory may be one line of the user's. So there is a second line, [`Lines::module_line`]: that of the
+//! innermost code outside PyTorch, be it a library's.
 
 use std::fmt;
-use std::path::Path;
 
-use memtrace_format::snapshot::{Frame, Snapshot, StackIx, Tables};
+use memtrace_format::snapshot::{Frame, Snapshot, StackIx, Tables, Value};
+use memtrace_format::whose::{Places, Whose, file_name};
 
 /// A line of code that memory is charged to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Site {
-    /// A line.
+    /// A line of Python.
     Line {
-        /// Source file, or library.
+        /// Source file.
         filename: String,
-        /// Line number, or offset in the library.
+        /// Line number.
+        line: u64,
+        /// Function.
+        name: String,
+    },
+    /// Native code.
+    Native {
+        /// Library, or source file.
+        filename: String,
+        /// Offset in the library, or line number.
         line: u64,
         /// Function.
         name: String,
@@ -32,10 +44,13 @@ pub enum Site {
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Site::Line { filename, name, .. } if !is_python(filename) => {
-                let library = filename.rsplit('/').next().unwrap_or(filename);
+            Site::Native { filename, name, .. } => {
+                let library = file_name(filename);
                 f.write_str(&short(name))?;
                 if library.contains(".so") { write!(f, " ({library})") } else { Ok(()) }
+            }
+            Site::Line { filename, line, name } if filename.is_empty() => {
+                write!(f, "(no file):{line} {name}")
             }
             Site::Line { filename, line, name } => write!(f, "{filename}:{line} {name}"),
             Site::NoStack => f.write_str("(no stack was recorded)"),
@@ -44,55 +59,83 @@ impl fmt::Display for Site {
     }
 }
 
-/// The line of a stack; `None` is a block or entry without one.
-pub fn site(snapshot: &Snapshot, stack: Option<StackIx>) -> Site {
-    site_in(snapshot.tables(), stack)
-}
+/// Which lines a snapshot's stacks are about.
+#[derive(Clone, Debug, Default)]
+pub struct Lines(Places);
 
-/// The same where frames and stacks are kept apart from the snapshot.
-pub fn site_in(tables: Tables<'_>, stack: Option<StackIx>) -> Site {
-    let stack = stack.and_then(|s| tables.stacks.get(s as usize));
-    let indices = stack.map_or(&[][..], Vec::as_slice);
-    let frames: Vec<&Frame> =
-        indices.iter().filter_map(|f| tables.frames.get(*f as usize)).collect();
-    site_of(&frames)
-}
+impl Lines {
+    /// For the stacks of a snapshot.
+    pub fn new(snapshot: &Snapshot) -> Lines {
+        Lines(Places::of(snapshot))
+    }
 
-/// The line of these frames, innermost first.
-pub fn site_of(frames: &[&Frame]) -> Site {
-    let frames = || frames.iter().copied();
-    let users = || frames().find(|f| is_python(&f.filename) && !is_library(&f.filename));
-    let python = || frames().find(|f| is_python(&f.filename));
-    let node = || frames().find(|f| is_autograd_node(&f.name));
-    let operator = || frames().find(|f| f.name.starts_with("at::_ops::"));
-    let native = || frames().find(|f| !is_machinery(f));
-    let anything = || frames().next();
-    match users().or_else(python).or_else(node).or_else(operator).or_else(native).or_else(anything)
-    {
-        None => Site::NoStack,
-        Some(frame) => Site::Line {
-            filename: frame.filename.clone(),
-            line: frame.line,
-            name: frame.name.clone(),
-        },
+    /// The same where frames and stacks are kept apart from the snapshot.
+    pub fn told(about: &Value, tables: Tables<'_>) -> Lines {
+        Lines(Places::told(about, tables.frames))
+    }
+
+    /// The line of a stack; `None` is a block or entry without one.
+    pub fn site(&self, tables: Tables<'_>, stack: Option<StackIx>) -> Site {
+        self.of_frames(&frames_of(tables, stack))
+    }
+
+    /// The innermost line of a stack that is neither PyTorch's nor the standard library's.
+    pub fn module_line(&self, tables: Tables<'_>, stack: Option<StackIx>) -> Option<Site> {
+        let frames = frames_of(tables, stack);
+        let whose = self.0.stack(&frames);
+        let is_module = |w: &Whose| matches!(w, Whose::User | Whose::Installed);
+        whose.iter().position(is_module).map(|i| line(frames[i], whose[i]))
+    }
+
+    /// The line of these frames, innermost first.
+    pub fn of_frames(&self, frames: &[&Frame]) -> Site {
+        let whose = self.0.stack(frames);
+        let first = |wanted: Whose| whose.iter().position(|w| *w == wanted);
+        let python = || whose.iter().position(|w| w.is_python());
+        let native = |is: &dyn Fn(&Frame) -> bool| {
+            (0..frames.len()).find(|i| !whose[*i].is_python() && is(frames[*i]))
+        };
+        let found = first(Whose::User)
+            .or_else(|| first(Whose::Installed))
+            .or_else(python)
+            .or_else(|| native(&|f| is_autograd_node(&f.name)))
+            .or_else(|| native(&|f| f.name.starts_with("at::_ops::")))
+            .or_else(|| native(&|f| !is_machinery(f)))
+            .or_else(|| native(&|_| true));
+        found.map_or(Site::NoStack, |i| line(frames[i], whose[i]))
+    }
+
+    /// The line of frames that stand in the `memtrace` key.
+    pub(crate) fn of_told(&self, frames: &Value) -> Site {
+        let frames = told_frames(frames);
+        self.of_frames(&frames.iter().collect::<Vec<_>>())
     }
 }
 
-/// Python's frames name a source file, or what stands in for one: `<stdin>`, `<string>`, a notebook's cell.
-fn is_python(filename: &str) -> bool {
-    let extension = Path::new(filename).extension();
-    filename.starts_with('<') || extension.is_some_and(|e| e == "py" || e == "ipynb")
+fn frames_of(tables: Tables<'_>, stack: Option<StackIx>) -> Vec<&Frame> {
+    let stack = stack.and_then(|s| tables.stacks.get(s as usize));
+    let indices = stack.map_or(&[][..], Vec::as_slice);
+    indices.iter().filter_map(|f| tables.frames.get(*f as usize)).collect()
 }
 
-/// Code that came with something the user installed, or that a compiler of theirs wrote.
-fn is_library(filename: &str) -> bool {
-    const FOLDERS: [&str; 4] =
-        ["/site-packages/", "/dist-packages/", "/torchinductor_", "/lib/python3."];
-    // `torch` itself where it is not installed but built: a source tree.
-    const TREES: [&str; 3] = ["/torch/nn/", "/torch/autograd/", "/torch/optim/"];
-    filename.starts_with("<frozen")
-        || filename.starts_with("<eval_with_key>")
-        || FOLDERS.iter().chain(&TREES).any(|part| filename.contains(part))
+fn line(frame: &Frame, whose: Whose) -> Site {
+    let Frame { name, filename, line } = frame.clone();
+    if whose.is_python() {
+        Site::Line { filename, line, name }
+    } else {
+        Site::Native { filename, line, name }
+    }
+}
+
+/// Frames that stand in the `memtrace` key.
+pub(crate) fn told_frames(value: &Value) -> Vec<Frame> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let frame = |f: &Value| Frame {
+        name: text(&f["name"]),
+        filename: text(&f["filename"]),
+        line: f["line"].as_u64().unwrap_or(0),
+    };
+    value.as_array().into_iter().flatten().map(frame).collect()
 }
 
 /// The function of a backward thread that names the operation it differentiates.
@@ -141,7 +184,7 @@ mod tests {
             stacks: vec![(0..frames.len() as u32).collect()],
             ..Snapshot::default()
         };
-        site(&snapshot, Some(0)).to_string()
+        Lines::new(&snapshot).site(snapshot.tables(), Some(0)).to_string()
     }
 
     const ALLOCATOR: [(&str, &str, u64); 2] = [
@@ -167,6 +210,46 @@ mod tests {
         assert_eq!(told(&stack), "/home/user/train.py:12 train");
         assert_eq!(told(&[package, ("<module>", "<stdin>", 1)]), "<stdin>:1 <module>");
         assert_eq!(told(&[ALLOCATOR[0], package, standard]), format!("{}:125 forward", package.1));
+    }
+
+    #[test]
+    fn a_program_that_is_an_installed_package_has_lines_of_its_own() {
+        let torch =
+            ("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 125);
+        let model = ("forward", "/env/lib/python3.11/site-packages/acme/model.py", 4);
+        let train = ("main", "/env/lib/python3.11/site-packages/acme/train.py", 6);
+        let run = ("_run_code", "<frozen runpy>", 88);
+        let command = ("<module>", "/env/bin/acme", 8);
+        let installed = [ALLOCATOR[0], torch, model, train, run];
+        assert_eq!(told(&installed), format!("{}:4 forward", model.1));
+        assert_eq!(told(&[torch, model, train, command]), format!("{}:4 forward", model.1));
+        let script = ("<module>", "/home/me/bin/train", 40);
+        assert_eq!(told(&[torch, model, script]), "/home/me/bin/train:40 <module>");
+    }
+
+    #[test]
+    fn the_second_line_is_the_librarys() {
+        let frames = [
+            ("at::empty()", "/env/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so", 77),
+            ("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 125),
+            ("forward", "/env/lib/python3.11/site-packages/transformers/modeling_llama.py", 312),
+            ("train", "/home/me/train.py", 9),
+        ];
+        let frames = frames.map(|(name, filename, line)| Frame {
+            name: name.to_owned(),
+            filename: filename.to_owned(),
+            line,
+        });
+        let snapshot = Snapshot {
+            frames: frames.to_vec(),
+            stacks: vec![vec![0, 1, 2, 3], vec![0, 1]],
+            ..Snapshot::default()
+        };
+        let lines = Lines::new(&snapshot);
+        let line = lines.module_line(snapshot.tables(), Some(0)).map(|l| l.to_string());
+        assert_eq!(line, Some(format!("{}:312 forward", frames[2].filename)));
+        assert_eq!(lines.site(snapshot.tables(), Some(0)).to_string(), "/home/me/train.py:9 train");
+        assert_eq!(lines.module_line(snapshot.tables(), Some(1)), None);
     }
 
     #[test]

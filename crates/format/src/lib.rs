@@ -27,6 +27,7 @@ pub mod snapshot;
 pub mod stacks;
 pub mod stream;
 pub mod tree;
+pub mod whose;
 mod words;
 
 pub use decode::{BYTE_ORDER_MARK, Part, looks_like_json};

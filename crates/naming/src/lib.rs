@@ -27,7 +27,7 @@ mod write;
 
 pub use doors::{cost, doors};
 pub use lines::line;
-pub use names::{NO_FILE, Namer, Splice};
+pub use names::{Namer, Splice};
 pub use snapshot::snapshot;
 pub use symbols::{demangle, names_at};
 pub use write::{Counts, Encoding, carry_over, write};

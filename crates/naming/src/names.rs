@@ -21,6 +21,7 @@ use memtrace_format::stacks::{
     CodeRecord, HEAD_REFUSED, ModuleRecord, NO_CODE, NO_STACK, RawFrame, Reason, StackId, Words,
     all_frames, code, frames, modules,
 };
+use memtrace_format::whose::{NO_FILE, Places};
 
 use crate::file;
 use crate::lines::line;
@@ -40,8 +41,6 @@ pub enum Splice {
 const EVAL: &str = "_PyEval_EvalFrameDefault";
 /// PyTorch's word for a name that is not known.
 const UNKNOWN: &str = "??";
-/// The file of frames that are no code: gaps and reasons.
-pub const NO_FILE: &str = "memtrace";
 
 /// Collects named stacks, each frame and each stack once.
 pub struct Namer<W> {
@@ -134,14 +133,17 @@ impl<W: Words> Namer<W> {
         self.stacks[stack as usize].iter().map(|f| self.frames[*f as usize].clone()).collect()
     }
 
-    /// The build ids of the libraries that frames lie in, by path, for whoever looks for more in their files.
+    /// The libraries that frames lie in, each with its build id (or none), for whoever looks for more in their files.
     pub fn build_ids(&self) -> serde_json::Value {
         let used = self.symbols.keys().map(|i| &self.libraries[*i]);
-        let known: BTreeMap<&str, String> = used
-            .filter(|m| !m.build_id.is_empty())
-            .map(|m| (&*m.path, file::hex(&m.build_id)))
-            .collect();
+        let known: BTreeMap<&str, String> =
+            used.map(|m| (&*m.path, file::hex(&m.build_id))).collect();
         serde_json::json!(known)
+    }
+
+    /// Where the process has its Python, by the libraries that it has loaded.
+    pub fn places(&self) -> Places {
+        Places::of_libraries(self.libraries.iter().map(|m| &*m.path))
     }
 
     /// The path of the library that had this address, the last if there were several.

@@ -11,10 +11,10 @@
 //!   is: the real driver has none that begins with `nccl` or `cublas`.
 //! - A library that only plumbing is known of is named as it is: an honest "libcudart" rather than a guess.
 
-use std::path::Path;
 use std::rc::Rc;
 
 use memtrace_format::stacks::{NO_CODE, RawFrame, StackId, Words, code, frames};
+use memtrace_format::whose::{Whose, file_name, package};
 
 use crate::names::Namer;
 
@@ -75,7 +75,7 @@ const STOOD_FOR: [&str; 11] = [
 /// Is this one of Python's ways of calling a C function?
 fn is_foreign_call(path: &str, file: &str) -> bool {
     const LIBRARIES: [&str; 3] = ["libffi", "_ctypes", "_cffi_backend"];
-    LIBRARIES.iter().any(|name| file.starts_with(name)) || package_of(path) == Some(BINDINGS)
+    LIBRARIES.iter().any(|name| file.starts_with(name)) || package(path) == Some(BINDINGS)
 }
 
 /// NVIDIA's Python package (`cuda.bindings`, `cuda.core`), through which Numba and others call the driver.
@@ -111,25 +111,17 @@ fn of_library(path: &str) -> String {
     }
     // Kernels' launchers lie in Triton's cache, modules written with Cython in their package.
     let package = (path.contains("/triton/") || path.contains("/.triton/")).then_some("Triton");
-    let package = package.or_else(|| package_of(path).and_then(known));
+    let package = package.or_else(|| self::package(path).and_then(known));
     let name = package.unwrap_or(file);
     name.split(".cpython-").next().unwrap_or(name).to_owned()
 }
 
-/// The installed Python package that a file belongs to.
-fn package_of(path: &str) -> Option<&str> {
-    let after = ["/site-packages/", "/dist-packages/"];
-    let rest = after.iter().find_map(|folder| path.rsplit_once(folder).map(|(_, rest)| rest))?;
-    rest.split('/').next()
-}
-
 /// Whose a Python source file is.
-fn of_source(path: &str) -> String {
-    match package_of(path) {
+fn of_source(path: &str, whose: Whose) -> String {
+    match package(path) {
+        _ if whose == Whose::PyTorch => "PyTorch".to_owned(),
         Some(package) => known(package).unwrap_or(package).to_owned(),
-        None => Path::new(path)
-            .file_name()
-            .map_or_else(|| path.to_owned(), |file| file.to_string_lossy().into_owned()),
+        None => file_name(path).to_owned(),
     }
 }
 
@@ -168,7 +160,8 @@ impl<W: Words> Namer<W> {
             passed.get_or_insert_with(|| file.to_owned());
         }
         if foreign && let Some(source) = self.innermost_source(&words) {
-            return Some(of_source(&source));
+            let whose = self.places().source(&source);
+            return Some(of_source(&source, whose));
         }
         passed
     }
@@ -180,6 +173,7 @@ impl<W: Words> Namer<W> {
         self.tables().frames.get(frame as usize).map(|f| f.name.clone())
     }
 
+    /// Who calls through Python's or NVIDIA's bindings; these have a few lines of their own.
     fn innermost_source(&self, words: &[u64]) -> Option<String> {
         let is_python = |w: &u64| match RawFrame::unpack(*w) {
             Some(RawFrame::Python { code, .. }) if code != NO_CODE => Some(code),
@@ -187,8 +181,10 @@ impl<W: Words> Namer<W> {
         };
         let files = words.iter().filter_map(is_python);
         let mut files = files.filter_map(|id| Some(code(&self.codes, id)?.filename));
-        // They have a few lines of their own.
-        files.find(|file| !file.contains("/ctypes/") && package_of(file) != Some(BINDINGS))
+        let places = self.places();
+        let is_ctypes =
+            |file: &str| places.source(file) == Whose::Standard && file.contains("/ctypes/");
+        files.find(|file| !is_ctypes(file) && package(file) != Some(BINDINGS))
     }
 }
 
@@ -232,7 +228,7 @@ mod tests {
             (&["/c/.triton/cache/ab/cuda_utils.cpython-311-x86_64-linux-gnu.so"], "Triton"),
             (
                 &[
-                    "/v/site-packages/cupy_backends/cuda/api/runtime.cpython-311-x86_64-linux-gnu.so",
+                    "/v/lib/python3.11/site-packages/cupy_backends/cuda/api/runtime.cpython-311-x86_64-linux-gnu.so",
                 ],
                 "CuPy",
             ),
@@ -261,8 +257,8 @@ mod tests {
         let own = "/v/lib/python3.11/site-packages/cuda/core/_memory.py";
         let bindings = [
             "/l/libcuda.so.1",
-            "/v/site-packages/cuda/bindings/cydriver.cpython-311-x86_64-linux-gnu.so",
-            "/v/site-packages/cuda/bindings/driver.cpython-311-x86_64-linux-gnu.so",
+            "/v/lib/python3.11/site-packages/cuda/bindings/cydriver.cpython-311-x86_64-linux-gnu.so",
+            "/v/lib/python3.11/site-packages/cuda/bindings/driver.cpython-311-x86_64-linux-gnu.so",
             "/p/python3.11",
         ];
         assert_eq!(owner(&bindings, &[own, numba, "/home/me/train.py"]).as_deref(), Some("Numba"));

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use memtrace_format::snapshot::{Snapshot, Value};
 use serde::Serialize;
 
-use super::{list, told_site};
+use super::list;
+use crate::sites::Lines;
 
 /// Rounding that is worth a warning, as a share of what is held.
 const ROUNDING: f64 = 0.25;
@@ -51,17 +52,17 @@ pub struct RoundedUp {
 }
 
 /// The answer; `None` where nothing is known of what was asked for.
-pub(super) fn pinned(snapshot: &Snapshot) -> Option<Pinned> {
+pub(super) fn pinned(snapshot: &Snapshot, lines: &Lines) -> Option<Pinned> {
     let told = &snapshot.memtrace["owners"]["host"];
-    let (peak, end) = (at(&told["peak"]), at(told));
+    let (peak, end) = (at(&told["peak"], lines), at(told, lines));
     (peak.held > 0).then_some(Pinned { peak, end })
 }
 
-fn at(told: &Value) -> PinnedAt {
+fn at(told: &Value, lines: &Lines) -> PinnedAt {
     let number = |v: &Value| v.as_u64().unwrap_or(0);
     let mut sites: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for one in list(&told["rounded"]) {
-        let sum = sites.entry(told_site(&one["frames"])).or_default();
+        let sum = sites.entry(lines.of_told(&one["frames"]).to_string()).or_default();
         *sum = (sum.0.saturating_add(number(&one["bytes"])), sum.1 + number(&one["count"]));
     }
     let mut sites: Vec<RoundedUp> =

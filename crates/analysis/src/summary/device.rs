@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use memtrace_format::snapshot::{Action, BlockState, Segment, Snapshot, StackIx, TraceEntry};
 
-use super::{Amount, Device, Driver, Fragmentation, Oom, Peak, Segments, SiteUse, capacity};
+use super::{
+    Amount, By, CodeLine, Device, Driver, Fragmentation, Oom, Peak, Segments, SiteUse, capacity,
+};
 use crate::history::{Beginning, Change, Forward, Live, driver_call, rewind};
-use crate::sites::{Site, site};
+use crate::sites::{Lines, Site};
 
 /// PyTorch rounds every request up to a multiple of this, at least.
 const ROUNDING: u64 = 512;
@@ -14,47 +16,64 @@ const ROUNDING: u64 = 512;
 /// The site of each stack, worked out once.
 pub(super) struct Sites<'a> {
     snapshot: &'a Snapshot,
-    known: HashMap<Option<StackIx>, Site>,
+    lines: Lines,
+    by: By,
+    known: HashMap<Option<StackIx>, Place>,
 }
 
+/// The user's line, and the one that was asked for beside it.
+type Place = (Site, Option<Site>);
+
 impl<'a> Sites<'a> {
-    pub(super) fn new(snapshot: &'a Snapshot) -> Self {
-        Sites { snapshot, known: HashMap::new() }
+    pub(super) fn new(snapshot: &'a Snapshot, by: By) -> Self {
+        Sites { snapshot, lines: Lines::new(snapshot), by, known: HashMap::new() }
     }
 
-    fn of(&mut self, stack: Option<StackIx>) -> Site {
-        self.known.entry(stack).or_insert_with(|| site(self.snapshot, stack)).clone()
+    fn of(&mut self, stack: Option<StackIx>) -> &Place {
+        let Sites { snapshot, lines, by, known } = self;
+        let tables = snapshot.tables();
+        known.entry(stack).or_insert_with(|| match by {
+            By::Line => (lines.site(tables, stack), None),
+            By::ModuleLine => (lines.site(tables, stack), lines.module_line(tables, stack)),
+        })
     }
 
     /// Adds up by site, the largest first. A block from before the history may have no stack.
     fn group(&mut self, blocks: impl Iterator<Item = (Live, bool)>) -> Vec<SiteUse> {
-        let mut amounts: HashMap<Site, Amount> = HashMap::new();
+        let mut amounts: HashMap<Place, Amount> = HashMap::new();
         let mut all = 0_u64;
         for (live, old) in blocks {
-            let site = match self.of(live.stack) {
-                Site::NoStack if old => Site::BeforeHistory,
-                site => site,
+            let place = match self.of(live.stack) {
+                (Site::NoStack, _) if old => (Site::BeforeHistory, None),
+                place => place.clone(),
             };
-            amounts.entry(site).or_default().add(live.requested);
+            amounts.entry(place).or_default().add(live.requested);
             all = all.saturating_add(live.requested);
         }
-        let mut amounts: Vec<(Site, Amount)> = amounts.into_iter().collect();
+        let mut amounts: Vec<(Place, Amount)> = amounts.into_iter().collect();
         amounts.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
-        amounts.into_iter().map(|(site, amount)| SiteUse::new(&site, amount, all)).collect()
+        amounts.into_iter().map(|(place, amount)| SiteUse::new(&place, amount, all)).collect()
     }
 }
 
 impl SiteUse {
-    fn new(site: &Site, amount: Amount, all: u64) -> SiteUse {
+    fn new((site, module): &Place, amount: Amount, all: u64) -> SiteUse {
         let Amount { count, bytes } = amount;
-        let (file, line, function) = match site {
-            Site::Line { filename, line, name } => {
-                (Some(filename.clone()), Some(*line), Some(name.clone()))
-            }
-            Site::NoStack | Site::BeforeHistory => (None, None, None),
-        };
+        let code = code_line(site);
+        let (file, line) = (code.as_ref().map(|c| c.file.clone()), code.as_ref().map(|c| c.line));
+        let function = code.map(|c| c.function);
+        let module = module.as_ref().and_then(code_line);
         let share = if all == 0 { 0.0 } else { bytes as f64 / all as f64 };
-        SiteUse { site: site.to_string(), file, line, function, count, bytes, share }
+        SiteUse { site: site.to_string(), file, line, function, module, count, bytes, share }
+    }
+}
+
+fn code_line(site: &Site) -> Option<CodeLine> {
+    match site {
+        Site::Line { filename, line, name } | Site::Native { filename, line, name } => {
+            Some(CodeLine { file: filename.clone(), line: *line, function: name.clone() })
+        }
+        Site::NoStack | Site::BeforeHistory => None,
     }
 }
 
@@ -181,7 +200,7 @@ pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) 
                 device_free: entry.addr,
                 allocated: totals.allocated,
                 reserved: totals.reserved,
-                site: sites.of(entry.frames).to_string(),
+                site: sites.of(entry.frames).0.to_string(),
             });
         }
         let call = driver_call(entry);

@@ -83,6 +83,27 @@ pub struct Peak {
     pub after_us: Option<i64>,
 }
 
+/// By which lines of code memory is added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// The user's.
+    #[default]
+    Line,
+    /// The user's, and with it the innermost line outside PyTorch, which may be a library's.
+    ModuleLine,
+}
+
+/// A line of code.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CodeLine {
+    /// Source file.
+    pub file: String,
+    /// Line number.
+    pub line: u64,
+    /// Function.
+    pub function: String,
+}
+
 /// Memory by the line of code that took it.
 #[derive(Clone, Debug, Serialize)]
 pub struct SiteUse {
@@ -94,6 +115,9 @@ pub struct SiteUse {
     pub line: Option<u64>,
     /// Function.
     pub function: Option<String>,
+    /// The innermost line outside PyTorch, if it was asked for and there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<CodeLine>,
     /// Blocks.
     pub count: u64,
     /// Bytes.
@@ -235,6 +259,11 @@ pub struct Host {
 
 /// Answers for every device of a snapshot.
 pub fn summary(snapshot: &Snapshot) -> Summary {
+    summary_by(snapshot, By::Line)
+}
+
+/// The same, by other lines of code.
+pub fn summary_by(snapshot: &Snapshot, by: By) -> Summary {
     let used = snapshot.segments.iter().filter_map(|s| usize::try_from(s.device).ok());
     // A call of `_snapshot()` leaves an entry on every device, used or not.
     let says_something = |t: &[TraceEntry]| t.iter().any(|e| e.action != Action::Snapshot);
@@ -243,7 +272,7 @@ pub fn summary(snapshot: &Snapshot) -> Summary {
     let mut numbers: Vec<usize> = used.chain(traced).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    let mut sites = Sites::new(snapshot);
+    let mut sites = Sites::new(snapshot, by);
     let devices: Vec<Device> =
         numbers.into_iter().map(|d| device::device(snapshot, d, &mut sites)).collect();
     Summary {
