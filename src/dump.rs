@@ -174,7 +174,8 @@ fn format_of(path: &Path, default: Format) -> Format {
 
 /// `memtrace-<host>-<pid>[-rank<r>]-<n>.<extension>`
 fn file_name(recorder: &Recorder, n: u32) -> String {
-    let rank = recorder.config.rank.map_or_else(String::new, |r| format!("-rank{r}"));
+    let rank = recorder.world().filter(|world| !world.several).map(|world| world.rank);
+    let rank = recorder.config.rank.or(rank).map_or_else(String::new, |r| format!("-rank{r}"));
     let extension = recorder.config.format.extension();
     format!("memtrace-{}-{}{rank}-{n}.{extension}", host(), recorder.pid)
 }
@@ -371,6 +372,9 @@ fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
     about["not_recorded"] = NOT_RECORDED.into();
     if let Some(gpu) = virtual_gpu::stats() {
         about["virtual"] = gpu;
+    }
+    if let Some(world) = recorder.world() {
+        world.tell(&mut about);
     }
     about
 }

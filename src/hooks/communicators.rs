@@ -15,10 +15,12 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_format::event::{Kind, ONE_OF_SEVERAL, What};
+use memtrace_format::world::World;
 
 use super::place;
 use super::roles::note;
 use super::table::{Door, Handle, Out, Ptr, real};
+use crate::record::guard;
 
 /// `ncclUniqueId`: 128 bytes, passed by value.
 #[repr(C)]
@@ -165,9 +167,24 @@ macro_rules! makes {
             let number = new_number();
             let code = working(number, || forward!(door, $name($($arg),*)));
             made(door, number, handle_at(code, $out), $ranks, $rank);
+            joined(code, $ranks, $rank);
             code
         }
     };
+}
+
+/// `ncclInProgress`: the call of a communicator that doesn't block goes on elsewhere.
+const IN_PROGRESS: c_int = 7;
+
+/// The process becomes one rank of several, if this call succeeded.
+fn joined(code: c_int, ranks: c_int, rank: c_int) {
+    if let (0 | IN_PROGRESS, Ok(ranks), Ok(rank)) =
+        (code, u32::try_from(ranks), u32::try_from(rank))
+    {
+        let device = place::current().device;
+        let world = World { rank, ranks, device, several: false };
+        guard::observe(|recorder, _| recorder.joined(world));
+    }
 }
 
 makes!(ncclCommInitRank(out, ranks, rank; out: Out, ranks: c_int, id: UniqueId, rank: c_int));

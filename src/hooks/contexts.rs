@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_format::event::{Event, Kind, Layer, What};
 
+use super::resolve::Real;
 use super::roles::{also_inside, got, note, pass, pass_after};
 use super::table::{Api, Door, Out};
 use super::{event, place};
@@ -154,6 +155,22 @@ pub(super) unsafe fn tells_free(door: Door, code: c_int, free: *const usize, tot
             ..said
         });
     });
+}
+
+/// Bytes that the current device has free, when a request has just failed and its driver is asked anyway; 0 if it doesn't
+/// say. The only call of ours in a hook: a later answer would be about another moment.
+#[cold]
+pub(super) fn free_now() -> u64 {
+    type Ask = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
+    let door = Api::cuMemGetInfo_v2;
+    let Some(real) = Real::of(door).find_row(door) else { return 0 };
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the driver's function of that name has this signature; the places are ours.
+    let code = unsafe {
+        let ask: Ask = std::mem::transmute(real);
+        ask(&raw mut free, &raw mut total)
+    };
+    if code == 0 { free as u64 } else { 0 }
 }
 
 // --- contexts ------------------------------------------------------------------------------------------

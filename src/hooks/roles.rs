@@ -138,13 +138,26 @@ fn allocated(door: Door, it: Allocated) {
                 ..of_door(door, local, Kind::Alloc, it.what)
             }
         };
-        let flags = event.flags | if it.code == 0 { 0 } else { FLAG_FAILED };
-        let ticket = recorder.write(&Event { flags, ..event });
-        // PyTorch tries again, and reports what came of it.
-        if it.code as u64 == OUT_OF_MEMORY && event.layer != Layer::Framework {
-            recorder.emitter.out_of_memory(ticket);
+        if it.code == 0 {
+            recorder.write(&event);
+        } else {
+            failed(recorder, Event { flags: event.flags | FLAG_FAILED, ..event });
         }
     });
+}
+
+/// Writes an event about a call that failed.
+#[cold]
+fn failed(recorder: &Recorder, mut event: Event) {
+    let is_oom = event.extra == OUT_OF_MEMORY && event.layer == Layer::Device;
+    if is_oom && event.device == place::current().device {
+        event.addr = free_now();
+    }
+    let ticket = recorder.write(&event);
+    // PyTorch tries again, and reports what came of it.
+    if event.extra == OUT_OF_MEMORY && event.layer != Layer::Framework {
+        recorder.emitter.out_of_memory(ticket);
+    }
 }
 
 /// PyTorch's allocator got a segment for the request that is under way.
@@ -324,9 +337,10 @@ pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Ev
             _ => NO_STACK,
         };
         fill(&mut event);
-        let ticket = recorder.write(&event);
-        if event.flags & FLAG_FAILED != 0 && event.extra == OUT_OF_MEMORY {
-            recorder.emitter.out_of_memory(ticket);
+        if event.flags & FLAG_FAILED == 0 {
+            recorder.write(&event);
+        } else {
+            failed(recorder, event);
         }
         // What has no size shows in how full the device is.
         let sized = !matches!(what, What::Context | What::Module | What::Executable);

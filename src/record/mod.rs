@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::{Event, Kind, NO_STACK, StackId};
+use memtrace_format::world::World;
 
 use crate::config::Config;
 use crate::emitter::Emitter;
@@ -121,6 +122,18 @@ impl Recorder {
             self.emitter.wake();
         }
         ticket
+    }
+
+    /// The process has joined a communicator.
+    pub fn joined(&self, new: World) {
+        let word = &self.blackbox.header()[at::WORLD];
+        let join = |old| Some(new.after(World::unpack(old)).map_or(0, World::pack));
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, join);
+    }
+
+    /// Which rank it is, as far as NCCL was told.
+    pub fn world(&self) -> Option<World> {
+        World::unpack(self.blackbox.header()[at::WORLD].load(Ordering::Relaxed))
     }
 
     /// Makes room so that producers always find some. Called by the background thread.

@@ -10,6 +10,7 @@
 #![allow(clippy::doc_markdown)]
 
 pub mod check;
+pub mod conf;
 pub mod history;
 pub mod oom;
 pub mod replay;

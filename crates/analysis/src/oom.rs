@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use memtrace_format::screen::Page;
 use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables, Value};
 
+use crate::conf::{self, Limit};
 use crate::report::told_warning;
 use crate::sites::Lines;
 
@@ -34,8 +35,12 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     }
     let _ = writeln!(out, "OUT OF MEMORY on {place}: {} asked of {call}{by}", size(asked));
     let _ = writeln!(out, "  at {}", lines.of_told(&oom["frames"]));
+    let limit = limit(snapshot);
     if let Some(free) = oom["free"].as_u64() {
-        let _ = writeln!(out, "  the device had {} free", size(free));
+        let _ = match &limit {
+            Some(limit) => writeln!(out, "  {}", limit.sentence(free, size)),
+            None => writeln!(out, "  the device had {} free", size(free)),
+        };
     }
     let all = if device.is_some() { &snapshot.segments } else { &snapshot.host_segments };
     let segments: Vec<&Segment> =
@@ -62,17 +67,38 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     for (site, bytes, count) in sites.iter().take(TOP) {
         let _ = writeln!(out, "    {:>10}  {count} x  {site}", size(*bytes));
     }
-    let tables_of = snapshot.memtrace["reconcile"].as_array();
-    let total = tables_of
-        .into_iter()
-        .flatten()
-        .find(|r| device.is_some() && r["device"].as_i64() == device)
-        .and_then(|r| r["total"].as_u64());
     out.push_str("  what would have freed enough:\n");
-    for hint in hints(&segments, (asked, total), unused, &sites, (tables, &lines)) {
+    let total = device.and_then(|d| conf::total(snapshot, d));
+    if total.is_some_and(|total| asked > total) {
+        out.push_str("    nothing: it is more than the whole device has\n");
+        return Some(out.first(LINES));
+    }
+    let mut hints = hints(&segments, asked, &sites, (tables, &lines));
+    if unused >= asked && conf::may_advise_expandable(snapshot) {
+        let what =
+            "the free memory is enough but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True";
+        hints.insert(0, what.to_owned());
+    }
+    if limit.is_some() {
+        hints.insert(0, "a higher limit of PyTorch's own: the card has room".to_owned());
+    }
+    if hints.is_empty() {
+        hints.push("no single line of code: see the snapshot".to_owned());
+    }
+    for hint in hints {
         let _ = writeln!(out, "    {hint}");
     }
     Some(out.first(LINES))
+}
+
+/// The last failure's limit, if one of PyTorch's own refused it.
+pub(crate) fn limit(snapshot: &Snapshot) -> Option<Limit> {
+    let oom = &snapshot.memtrace["out_of_memory"];
+    if oom["call"].is_string() {
+        return None;
+    }
+    let (asked, free) = (oom["asked"].as_u64()?, oom["free"].as_u64()?);
+    conf::limit(snapshot, oom["device"].as_i64()?, (asked, free, oom["time_us"].as_i64()))
 }
 
 fn owners(out: &mut Page, snapshot: &Snapshot, device: Option<i64>) {
@@ -120,21 +146,11 @@ fn sites<'a>(
 
 fn hints(
     segments: &[&Segment],
-    (asked, total): (u64, Option<u64>),
-    unused: u64,
+    asked: u64,
     sites: &[(String, u64, u64)],
     (tables, lines): (Tables<'_>, &Lines),
 ) -> Vec<String> {
     let mut all = Vec::new();
-    if total.is_some_and(|total| asked > total) {
-        return vec!["nothing: it is more than the whole device has".to_owned()];
-    }
-    if unused >= asked {
-        all.push(
-            "the free memory is enough but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True"
-                .to_owned(),
-        );
-    }
     if let Some((bytes, pins)) = cheapest(segments, asked) {
         let mut pinning: Vec<String> =
             pins.iter().map(|b| lines.site(tables, b.frames).to_string()).collect();
@@ -152,9 +168,6 @@ fn hints(
     }
     for (site, bytes, _) in sites.iter().filter(|(_, bytes, _)| *bytes >= asked).take(2) {
         all.push(format!("all of {site} ({})", size(*bytes)));
-    }
-    if all.is_empty() {
-        all.push("no single line of code: see the snapshot".to_owned());
     }
     all
 }

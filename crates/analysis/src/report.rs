@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::sites::Lines;
 use crate::summary::{self, Estimate, Fragmentation, SiteUse, Summary};
+use crate::{conf, oom};
 
 pub use pinned::{Pinned, PinnedAt, RoundedUp};
 
@@ -198,7 +199,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
     let lines = Lines::new(snapshot);
     let pinned = pinned::pinned(snapshot, &lines);
     let mut warnings = warnings(snapshot, &devices, &lines);
-    warnings.extend(pinned.as_ref().and_then(pinned::warning));
+    warnings.extend(pinned.as_ref().and_then(|p| pinned::warning(p, snapshot)));
     let host = &told["owners"]["host"];
     Report {
         estimate,
@@ -369,19 +370,27 @@ fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<Strin
             && reserved > 0
             && f.in_used_segments as f64 > UNUSED * reserved as f64
         {
+            let what = if conf::may_advise_expandable(snapshot) {
+                "PYTORCH_ALLOC_CONF=expandable_segments:True may make use of them"
+            } else {
+                "memtrace tune says whether other settings make use of them"
+            };
             all.push(format!(
-                "device {}: {} bytes are free between live blocks, the largest run {} bytes; \
-                 PYTORCH_ALLOC_CONF=expandable_segments:True may make use of them",
+                "device {}: {} bytes are free between live blocks, the largest run {} bytes; {what}",
                 d.device, f.in_used_segments, f.largest_free
             ));
         }
     }
-    let oom = &snapshot.memtrace["out_of_memory"];
-    if oom.is_object() {
+    let failed = &snapshot.memtrace["out_of_memory"];
+    if failed.is_object() {
+        let limit = oom::limit(snapshot).zip(failed["free"].as_u64());
+        let why =
+            limit.map(|(l, free)| format!("; {}", l.sentence(free, |b| format!("{b} bytes"))));
         all.push(format!(
-            "out of memory: {} bytes asked, {}",
-            oom["asked"],
-            lines.of_told(&oom["frames"])
+            "out of memory: {} bytes asked, {}{}",
+            failed["asked"],
+            lines.of_told(&failed["frames"]),
+            why.unwrap_or_default()
         ));
     }
     all

@@ -55,7 +55,7 @@ fn real_snapshots_come_out_as_they_were_recorded() {
     ] {
         let snapshot = load(name);
         let asked = requests(&snapshot, 0);
-        let result = exact(&snapshot, &asked, &conf(own_conf(&snapshot)))
+        let result = exact(&snapshot, &asked, &conf(&own_conf(&snapshot)))
             .expect("no expandable segments before");
         assert_eq!(result.difference, None, "{name}");
         assert_eq!((result.events, result.equal), (events, events), "{name}");

@@ -72,7 +72,7 @@ pub(crate) fn replay(args: &args::Replay) -> Result<Answer, Failure> {
 
 fn one(file: &Asked<'_>, args: &args::Replay) -> Result<Answer, Failure> {
     let recorded = Recorded::of(file, args.capacity, args.device_overhead)?;
-    let own = replay::own_conf(recorded.snapshot).to_owned();
+    let own = replay::own_conf(recorded.snapshot);
     let confs = if args.conf.is_empty() { vec![own.clone()] } else { args.conf.clone() };
     let mut notes = Vec::new();
     let mut rows: Vec<Vec<Row>> = recorded.devices.iter().map(|_| Vec::new()).collect();

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use memtrace_analysis::conf::Limit;
 use memtrace_analysis::summary::{
     self, Amount, Device, Driver, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
 };
@@ -233,6 +234,10 @@ impl Told {
             size(oom.reserved)
         );
         self.line("OUT OF MEMORY", what);
+        if oom.limited {
+            let limit = Limit { allowed: oom.allowed };
+            self.line("", limit.sentence(oom.device_free, size));
+        }
         self.line("", &oom.site);
     }
 

@@ -26,11 +26,10 @@ fn one(file: &Asked<'_>, args: &args::Tune) -> Result<Answer, Failure> {
     let Some(requests) = busiest else {
         return Err(Failure::new("there is no device in the file"));
     };
-    let own = replay::own_conf(recorded.snapshot).to_owned();
-    let mut lines = candidates(requests);
-    if !lines.contains(&own) {
-        lines.push(own.clone());
-    }
+    let own = replay::own_conf(recorded.snapshot);
+    // The recorded line comes first: it stands for all that say the same.
+    let mut lines = vec![own.clone()];
+    lines.extend(candidates(requests));
     let card = recorded.card(requests.device);
     let tried = try_all(requests, &lines, card);
     let now = tried.iter().find(|t| t.conf == own);
@@ -59,39 +58,81 @@ fn one(file: &Asked<'_>, args: &args::Tune) -> Result<Answer, Failure> {
     file.title(&mut text);
     let _ = writeln!(text);
     let _ = writeln!(text, "cuda:{}, replayed {}:", requests.device, on(card));
-    let listed = tried
-        .iter()
-        .take(LISTED)
-        .chain(now.filter(|n| !tried[..LISTED.min(tried.len())].iter().any(|t| t.conf == n.conf)));
-    table(&mut text, listed.map(|t| (t.conf.as_str(), t.smallest_capacity, &t.outcome)));
+    let listed = listed(&tried, now);
+    table(&mut text, listed.iter().map(|t| (t.conf.as_str(), t.smallest_capacity, &t.outcome)));
+    if listed.len() < tried.len() {
+        let more = tried.len() - listed.len();
+        let _ =
+            writeln!(text, "  ({more} more that are worse or change nothing, --json lists them)");
+    }
     let _ = writeln!(text);
-    verdict(&mut text, now, choice, gains);
+    verdict(&mut text, now, choice, gains, &own);
     for note in &requests.notes {
         let _ = writeln!(text, "note: {note}");
     }
     Ok(Answer::page(text, fits))
 }
 
-/// Worth a change: it fits where it did not, or the card may be smaller by a hundredth.
+/// The rows for a screen: of those that come out alike the shortest line, and always the recorded one.
+fn listed<'a>(tried: &'a [Tried], now: Option<&'a Tried>) -> Vec<&'a Tried> {
+    let numbers = |t: &Tried| {
+        let o = &t.outcome;
+        let calls = (o.device_allocs, o.device_frees, o.retries);
+        (t.smallest_capacity, o.peak_reserved, o.peak_active, calls, o.fits())
+    };
+    let mut rows: Vec<&Tried> = Vec::new();
+    for t in tried {
+        if rows.len() < LISTED && !rows.iter().any(|row| numbers(row) == numbers(t)) {
+            rows.push(t);
+        }
+    }
+    rows.extend(now.filter(|n| !rows.iter().any(|row| row.conf == n.conf)));
+    rows
+}
+
+/// Worth a change: it fits where it did not, or the card may be smaller by a hundredth, or, on no larger a card, what is
+/// reserved is.
 fn gain(now: &Tried, best: &Tried) -> bool {
     if now.outcome.fits() != best.outcome.fits() {
         return best.outcome.fits();
     }
     match (now.smallest_capacity, best.smallest_capacity) {
-        (Some(now), Some(best)) => best < now - now / 100,
-        (now, best) => now.is_none() && best.is_some(),
+        (Some(now), Some(best)) if best < now - now / 100 => return true,
+        (Some(now), Some(best)) if best > now + now / 100 => return false,
+        (Some(_), Some(_)) => {}
+        (now, best) => return now.is_none() && best.is_some(),
     }
+    let (now, best) = (now.outcome.peak_reserved, best.outcome.peak_reserved);
+    best < now - now / 100
 }
 
-fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool) {
+/// What is reserved and never in use at once, as a share of it, from which on nobody should be told that all is well.
+const UNUSED: f64 = 0.25;
+
+fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool, own: &str) {
     if !gains {
-        text.push_str(
-            "Nothing gains a hundredth over the settings it was recorded with: leave them.\n",
+        let o = &choice.outcome;
+        if o.overhead() <= UNUSED {
+            text.push_str(
+                "Nothing gains a hundredth over the settings it was recorded with: leave them.\n",
+            );
+            return;
+        }
+        text.push_str("Nothing gains a hundredth over the settings it was recorded with.\n");
+        let _ = writeln!(
+            text,
+            "But of {} reserved at most {} were ever in use at once, {} less: settings don't change that, the \
+             order in which the program asks does.",
+            size(o.peak_reserved),
+            size(o.peak_active),
+            percent(o.overhead())
         );
         return;
     }
     let (before, after) = (now.and_then(|n| n.smallest_capacity), choice.smallest_capacity);
-    if let (Some(before), Some(after)) = (before, after) {
+    if let (Some(before), Some(after)) = (before, after)
+        && after < before - before / 100
+    {
         let _ = writeln!(
             text,
             "A card of {} would do instead of {}, {} less:",
@@ -100,9 +141,23 @@ fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool) {
             percent(1.0 - after as f64 / before as f64)
         );
     }
+    let reserved = |t: &Tried| t.outcome.peak_reserved;
+    if let Some(now) = now.filter(|now| reserved(choice) < reserved(now) - reserved(now) / 100) {
+        let _ = writeln!(
+            text,
+            "{} reserved at most instead of {}, for {} in use:",
+            size(reserved(choice)),
+            size(reserved(now)),
+            size(choice.outcome.peak_active)
+        );
+    }
     if choice.conf.is_empty() {
-        text.push_str("unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF\n");
+        text.push_str("unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF\n");
     } else {
+        if !own.is_empty() {
+            // PyTorch asks for the older name first.
+            text.push_str("unset PYTORCH_CUDA_ALLOC_CONF\n");
+        }
         let _ = writeln!(text, "export PYTORCH_ALLOC_CONF={}", quoted(&choice.conf));
     }
 }

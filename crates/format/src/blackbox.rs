@@ -77,6 +77,8 @@ pub mod at {
     pub const SAMPLED_NS: usize = 89;
     /// Events that stand for no call of the program's: measurements, first entries of a device, and marks.
     pub const OWN_EVENTS: usize = 90;
+    /// Which rank the process is, if it has joined a communicator: a [`crate::world::World`].
+    pub const WORLD: usize = 91;
     /// What each device has seen: [`crate::past::WORDS`] words for each of [`crate::past::DEVICES`].
     pub const PAST: usize = 128;
 }

@@ -249,7 +249,8 @@ pub const FLAG_PROCESSES: u8 = 16;
 pub const FLAG_OF_BLOCKS: u8 = 32;
 
 /// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc`
-/// or `HandleCreate` that failed has the answer as its `extra`.
+/// or `HandleCreate` that failed has the answer as its `extra`, and as its `addr` the bytes that the device had free then (0: not
+/// known).
 pub const OUT_OF_MEMORY: u64 = 2;
 
 /// Which of an allocator's pools: PyTorch's pair of numbers, of which at most one is not 0, in 16 bits. The lowest says

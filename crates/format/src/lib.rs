@@ -29,6 +29,7 @@ pub mod stream;
 pub mod tree;
 pub mod whose;
 mod words;
+pub mod world;
 
 pub use decode::{BYTE_ORDER_MARK, Part, looks_like_json};
 pub use error::ReadError;

@@ -165,8 +165,7 @@ impl State {
             _ => self.device_of(event).map(Place::Device),
         };
         if let Some(place) = place {
-            let oom = driver_entry(event, Action::Oom, event.size, api);
-            sink(place, TraceEntry { addr: 0, ..oom });
+            sink(place, driver_entry(event, Action::Oom, event.size, api));
         }
     }
 

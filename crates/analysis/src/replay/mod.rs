@@ -19,14 +19,10 @@ use memtrace_caching::Settings;
 use memtrace_caching::settings::{Backend, ConfError, Parsed};
 use memtrace_format::snapshot::{Snapshot, Value};
 
+pub use crate::conf::own_conf;
 pub use exact::Exact;
 pub use requests::Requests;
 pub use run::{Card, Outcome};
-
-/// The configuration under which a snapshot was recorded, as far as it says so.
-pub fn own_conf(snapshot: &Snapshot) -> &str {
-    snapshot.allocator_settings["PYTORCH_CUDA_ALLOC_CONF"].as_str().unwrap_or("")
-}
 
 /// A configuration that can be replayed.
 ///

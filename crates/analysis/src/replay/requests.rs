@@ -157,7 +157,7 @@ struct Reader {
 /// The most that the trace ever has in segments: the device is at least as large. With settings that give segments back
 /// before the device is full it says nothing.
 fn room(snapshot: &Snapshot, trace: &[TraceEntry], before: u64) -> Option<u64> {
-    let settings = super::settings(super::own_conf(snapshot)).ok()?.settings;
+    let settings = super::settings(&super::own_conf(snapshot)).ok()?.settings;
     if settings.garbage_collection_threshold > 0.0 || settings.max_split_size != u64::MAX {
         return None;
     }

@@ -1,8 +1,10 @@
 //! Settings, tried one after another.
 //!
 //! Each candidate is one line that somebody could export. They are judged by the smallest card on which the program
-//! runs to its end; where that is equal by what they reserve, and then by how often the driver is called.
+//! runs to its end; where that is equal to a hundredth by what they reserve on the card in question, which is lost to
+//! everybody else, and then by how often the driver is called. Two lines that say the same are one.
 
+use memtrace_caching::Settings;
 use serde::Serialize;
 
 use super::requests::Requests;
@@ -22,11 +24,19 @@ pub struct Tried {
     pub outcome: Outcome,
 }
 
-/// Worse is larger.
-fn rank(t: &Tried) -> (bool, u64, u64, u64, usize) {
+/// Worse is larger. `least` is the smallest card of all.
+fn rank(t: &Tried, least: u64) -> (bool, u64, u64, u64, usize) {
     let smallest = t.smallest_capacity.unwrap_or(u64::MAX);
+    // Which of those that need no more than a hundredth above it needs least, is no matter.
+    let smallest = if smallest <= least.saturating_add(least / 100) { 0 } else { smallest };
     let calls = t.outcome.device_allocs + t.outcome.device_frees;
     (!t.outcome.fits(), smallest, t.outcome.peak_reserved, calls, t.conf.len())
+}
+
+fn sort(tried: &mut [Tried]) {
+    let fits = tried.iter().filter(|t| t.outcome.fits());
+    let least = fits.filter_map(|t| t.smallest_capacity).min().unwrap_or(0);
+    tried.sort_by_key(|t| rank(t, least));
 }
 
 /// The lines that are worth trying for these requests.
@@ -55,9 +65,19 @@ pub fn candidates(requests: &Requests) -> Vec<String> {
 
 /// Tries `lines`, and the best of them together; the best comes first.
 pub fn tune(requests: &Requests, lines: &[String], card: Card) -> Vec<Tried> {
-    let mut tried: Vec<Tried> =
-        lines.iter().filter_map(|line| attempt(requests, line, card)).collect();
-    tried.sort_by_key(rank);
+    let mut known: Vec<Settings> = Vec::new();
+    let mut attempt = |line: &str| {
+        // Two that are fine alone may not go together (`max_split_size_mb` below a large segment's size).
+        let settings = settings(line).ok()?.settings;
+        if known.contains(&settings) {
+            return None;
+        }
+        let tried = attempt(requests, line, &settings, card);
+        known.push(settings);
+        Some(tried)
+    };
+    let mut tried: Vec<Tried> = lines.iter().filter_map(|line| attempt(line)).collect();
+    sort(&mut tried);
     // What helps alone may help more together.
     let single = |t: &&Tried| !t.conf.is_empty() && !t.conf.contains(',');
     let best: Vec<String> = tried.iter().filter(single).take(3).map(|t| t.conf.clone()).collect();
@@ -65,19 +85,17 @@ pub fn tune(requests: &Requests, lines: &[String], card: Card) -> Vec<Tried> {
         for b in &best[i + 1..] {
             let key = |line: &str| line.split(':').next().unwrap_or("").to_owned();
             let both = format!("{a},{b}");
-            if key(a) != key(b) && !tried.iter().any(|t| t.conf == both) {
-                tried.extend(attempt(requests, &both, card));
+            if key(a) != key(b) {
+                tried.extend(attempt(&both));
             }
         }
     }
-    tried.sort_by_key(rank);
+    sort(&mut tried);
     tried
 }
 
-fn attempt(requests: &Requests, line: &str, card: Card) -> Option<Tried> {
-    // Two that are fine alone may not go together (`max_split_size_mb` below a large segment's size).
-    let settings = settings(line).ok()?.settings;
-    let outcome = run(requests, &settings, card);
-    let smallest_capacity = smallest_capacity(requests, &settings, card.overhead);
-    Some(Tried { conf: line.to_owned(), smallest_capacity, outcome })
+fn attempt(requests: &Requests, line: &str, settings: &Settings, card: Card) -> Tried {
+    let outcome = run(requests, settings, card);
+    let smallest_capacity = smallest_capacity(requests, settings, card.overhead);
+    Tried { conf: line.to_owned(), smallest_capacity, outcome }
 }

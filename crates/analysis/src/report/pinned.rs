@@ -75,14 +75,20 @@ fn at(told: &Value, lines: &Lines) -> PinnedAt {
 }
 
 /// What to look at.
-pub(super) fn warning(pinned: &Pinned) -> Option<String> {
+pub(super) fn warning(pinned: &Pinned, snapshot: &Snapshot) -> Option<String> {
     let at = &pinned.peak;
     let worth = at.rounding >= SMALL && at.rounding as f64 > ROUNDING * at.held as f64;
     let first = at.sites.first().filter(|_| worth)?;
+    let is_set =
+        snapshot.allocator_settings["max_round_threshold"].as_i64().is_some_and(|b| b >= 0);
+    let what = if is_set {
+        ""
+    } else {
+        ". From 2.13 on, pinned_max_round_threshold_mb in PYTORCH_ALLOC_CONF says above which size it doesn't"
+    };
     Some(format!(
         "page-locked memory: PyTorch held {} bytes for {} that were asked for, because it rounds requests up to powers of \
-         two; most of that at {}. From 2.13 on, pinned_max_round_threshold_mb in PYTORCH_ALLOC_CONF says above \
-         which size it doesn't",
+         two; most of that at {}{what}",
         at.held - at.idle,
         at.requested,
         first.site

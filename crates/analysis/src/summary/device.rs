@@ -7,6 +7,7 @@ use memtrace_format::snapshot::{Action, BlockState, Segment, Snapshot, StackIx, 
 use super::{
     Amount, By, CodeLine, Device, Driver, Fragmentation, Oom, Peak, Segments, SiteUse, capacity,
 };
+use crate::conf;
 use crate::history::{Beginning, Change, Forward, Live, driver_call, rewind};
 use crate::sites::{Lines, Site};
 
@@ -193,13 +194,21 @@ pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) 
     let mut forward = Forward::new(&beginning);
     for (i, entry) in trace.iter().enumerate() {
         if entry.action == Action::Oom {
+            let call = driver_call(entry);
+            let outside = if call.is_some() { totals.driver } else { 0 };
+            let request = (entry.size, entry.addr, entry.time_us);
+            let limit = || conf::limit(snapshot, number as i64, request);
+            let limit = if call.is_some() { None } else { limit() };
             out.ooms.push(Oom {
                 entry: i,
                 after_us: after(entry),
                 asked: entry.size,
                 device_free: entry.addr,
-                allocated: totals.allocated,
-                reserved: totals.reserved,
+                allocated: totals.allocated.saturating_add(outside),
+                reserved: totals.reserved.saturating_add(outside),
+                limited: limit.is_some(),
+                allowed: limit.and_then(|l| l.allowed),
+                call: call.map(str::to_owned),
                 site: sites.of(entry.frames).0.to_string(),
             });
         }

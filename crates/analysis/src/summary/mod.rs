@@ -137,10 +137,16 @@ pub struct Oom {
     pub asked: u64,
     /// Bytes that the device had free.
     pub device_free: u64,
-    /// Bytes allocated at that time.
+    /// Bytes allocated at that time: by PyTorch, and, if the driver was asked past it, of the whole process.
     pub allocated: u64,
-    /// Bytes reserved at that time.
+    /// Bytes reserved at that time, likewise.
     pub reserved: u64,
+    /// A limit of PyTorch's own refused, not the card. What it allows may be known.
+    pub limited: bool,
+    /// See `limited`.
+    pub allowed: Option<u64>,
+    /// The API function that failed, if it wasn't PyTorch's allocator.
+    pub call: Option<String>,
     /// Who asked.
     pub site: String,
 }

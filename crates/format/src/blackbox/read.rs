@@ -23,6 +23,7 @@ use crate::past::{self, Past};
 use crate::recording::Recording;
 use crate::replay::State;
 use crate::stacks::{HEAD_NEXT, HEADER, Words};
+use crate::world::World;
 
 /// Why a file can't be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -225,10 +226,14 @@ impl<B: Bytes> BlackBox<B> {
         Ok(door_uses(&words))
     }
 
-    /// What the process said of itself when it began.
+    /// What the process said of itself when it began, and which rank it became.
     pub fn about(&self) -> Value {
         let text = self.bytes(Region::About, 0..self.header(at::ABOUT_BYTES)).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or(Value::Null)
+        let mut about = serde_json::from_slice(&text).unwrap_or(Value::Null);
+        if let Some(world) = World::unpack(self.header(at::WORLD)).filter(|_| about.is_object()) {
+            world.tell(&mut about);
+        }
+        about
     }
 
     /// State and history. `alive`: somebody is writing it.

@@ -117,7 +117,7 @@ impl<'a> Path<'a> {
             _ if self.windows => {
                 name.eq_ignore_ascii_case("site-packages") && before.eq_ignore_ascii_case("lib")
             }
-            _ => (name.ends_with(".egg") || name.ends_with(".whl")) && name.contains('-'),
+            _ => matches!(extension(name), "egg" | "whl") && name.contains('-'),
         }
     }
 

@@ -77,6 +77,10 @@ pub(crate) struct Accounts {
     /// The communicators that have been seen, by number.
     communicators: BTreeMap<u16, Event>,
     oom: Option<Event>,
+    /// The driver refused what that request came to; otherwise nobody knows, or PyTorch did.
+    oom_by_driver: bool,
+    /// The thread whose last request for a segment the driver refused.
+    refused: Option<u32>,
     /// The history has lost its beginning.
     cut: bool,
 }
@@ -109,7 +113,14 @@ impl Accounts {
             self.waits.note(event);
             match event.kind {
                 Kind::Oom => self.failed(event, namer),
-                Kind::Alloc => self.devices.entry(event.device).or_default().growth.tick(),
+                Kind::SegmentAlloc | Kind::SegmentMap => {
+                    let failed = event.flags & FLAG_FAILED != 0;
+                    self.refused = failed.then_some(event.thread);
+                }
+                Kind::Alloc => {
+                    self.refused = self.refused.filter(|thread| *thread != event.thread);
+                    self.devices.entry(event.device).or_default().growth.tick();
+                }
                 _ => {}
             }
             return;
@@ -175,13 +186,15 @@ impl Accounts {
     /// A request failed for want of memory.
     fn failed<W: Words>(&mut self, event: &Event, namer: &mut Namer<W>) {
         self.oom = Some(*event);
+        self.oom_by_driver = event.kind != Kind::Oom || self.refused == Some(event.thread);
+        self.refused = None;
         if event.layer == Layer::Host {
             return;
         }
         let framework = event.kind == Kind::Oom;
         let by = if framework { None } else { namer.owner(event.stack) };
         let by = by.map(|name| self.number(&name));
-        let free = framework.then_some(event.extra);
+        let free = free_then(event);
         let device = self.devices.entry(event.device).or_default();
         let crowded = device.recent.crowded(event.time_ns / 1000, by, event.size, free);
         device.crowded = crowded.or(device.crowded.take());
@@ -240,7 +253,7 @@ impl Accounts {
         }
         about["warnings"] = self.warnings(api, namer).into();
         if let Some(oom) = &self.oom {
-            about["out_of_memory"] = told(oom, api, namer);
+            about["out_of_memory"] = told(oom, self.oom_by_driver, api, namer);
         }
     }
 
@@ -334,8 +347,17 @@ fn name_of(sorts: u8, with_others: bool) -> String {
     }
 }
 
+/// Bytes that the device had free when a request failed.
+fn free_then(oom: &Event) -> Option<u64> {
+    match oom.kind {
+        Kind::Oom => Some(oom.extra),
+        _ if oom.layer == Layer::Host => None,
+        _ => Some(oom.addr).filter(|free| *free > 0),
+    }
+}
+
 /// A failed request, for whoever writes about it.
-fn told<W: Words>(oom: &Event, api: ApiName<'_>, namer: &mut Namer<W>) -> Value {
+fn told<W: Words>(oom: &Event, by_driver: bool, api: ApiName<'_>, namer: &mut Namer<W>) -> Value {
     let framework = oom.kind == Kind::Oom;
     let owner = if framework {
         Some(FRAMEWORK.to_owned())
@@ -343,10 +365,10 @@ fn told<W: Words>(oom: &Event, api: ApiName<'_>, namer: &mut Namer<W>) -> Value 
         namer.owner(oom.stack).map(|o| o.to_string())
     };
     let device = (oom.layer != Layer::Host).then_some(oom.device);
-    let free = framework.then_some(oom.extra);
+    let free = free_then(oom);
     let call = (!framework).then(|| api(oom.api));
     let frames = frames(oom.stack, namer);
-    json!({"device": device, "time_us": oom.time_ns / 1000, "asked": oom.size, "free": free, "call": call, "owner": owner, "frames": frames})
+    json!({"device": device, "time_us": oom.time_ns / 1000, "asked": oom.size, "free": free, "refused_by_driver": by_driver, "call": call, "owner": owner, "frames": frames})
 }
 
 /// A stack as PyTorch writes one.

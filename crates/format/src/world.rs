@@ -1,0 +1,125 @@
+//! Which rank a process is, where only NCCL was told.
+//!
+//! A launcher says it in the environment; who starts processes on his own (`mp.spawn`) passes it as an argument. It comes by
+//! when the process joins a communicator. The largest one that it joined is taken for the world: a part of it
+//! has fewer ranks. A process that joins as several ranks, with a device for each, has no rank of its own.
+
+use serde_json::Value;
+
+/// What the process said as it joined the largest communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct World {
+    /// Its rank.
+    pub rank: u32,
+    /// Of so many.
+    pub ranks: u32,
+    /// On this device; −1 is one that no call has named.
+    pub device: i8,
+    /// It has joined again, as another rank on another device.
+    pub several: bool,
+}
+
+const NUMBER: u32 = 24;
+const IS_KNOWN: u64 = 1 << 63;
+const IS_SEVERAL: u64 = 1 << 62;
+
+impl World {
+    /// In a word of a black box's header; there 0 is none.
+    pub fn pack(self) -> u64 {
+        let several = if self.several { IS_SEVERAL } else { 0 };
+        let device = u64::from(self.device.cast_unsigned()) << (2 * NUMBER);
+        let number = |n: u32| u64::from(n) & ((1 << NUMBER) - 1);
+        IS_KNOWN | several | device | number(self.ranks) << NUMBER | number(self.rank)
+    }
+
+    /// The other way.
+    pub fn unpack(word: u64) -> Option<World> {
+        let number = |shift: u32| (word >> shift & ((1 << NUMBER) - 1)) as u32;
+        (word & IS_KNOWN != 0).then(|| World {
+            rank: number(0),
+            ranks: number(NUMBER),
+            device: ((word >> (2 * NUMBER)) as u8).cast_signed(),
+            several: word & IS_SEVERAL != 0,
+        })
+    }
+
+    /// What is known after joining another communicator.
+    #[must_use]
+    pub fn after(self, before: Option<World>) -> Option<World> {
+        match before {
+            _ if self.ranks < 2 || self.rank >= self.ranks || self.ranks >> NUMBER != 0 => before,
+            Some(old) if old.ranks > self.ranks => Some(old),
+            Some(old) if old.ranks == self.ranks => {
+                let other = old.rank != self.rank && old.device != self.device;
+                Some(World { several: old.several || other, ..old })
+            }
+            _ => Some(self),
+        }
+    }
+
+    /// Adds `rank`, `world_size` and `rank_device` to what is known of a process. What its environment says counts first.
+    pub fn tell(self, about: &mut Value) {
+        if self.several {
+            return;
+        }
+        if about["rank"].is_null() {
+            about["rank"] = self.rank.into();
+            about["world_size"] = self.ranks.into();
+        }
+        if about["rank"] == self.rank && self.device >= 0 {
+            about["rank_device"] = self.device.into();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn joins(all: &[(u32, u32, i8)]) -> Option<World> {
+        let join = |before: Option<World>, (rank, ranks, device): &(u32, u32, i8)| {
+            let new = World { rank: *rank, ranks: *ranks, device: *device, several: false };
+            let after = new.after(before);
+            assert_eq!(after.map(World::pack).and_then(World::unpack), after);
+            after
+        };
+        all.iter().fold(None, join)
+    }
+
+    fn told(all: &[(u32, u32, i8)], mut about: Value) -> Value {
+        if let Some(world) = joins(all) {
+            world.tell(&mut about);
+        }
+        about
+    }
+
+    #[test]
+    fn the_largest_communicator_is_the_world() {
+        let third = json!({"rank": 3, "world_size": 4, "rank_device": 3});
+        for joined in [
+            &[(3, 4, 3)][..],
+            &[(3, 4, 3), (1, 2, 3)],
+            &[(1, 2, 3), (3, 4, 3), (0, 1, 3)],
+            &[(3, 4, 3), (0, 4, 3)],
+        ] {
+            assert_eq!(told(joined, json!({})), third, "{joined:?}");
+        }
+        assert_eq!(joins(&[(0, 1, 0)]), None, "alone it is no rank");
+        assert_eq!(told(&[(1, 2, -1)], json!({})), json!({"rank": 1, "world_size": 2}));
+    }
+
+    #[test]
+    fn a_process_of_several_ranks_has_none() {
+        let all = [(0, 4, 0), (1, 4, 1), (2, 4, 2), (3, 4, 3)];
+        assert_eq!(told(&all, json!({})), json!({}));
+    }
+
+    #[test]
+    fn the_environment_says_it_first() {
+        let said = json!({"rank": 5, "world_size": 8});
+        assert_eq!(told(&[(1, 2, 1)], said.clone()), said);
+        let with_device = json!({"rank": 1, "world_size": 8, "rank_device": 0});
+        assert_eq!(told(&[(1, 2, 0)], json!({"rank": 1, "world_size": 8})), with_device);
+    }
+}
