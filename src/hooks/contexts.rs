@@ -162,8 +162,8 @@ pub(super) unsafe fn tells_free(door: Door, code: c_int, free: *const usize, tot
 #[cold]
 pub(super) fn free_now() -> u64 {
     type Ask = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
-    let door = Api::cuMemGetInfo_v2;
-    let Some(real) = Real::of(door).find_row(door) else { return 0 };
+    static REAL: Real = Real::new();
+    let Some(real) = REAL.find("cuMemGetInfo_v2", "libcuda.so") else { return 0 };
     let (mut free, mut total) = (0, 0);
     // SAFETY: the driver's function of that name has this signature; the places are ours.
     let code = unsafe {

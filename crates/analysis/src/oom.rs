@@ -67,6 +67,7 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     for (site, bytes, count) in sites.iter().take(TOP) {
         let _ = writeln!(out, "    {:>10}  {count} x  {site}", size(*bytes));
     }
+    more(&mut out, "lines", sites.iter().skip(TOP).map(|(_, bytes, _)| *bytes));
     out.push_str("  what would have freed enough:\n");
     let total = device.and_then(|d| conf::total(snapshot, d));
     if total.is_some_and(|total| asked > total) {
@@ -101,6 +102,14 @@ pub(crate) fn limit(snapshot: &Snapshot) -> Option<Limit> {
     conf::limit(snapshot, oom["device"].as_i64()?, (asked, free, oom["time_us"].as_i64()))
 }
 
+/// What a list leaves out.
+fn more(out: &mut Page, things: &str, rest: impl Iterator<Item = u64>) {
+    let (n, bytes) = rest.fold((0, 0_u64), |(n, sum), bytes| (n + 1, sum.saturating_add(bytes)));
+    if n > 0 {
+        let _ = writeln!(out, "    {:>10}  in {n} more {things}", size(bytes));
+    }
+}
+
 fn owners(out: &mut Page, snapshot: &Snapshot, device: Option<i64>) {
     let sums = &snapshot.memtrace["owners"];
     let of_device =
@@ -121,6 +130,7 @@ fn owners(out: &mut Page, snapshot: &Snapshot, device: Option<i64>) {
             o["owner"].as_str().unwrap_or_default()
         );
     }
+    more(out, "owners", by.iter().skip(TOP).map(|o| o["bytes"].as_u64().unwrap_or(0)));
 }
 
 fn sites<'a>(

@@ -12,7 +12,7 @@ use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx, Va
 use serde::Serialize;
 
 use crate::sites::Lines;
-use crate::summary::{self, Estimate, Fragmentation, SiteUse, Summary};
+use crate::summary::{self, By, Estimate, Fragmentation, SiteUse, Summary};
 use crate::{conf, oom};
 
 pub use pinned::{Pinned, PinnedAt, RoundedUp};
@@ -145,7 +145,12 @@ pub struct Device {
 
 /// Answers for every device of a snapshot.
 pub fn report(snapshot: &Snapshot) -> Report {
-    let Summary { estimate, recorded_by, devices, .. } = summary::summary(snapshot);
+    report_by(snapshot, By::Line)
+}
+
+/// The same, by other lines of code.
+pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
+    let Summary { estimate, recorded_by, devices, .. } = summary::summary_by(snapshot, by);
     let told = &snapshot.memtrace;
     let mut unknown = summary::unknown(snapshot);
     unknown.extend(estimate.iter().flat_map(summary::workspaces));
@@ -231,6 +236,39 @@ fn labelled(rows: &Value) -> Vec<Labelled> {
         })
     };
     list(rows).filter_map(row).collect()
+}
+
+/// The same memory by labels in which numbers that stand by themselves are `*`: `layers.7/attention` is
+/// `layers.*/attention`, unless it is the only one.
+pub fn rolled_up(rows: &[Labelled]) -> Vec<Labelled> {
+    let mut sums: BTreeMap<String, (usize, Labelled)> = BTreeMap::new();
+    for row in rows {
+        let (n, sum) = sums
+            .entry(without_numbers(&row.label))
+            .or_insert_with(|| (0, Labelled { label: row.label.clone(), bytes: 0, count: 0 }));
+        *n += 1;
+        sum.bytes = sum.bytes.saturating_add(row.bytes);
+        sum.count = sum.count.saturating_add(row.count);
+    }
+    let named = |(label, (n, sum)): (String, (usize, Labelled))| Labelled {
+        label: if n > 1 { label } else { sum.label.clone() },
+        ..sum
+    };
+    let mut all: Vec<Labelled> = sums.into_iter().map(named).collect();
+    all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.label.cmp(&b.label)));
+    all
+}
+
+fn without_numbers(label: &str) -> String {
+    let is_word = |c: char| c.is_alphanumeric();
+    let mut out = String::new();
+    for part in label.split_inclusive(|c| !is_word(c)) {
+        let word = part.trim_end_matches(|c| !is_word(c));
+        let is_number = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+        out.push_str(if is_number { "*" } else { word });
+        out.push_str(&part[word.len()..]);
+    }
+    out
 }
 
 fn owners(by: &Value) -> Vec<Owner> {

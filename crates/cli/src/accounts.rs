@@ -7,12 +7,13 @@ use memtrace_format::snapshot::Value;
 use crate::args;
 use crate::each::each;
 use crate::failure::Failure;
+use crate::report::{modules, rank};
 use crate::say::Answer;
-use crate::units::{count, size};
+use crate::units::{count, more, size, sum};
 
 pub(crate) fn report(args: &args::Report) -> Result<Answer, Failure> {
     each(&args.files, args.json, |file| {
-        let report = report::report(file.snapshot);
+        let report = report::report_by(file.snapshot, args.by.into());
         if args.json {
             return Answer::json(&report, true);
         }
@@ -28,6 +29,9 @@ fn page(report: &Report, top: usize) -> Page {
             "ESTIMATE on a virtual GPU: {}. Nothing was measured on a card.",
             e.profile
         );
+    }
+    if let Some(rank) = report.recorded_by.as_ref().and_then(rank) {
+        let _ = writeln!(out, "{rank}");
     }
     for d in &report.devices {
         device(&mut out, d, top);
@@ -102,9 +106,12 @@ fn device(out: &mut Page, d: &Device, top: usize) {
     if !d.sites.is_empty() && top > 0 {
         out.push_str("  live at the end, by line\n");
     }
-    for s in d.sites.iter().take(top) {
-        let _ = writeln!(out, "    {:>18}  {:>6} x  {}", count(s.bytes), count(s.count), s.site);
-    }
+    let modules = modules(&d.sites);
+    let rows = d.sites.iter().zip(&modules).map(|(s, module)| {
+        let module = if module.is_empty() { String::new() } else { format!("  [{module}]") };
+        (s.bytes, s.count, format!("{}{module}", s.site))
+    });
+    table(out, rows, (top, "line"));
     let Some(r) = &d.reconcile else { return };
     let _ = writeln!(out, "  in use, as {} says: {} of {}", r.source, count(r.used), size(r.total));
     for l in &r.lines {
@@ -118,9 +125,32 @@ fn labels(out: &mut Page, what: &str, rows: &[Labelled], top: usize) {
     if !rows.is_empty() && top > 0 {
         let _ = writeln!(out, "  {what}, by label");
     }
-    for l in rows.iter().take(top) {
-        let label = if l.label.is_empty() { "(no label)" } else { &l.label };
-        let _ = writeln!(out, "    {:>18}  {:>6} x  {label}", count(l.bytes), count(l.count));
+    // Where they are too many to list, those that only a number tells apart are one.
+    let rolled = if rows.len() > top { report::rolled_up(rows) } else { rows.to_vec() };
+    let name = |l: Labelled| if l.label.is_empty() { "(no label)".to_owned() } else { l.label };
+    let rows = rolled.into_iter().map(|l| (l.bytes, l.count, name(l)));
+    table(out, rows, (top, "label"));
+}
+
+/// At most `top` rows of bytes, number and name, and below them the sum of the others.
+fn table(
+    out: &mut Page,
+    rows: impl Iterator<Item = (u64, u64, String)>,
+    (top, thing): (usize, &str),
+) {
+    if top == 0 {
+        return;
+    }
+    let rows: Vec<_> = rows.collect();
+    let mut line = |bytes: u64, n: u64, name: &str| {
+        let _ = writeln!(out, "    {:>18}  {:>6} x  {name}", count(bytes), count(n));
+    };
+    for (bytes, n, name) in rows.iter().take(top) {
+        line(*bytes, *n, name);
+    }
+    if let Some(rest) = rows.get(top..).filter(|rest| !rest.is_empty()) {
+        let (bytes, n) = sum(rest.iter().map(|(bytes, n, _)| (*bytes, *n)));
+        line(bytes, n, &more(rest.len(), thing, rows.len()));
     }
 }
 
@@ -146,10 +176,8 @@ fn pinned(out: &mut Page, report: &Report, top: usize) {
         if !at.sites.is_empty() && top > 0 {
             out.push_str("    what rounding adds, by line\n");
         }
-        for s in at.sites.iter().take(top) {
-            let _ =
-                writeln!(out, "    {:>18}  {:>6} x  {}", count(s.bytes), count(s.count), s.site);
-        }
+        let rows = at.sites.iter().map(|s| (s.bytes, s.count, s.site.clone()));
+        table(out, rows, (top, "line"));
     }
 }
 

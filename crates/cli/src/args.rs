@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use memtrace_analysis::summary;
 
 use crate::units;
 
@@ -107,6 +108,23 @@ pub(crate) enum Switch {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum By {
+    /// the user's own lines
+    Line,
+    /// these, and the innermost lines outside PyTorch, which may be a library's
+    ModuleLine,
+}
+
+impl From<By> for summary::By {
+    fn from(by: By) -> summary::By {
+        match by {
+            By::Line => summary::By::Line,
+            By::ModuleLine => summary::By::ModuleLine,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// what PyTorch's viewers read
     Pickle,
@@ -161,6 +179,7 @@ pub(crate) struct Files {
     memtrace summary memtrace-host-4711-0.pickle\n  \
     memtrace summary memtrace-*.pickle                      one after the other\n  \
     memtrace summary --top 30 snapshot.pickle\n  \
+    memtrace summary --by module-line snapshot.pickle       and where in the libraries\n  \
     memtrace summary --json snapshot.pickle | jq '.devices[0].allocated.bytes'")]
 pub(crate) struct Summary {
     #[command(flatten)]
@@ -173,6 +192,10 @@ pub(crate) struct Summary {
     /// How many lines of code to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
+
+    /// By which lines of code to add up
+    #[arg(long, value_name = "WHICH", default_value = "line")]
+    pub(crate) by: By,
 }
 
 /// Say who has the rest: memory by owner, adding up to what the device itself says is in use.
@@ -191,9 +214,13 @@ pub(crate) struct Report {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// How many lines of code to list
+    /// How many lines of code, and labels, to list
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) top: usize,
+
+    /// By which lines of code to add up
+    #[arg(long, value_name = "WHICH", default_value = "line")]
+    pub(crate) by: By,
 }
 
 /// Say whether PyTorch's viewers can show a file, and why not.

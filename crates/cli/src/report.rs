@@ -6,21 +6,22 @@ use memtrace_analysis::conf::Limit;
 use memtrace_analysis::summary::{
     self, Amount, Device, Driver, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
 };
-use memtrace_format::screen::Page;
+use memtrace_format::screen::{Page, shown};
 use memtrace_format::snapshot::Value;
+use memtrace_format::whose::file_name;
 
 use crate::args;
 use crate::each::{Asked, each};
 use crate::failure::Failure;
 use crate::say::Answer;
-use crate::units::{count, many, percent, size, span};
+use crate::units::{count, many, more, percent, size, span, sum};
 
 /// Failed allocations that are told one by one.
 const OOMS: usize = 3;
 
 pub(crate) fn summary(args: &args::Summary) -> Result<Answer, Failure> {
     each(&args.files, args.json, |file| {
-        let summary = summary::summary(file.snapshot);
+        let summary = summary::summary_by(file.snapshot, args.by.into());
         if args.json {
             return Answer::json(&summary, true);
         }
@@ -82,7 +83,7 @@ impl Told {
         if !command.is_empty() {
             parts.push(command.join(" "));
         }
-        parts.extend(number("rank").map(|rank| format!("rank {rank}")));
+        parts.extend(rank(recorded));
         parts.extend(number("pid").map(|pid| format!("process {pid}")));
         parts.extend(text("host").map(|host| format!("on {host}")));
         parts.extend(text("version").map(|version| format!("recorded by memtrace {version}")));
@@ -116,8 +117,13 @@ impl Told {
         for oom in d.ooms.iter().take(OOMS) {
             self.oom(oom);
         }
-        if d.ooms.len() > OOMS {
-            self.line("", format!("and {} more", d.ooms.len() - OOMS));
+        let rest = d.ooms.get(OOMS..).unwrap_or_default();
+        if !rest.is_empty() {
+            let asked = rest.iter().map(|o| o.asked).fold(0, u64::saturating_add);
+            self.line(
+                "",
+                format!("and {} more, which asked for {} in all", rest.len(), size(asked)),
+            );
         }
         self.sites("held at the peak", &d.at_peak, top);
         // Where the peak is the end, this would be the same list again.
@@ -245,34 +251,64 @@ impl Told {
         if sites.is_empty() || top == 0 {
             return;
         }
+        let listed = &sites[..top.min(sites.len())];
+        let modules = modules(listed);
+        let width = modules.iter().map(|m| m.chars().count()).max().unwrap_or(0);
         let _ = writeln!(self.0);
-        let _ =
-            writeln!(self.0, "  {:>10} {:>8} {:>8}  {title}, by line", "size", "share", "blocks");
-        for s in sites.iter().take(top) {
+        let head = if width > 0 { format!("{:<width$}  ", "module line") } else { String::new() };
+        let _ = writeln!(
+            self.0,
+            "  {:>10} {:>8} {:>8}  {head}{title}, by line",
+            "size", "share", "blocks"
+        );
+        for (s, module) in listed.iter().zip(&modules) {
+            let module = if width > 0 { format!("{module:<width$}  ") } else { String::new() };
             let _ = writeln!(
                 self.0,
-                "  {:>10} {:>8} {:>8}  {}",
+                "  {:>10} {:>8} {:>8}  {module}{}",
                 size(s.bytes),
                 percent(s.share),
                 count(s.count),
                 s.site
             );
         }
-        let rest = sites.iter().skip(top);
-        let (bytes, blocks) = rest.fold((0_u64, 0_u64), |(b, n), s| (b + s.bytes, n + s.count));
-        if blocks > 0 {
-            let share: f64 = sites.iter().skip(top).map(|s| s.share).sum();
+        let rest = &sites[listed.len()..];
+        if !rest.is_empty() {
+            let (bytes, blocks) = sum(rest.iter().map(|s| (s.bytes, s.count)));
             let _ = writeln!(
                 self.0,
-                "  {:>10} {:>8} {:>8}  ({} more lines, --top {} shows them)",
+                "  {:>10} {:>8} {:>8}  {}",
                 size(bytes),
-                percent(share),
+                percent(rest.iter().map(|s| s.share).sum()),
                 count(blocks),
-                sites.len() - top,
-                sites.len()
+                more(rest.len(), "line", sites.len())
             );
         }
     }
+}
+
+/// The second line of each row, where any was asked for: `modeling_llama.py:312 forward`.
+pub(crate) fn modules(sites: &[SiteUse]) -> Vec<String> {
+    let name = |s: &SiteUse| {
+        let m = s.module.as_ref()?;
+        Some(shown(&format!("{}:{} {}", file_name(&m.file), m.line, m.function)).into_owned())
+    };
+    let any = sites.iter().any(|s| s.module.is_some());
+    let none = if any { "-" } else { "" };
+    sites.iter().map(|s| name(s).unwrap_or_else(|| none.to_owned())).collect()
+}
+
+/// Which rank a process is, of how many and on which device, as far as that is known.
+pub(crate) fn rank(recorded: &Value) -> Option<String> {
+    let number = |key: &str| recorded[key].as_u64();
+    let mut text = format!("rank {}", number("rank")?);
+    if let Some(ranks) = number("world_size") {
+        let _ = write!(text, " of {ranks}");
+    }
+    if let Some(device) = number("rank_device") {
+        let _ = write!(text, " on device {device}");
+    }
+    Some(text)
 }
 
 fn amount(amount: Amount, thing: &str) -> String {

@@ -77,6 +77,17 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
+/// The last row of a table that is cut: how many rows are not listed, whose sum stands beside it.
+pub(crate) fn more(rows: usize, thing: &str, all: usize) -> String {
+    let s = if rows == 1 { "" } else { "s" };
+    format!("({rows} more {thing}{s}, --top {all} shows them)")
+}
+
+/// Bytes and numbers, added up.
+pub(crate) fn sum(rows: impl Iterator<Item = (u64, u64)>) -> (u64, u64) {
+    rows.fold((0, 0), |(bytes, n), (b, m)| (bytes.saturating_add(b), n.saturating_add(m)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

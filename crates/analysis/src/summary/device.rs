@@ -151,6 +151,35 @@ impl Peak {
     }
 }
 
+impl Oom {
+    /// The failure that an entry of a device's tells of.
+    fn new(
+        snapshot: &Snapshot,
+        (device, told): (usize, &TraceEntry),
+        totals: &Totals,
+        (entry, after_us, site): (usize, Option<i64>, String),
+    ) -> Oom {
+        let call = driver_call(told).map(str::to_owned);
+        let outside = if call.is_some() { totals.driver } else { 0 };
+        let limit = match call {
+            Some(_) => None,
+            None => conf::limit(snapshot, device as i64, (told.size, told.addr, told.time_us)),
+        };
+        Oom {
+            entry,
+            after_us,
+            asked: told.size,
+            device_free: told.addr,
+            allocated: totals.allocated.saturating_add(outside),
+            reserved: totals.reserved.saturating_add(outside),
+            limited: limit.is_some(),
+            allowed: limit.and_then(|l| l.allowed),
+            call,
+            site,
+        }
+    }
+}
+
 /// Answers for one device.
 pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) -> Device {
     let mut contradictions = 0;
@@ -194,23 +223,8 @@ pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) 
     let mut forward = Forward::new(&beginning);
     for (i, entry) in trace.iter().enumerate() {
         if entry.action == Action::Oom {
-            let call = driver_call(entry);
-            let outside = if call.is_some() { totals.driver } else { 0 };
-            let request = (entry.size, entry.addr, entry.time_us);
-            let limit = || conf::limit(snapshot, number as i64, request);
-            let limit = if call.is_some() { None } else { limit() };
-            out.ooms.push(Oom {
-                entry: i,
-                after_us: after(entry),
-                asked: entry.size,
-                device_free: entry.addr,
-                allocated: totals.allocated.saturating_add(outside),
-                reserved: totals.reserved.saturating_add(outside),
-                limited: limit.is_some(),
-                allowed: limit.and_then(|l| l.allowed),
-                call: call.map(str::to_owned),
-                site: sites.of(entry.frames).0.to_string(),
-            });
+            let at = (i, after(entry), sites.of(entry.frames).0.to_string());
+            out.ooms.push(Oom::new(snapshot, (number, entry), &totals, at));
         }
         let call = driver_call(entry);
         if let (Some(call), Action::Alloc) = (call, &entry.action) {
