@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "a mapping is the one thing here that the compiler can't check")]
 
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::Path;
 
@@ -10,10 +10,14 @@ use memmap2::Mmap;
 
 /// The bytes of a file.
 pub fn map(path: &Path) -> io::Result<Mmap> {
+    // The name may come from a stranger's file: a pipe must not be waited for, a device not be touched.
+    let is_file = |about: io::Result<Metadata>| match about {
+        Ok(about) if !about.is_file() => Err(io::ErrorKind::InvalidInput.into()),
+        other => other.map(drop),
+    };
+    is_file(fs::metadata(path))?;
     let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    is_file(file.metadata())?;
     // SAFETY: the mapping is read only. Somebody may write into the file or cut it short meanwhile; that is a
     // library that a process runs or ran, mapped in the same way by its loader, so nothing new can go wrong.
     unsafe { Mmap::map(&file) }
