@@ -246,3 +246,28 @@ def test_virtual_says_virtual(tmp_path):
     assert "virtual" in summary.lower()
     summary = json.loads(support.must(support.memtrace("summary", path, "--json")).stdout)
     assert "rtx4090" in json.dumps(summary).lower()
+
+
+WORKERS = """
+import torch, torch.utils.data
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return torch.full((4,), float(i))
+def enter(_):
+    torch.empty(1, device="cuda")
+if __name__ == "__main__":
+    torch.zeros(1, device="cuda")
+    alone = torch.cuda.mem_get_info()[0]
+    how = dict(num_workers=3, worker_init_fn=enter, multiprocessing_context="forkserver", persistent_workers=True)
+    loader = torch.utils.data.DataLoader(Numbers(), **how)
+    for batch in loader: pass
+    print((alone - torch.cuda.mem_get_info()[0]) >> 20)
+"""
+
+
+def test_contexts_of_workers_take_memory_of_the_card(tmp_path):
+    """Issue F, B13: three workers of a loader that each touch the GPU. With the recorder, whose threads ask NVML."""
+    (tmp_path / "workers.py").write_text(WORKERS)
+    done = support.must(support.record([support.PYTHON, tmp_path / "workers.py"], tmp_path / "out", stacks="none"))
+    context = next(d for d in json.loads(support.memtrace("devices", "--json").stdout) if d["key"] == "h100")["context_bytes"] >> 20
+    assert int(done.stdout) in range(3 * context, 3 * (context + 8)), "three contexts, and a segment in each"

@@ -32,6 +32,8 @@ def virtual_environment(spec="h100"):
     wanted = dict(line.split("=", 1) for line in printed.split("\0") if "=" in line)
     before = support.environment()
     added = {k: v for k, v in wanted.items() if before.get(k) != v}
+    # Every program of a test is alone on its card.
+    del added["MEMTRACE_VIRTUAL_CARDS"]
     added["LD_PRELOAD"] = f"{support.LIBRARY}:{added['LD_PRELOAD']}"
     return added
 

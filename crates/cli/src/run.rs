@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -73,6 +74,7 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
         let folder = Folder::ready(&library).map_err(Failure::new)?;
         preload.extend(folder.libraries());
         command.env("MEMTRACE_VIRTUAL", spec.to_string());
+        command.env("MEMTRACE_VIRTUAL_CARDS", cards_of_run());
         let search = list([folder.path().to_owned()], env::var_os("LD_LIBRARY_PATH"), b":");
         command.env("LD_LIBRARY_PATH", search);
         for (variable, name) in CACHES {
@@ -177,6 +179,15 @@ fn list_prefix() -> String {
 fn list_of_run(out: &Path) -> PathBuf {
     forget_killed_runs(out);
     out.join(format!("{}{}.run", list_prefix(), std::process::id()))
+}
+
+/// Where the processes of a run say what they hold of its virtual cards: a name that nobody can guess, in memory if
+/// there is a folder for that. The first process that needs it makes the file, and the last one takes it away.
+fn cards_of_run() -> PathBuf {
+    let random = || RandomState::new().hash_one(std::process::id());
+    let name = format!("memtrace-cards1-{}-{:016x}{:016x}", std::process::id(), random(), random());
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.join(name) } else { env::temp_dir().join(name) }
 }
 
 /// Lists whose run was killed, so that nobody reads them any more, go.

@@ -7,7 +7,7 @@
 use memtrace_devices::{Placement, Profile, Spec};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const DEFAULT: &str = "h100";
 
@@ -31,7 +31,7 @@ pub struct Device {
     pub index: usize,
     /// What kind of card it is.
     pub profile: Profile,
-    /// Bytes taken, contexts included.
+    /// Bytes that this process has taken, contexts included.
     pub used: AtomicU64,
 }
 
@@ -64,6 +64,16 @@ impl Device {
             let _ = write!(text, "{byte:02x}");
         }
         text
+    }
+
+    /// The processes that hold some of its memory, and how much.
+    pub fn holders(&self) -> Vec<(u32, u64)> {
+        super::card::holders(self.index, self.used.load(Relaxed))
+    }
+
+    /// Bytes that are taken, by whomever.
+    pub fn in_use(&self) -> u64 {
+        self.holders().iter().map(|(_, held)| held).sum::<u64>().min(self.total())
     }
 
     /// All of its memory, bytes.

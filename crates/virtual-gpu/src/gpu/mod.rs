@@ -18,6 +18,7 @@ pub mod address;
 pub mod array;
 pub mod attributes;
 pub mod border;
+mod card;
 pub mod config;
 pub mod contents;
 pub mod context;

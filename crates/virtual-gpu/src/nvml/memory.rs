@@ -3,17 +3,14 @@
 use super::{Code, Status, answer, device, invalid};
 use crate::constants as c;
 use crate::gpu::border::Out;
-use crate::gpu::config::{Device, machine};
-use crate::gpu::context;
 use crate::layout::cuda13::nvmlMemory_v2_st as version2;
-use core::sync::atomic::Ordering::Relaxed;
 
 /// Total, free, used.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetMemoryInfo(of: u64, out: Out<[u64; 3]>) -> Code {
     answer(|| {
         let gpu = device(of)?;
-        let used = gpu.used.load(Relaxed);
+        let used = gpu.in_use();
         invalid(out.set([gpu.total(), gpu.total() - used, used]))
     })
 }
@@ -23,7 +20,7 @@ pub extern "C" fn nvmlDeviceGetMemoryInfo(of: u64, out: Out<[u64; 3]>) -> Code {
 pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(of: u64, record: Out<u8>) -> Code {
     answer(|| {
         let gpu = device(of)?;
-        let used = gpu.used.load(Relaxed);
+        let used = gpu.in_use();
         invalid(record.at(version2::total.offset).set(gpu.total()))?;
         invalid(record.at(version2::reserved.offset).set(0u64))?;
         invalid(record.at(version2::free.offset).set(gpu.total() - used))?;
@@ -40,24 +37,17 @@ pub extern "C" fn nvmlDeviceGetBAR1MemoryInfo(of: u64, out: Out<[u64; 3]>) -> Co
     })
 }
 
-/// This process is on the GPU if it has a context there. Others are not seen: each has a machine of its
-/// own.
-fn is_here(gpu: &Device) -> bool {
-    let number = machine().devices().position(|other| other.index == gpu.index);
-    number.is_some_and(context::is_active)
-}
-
 /// Fills in the list the way NVML does: too little room is an error that says how much is needed.
-fn processes<T: Copy>(of: u64, count: Out<u32>, out: Out<T>, entry: fn(u64) -> T) -> Status {
-    let gpu = device(of)?;
-    let room = invalid(count.get())?;
-    let here = is_here(gpu);
-    invalid(count.set(here.into()))?;
-    if here && room == 0 {
+fn processes<T: Copy>(of: u64, count: Out<u32>, out: Out<T>, entry: fn(u32, u64) -> T) -> Status {
+    let list: Vec<T> = device(of)?.holders().iter().map(|&(pid, used)| entry(pid, used)).collect();
+    let room = invalid(count.get())? as usize;
+    invalid(count.set(list.len() as u32))?;
+    if list.len() > room {
         return Err(c::NVML_ERROR_INSUFFICIENT_SIZE);
     }
-    if here {
-        invalid(out.set(entry(gpu.used.load(Relaxed))))?;
+    if !list.is_empty() {
+        invalid(out.check())?;
+        out.fill(&list, room);
     }
     Ok(())
 }
@@ -71,10 +61,10 @@ pub struct Process {
     instances: [u32; 2],
 }
 
-fn entry(used: u64) -> Process {
+fn entry(pid: u32, used: u64) -> Process {
     /// No part of a GPU that was split up.
     const WHOLE: u32 = u32::MAX;
-    Process { pid: std::process::id(), used, instances: [WHOLE; 2] }
+    Process { pid, used, instances: [WHOLE; 2] }
 }
 
 #[unsafe(no_mangle)]
@@ -102,7 +92,7 @@ pub extern "C" fn nvmlDeviceGetComputeRunningProcesses(
     count: Out<u32>,
     out: Out<[u64; 2]>,
 ) -> Code {
-    answer(|| processes(of, count, out, |used| [std::process::id().into(), used]))
+    answer(|| processes(of, count, out, |pid, used| [pid.into(), used]))
 }
 
 /// Nobody draws.

@@ -6,7 +6,6 @@ use crate::gpu::border::{Out, runtime};
 use crate::gpu::memory::{Allocation, Kind, book};
 use crate::gpu::{Error, Result, address, config, context, work};
 use crate::layout::cuda12::cudaPointerAttributes as pointer;
-use core::sync::atomic::Ordering::Relaxed;
 
 /// Rows of a pitched allocation begin at multiples of this.
 const PITCH: u64 = 512;
@@ -203,7 +202,7 @@ pub extern "C" fn cudaHostGetFlags(flags: Out<u32>, addr: u64) -> Code {
 /// Free and total bytes of a device.
 pub(crate) fn free_and_total(device: usize) -> Result<(u64, u64)> {
     let gpu = config::machine().device(device).ok_or(Error::INVALID_DEVICE)?;
-    Ok((gpu.total() - gpu.used.load(Relaxed), gpu.total()))
+    Ok((gpu.total() - gpu.in_use(), gpu.total()))
 }
 
 #[unsafe(no_mangle)]

@@ -22,13 +22,14 @@ pub use pool::Pool;
 pub use vmm::{Location, Physical};
 
 use super::address::{self, CHUNK, Map};
+use super::card;
 use super::config::{Device, machine};
 use super::contents::Contents;
 use super::error::{Error, Result};
 use super::handle::Table;
 use super::heap::Heap;
 use super::space::{GRAIN, Space};
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::AtomicU64;
 use memtrace_devices::Placement;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -164,24 +165,24 @@ fn gpu(device: usize) -> Result<&'static Device> {
 pub struct Account {
     used: &'static AtomicU64,
     total: u64,
+    /// The card's number in the machine, by which processes share it; none for a test's own.
+    card: Option<usize>,
 }
 
 impl Account {
     /// The account of a GPU.
     pub fn of(gpu: &'static Device) -> Self {
-        Self { used: &gpu.used, total: gpu.total() }
+        Self { used: &gpu.used, total: gpu.total(), card: Some(gpu.index) }
     }
 
     /// Takes `bytes`, or refuses.
     pub fn take(self, bytes: u64) -> Result {
-        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.total);
-        let taken = self.used.fetch_update(Relaxed, Relaxed, fits);
-        taken.map(|_| ()).map_err(|_| Error::OUT_OF_MEMORY)
+        card::take(self.card, self.used, bytes, self.total)
     }
 
     /// Gives `bytes` back.
     pub fn give(self, bytes: u64) {
-        self.used.fetch_sub(bytes, Relaxed);
+        card::give(self.card, self.used, bytes);
     }
 }
 

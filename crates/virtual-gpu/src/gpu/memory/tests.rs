@@ -1,6 +1,7 @@
 //! The book of memory against simple models.
 
 use super::*;
+use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -9,7 +10,7 @@ const MIB: u64 = 1 << 20;
 fn fresh(total_mib: u64, devices: usize) -> Book {
     let account = || {
         let used = Box::leak(Box::new(AtomicU64::new(0)));
-        Account { used, total: total_mib * MIB }
+        Account { used, total: total_mib * MIB, card: None }
     };
     let accounts: Vec<Account> = (0..devices).map(|_| account()).collect();
     Book::new(address::init(), &accounts, Placement::default())

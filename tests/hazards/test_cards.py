@@ -1,0 +1,296 @@
+"""The processes of a run share its virtual cards (issue F, B13): the one that is refused is the one that would be.
+
+Whatever becomes of a process (it is killed, forks, becomes another program), what it held is given back when it is gone,
+and never before; nothing is left behind when all are.
+"""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import hazard
+import pytest
+import support
+
+CARD = hazard.PROGRAMS / "card.py"
+OUT_OF_MEMORY = 2
+GIB = 1024  # in MiB, as all figures here
+PREFIX = "memtrace-cards1-"
+
+
+class Run:
+    """A run whose first process is a shell that waits, and its processes."""
+
+    def __init__(self, spec="h100"):
+        done = support.memtrace("run", "--virtual", spec, "--record", "off", "--", "env", "-0")
+        printed = dict(line.split("=", 1) for line in support.must(done).stdout.split("\0") if "=" in line)
+        self.env = {k: v for k, v in printed.items() if support.environment().get(k) != v}
+        self.file = Path(self.env["MEMTRACE_VIRTUAL_CARDS"])
+        self.processes = []
+
+    def start(self, env=None):
+        process = subprocess.Popen(
+            [support.PYTHON, "-S", CARD],
+            env=support.environment({**self.env, **(env or {})}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+def run():
+    """A run on one H100."""
+    run = Run()
+    yield run
+    end(run)
+
+
+def end(run):
+    for process in run.processes:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+    run.file.unlink(missing_ok=True)
+
+
+def ask(process, *words):
+    tell(process, *words)
+    ready, _, _ = select.select([process.stdout], [], [], 60)
+    assert ready, f"no answer to {words}"
+    answer = process.stdout.readline().strip()
+    assert answer, f"no answer to {words}: {process.poll()}"
+    return int(answer) if answer.isdigit() else answer
+
+
+def tell(process, *words):
+    process.stdin.write(" ".join(map(str, words)) + "\n")
+    process.stdin.flush()
+    return process
+
+
+def leave(process):
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+def test_two_large_processes_do_not_fit(run):
+    first, second = run.start(), run.start()
+    assert ask(first, "take", 60 * GIB) == 0
+    assert ask(second, "take", 60 * GIB) == OUT_OF_MEMORY, "79 GiB hold 60 once"
+    assert ask(second, "take", 10 * GIB) == 0, "who is refused may ask for less"
+    assert ask(first, "free") == ask(second, "free") < 10 * GIB
+    assert ask(first, "give") == 0
+    assert ask(second, "take", 60 * GIB) == 0
+
+
+def test_contexts_count(run):
+    processes = [run.start() for _ in range(4)]
+    left = [ask(process, "free") for process in processes]
+    context = left[0] - left[1]
+    assert context > 200, "a context of an H100"
+    assert left == [left[0] - n * context for n in range(4)]
+    leave(processes.pop())
+    assert ask(processes[0], "free") == left[2], "and end with their process"
+
+
+@pytest.mark.parametrize("how", ["kill", "exit", "exec", "exec itself"])
+def test_what_ends_is_given_back(run, how):
+    first, second = run.start(), run.start()
+    before = ask(second, "free")
+    assert ask(first, "take", 60 * GIB) == 0
+    assert ask(second, "take", 60 * GIB) == OUT_OF_MEMORY
+    if how == "kill":
+        first.kill()
+        first.wait()
+    elif how == "exit":
+        leave(first)
+    elif how == "exec":
+        ask(first, "become", "sleep", 60)
+        until(lambda: Path(f"/proc/{first.pid}/comm").read_text() == "sleep\n")
+    else:
+        ask(first, "become", support.PYTHON, "-S", CARD)
+        assert ask(first, "take", 1) == 0, "the same program again, which has nothing yet"
+        assert ask(first, "used") < 2 * GIB
+        leave(first)
+    assert ask(second, "free") == before
+    assert ask(second, "take", 60 * GIB) == 0
+
+
+def until(done):
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_process_that_was_killed_and_not_waited_for_holds_nothing(run):
+    parent, other = run.start(), run.start()
+    ask(parent, "zombie")
+    before = ask(other, "free")
+    ask(parent, "zombie")
+    assert ask(other, "free") == before, "neither that GiB nor that context"
+
+
+def test_a_forked_child_takes_nothing_and_gives_nothing_back(run):
+    parent, other = run.start(), run.start()
+    assert ask(parent, "take", 60 * GIB) == 0
+    before = ask(other, "free")
+    assert ask(parent, "fork") == 3, "an initialisation error, as CUDA gives it"
+    assert ask(other, "free") == before
+    assert ask(other, "take", 60 * GIB) == OUT_OF_MEMORY
+    leave(other)
+    assert run.file.exists(), "the child's end was not its parent's"
+
+
+def test_nvml_knows_all_of_them_and_a_process_that_only_looks(run):
+    first, second, third = run.start(), run.start(), run.start()
+    assert ask(first, "take", 8 * GIB) == 0 and ask(second, "take", 2 * GIB) == 0
+    listed = [dict(re.findall(r"(\d+):(\d+)", ask(process, "processes"))) for process in (first, third)]
+    assert listed[0] == listed[1] and set(listed[0]) == {str(first.pid), str(second.pid)}
+    held = {pid: int(mib) for pid, mib in listed[0].items()}
+    assert held[str(first.pid)] - held[str(second.pid)] == 6 * GIB
+    assert ask(third, "used") == sum(held.values())
+    first.kill()
+    first.wait()
+    assert ask(third, "processes") == f"{second.pid}:{held[str(second.pid)]}"
+
+
+def test_sharing_is_by_the_card_not_by_its_number_in_the_process():
+    run = Run("h100*2")
+    try:
+        one, zero, both = run.start({"CUDA_VISIBLE_DEVICES": "1"}), run.start({"CUDA_VISIBLE_DEVICES": "0"}), run.start()
+        assert ask(one, "take", 60 * GIB) == 0
+        assert ask(zero, "take", 60 * GIB) == 0, "another card"
+        again = run.start({"CUDA_VISIBLE_DEVICES": "1,0"})
+        assert ask(again, "take", 60 * GIB) == OUT_OF_MEMORY
+        assert 60 * GIB < ask(both, "used", 0) < ask(both, "used", 1) < 62 * GIB, "and a context on the second"
+    finally:
+        end(run)
+
+
+def test_memory_of_another_process_is_counted_once(run):
+    owner, reader = run.start(), run.start()
+    assert ask(owner, "take", 30 * GIB) == 0
+    ask(reader, "free")
+    before = ask(owner, "used")
+    assert ask(reader, "open_handle", ask(owner, "export")) == 0
+    assert ask(owner, "used") == before
+
+
+def test_a_lock_that_a_killed_process_held_is_taken_over(run):
+    first = run.start()
+    assert ask(first, "take", 1) == 0
+    with run.file.open("r+b") as file:  # the first word is who decides
+        file.write((2**22 + 1).to_bytes(4, "little"))
+    assert ask(first, "take", 64) == 0
+    assert run.file.read_bytes()[:4] == bytes(4)
+
+
+def test_requests_at_one_time_fill_the_card_exactly(run):
+    """Processes that all take 64 MiB until they are refused, one of them killed meanwhile: no byte is lost or lent twice."""
+    whole = ask(one := run.start(), "fill", GIB)
+    leave(one)
+    for number in range(5):
+        processes = [run.start() for _ in range(4)]
+        for process in processes:
+            ask(process, "free")  # which makes its context
+        total = ask(processes[0], "free") + ask(processes[0], "used")
+        for process in processes:
+            tell(process, "fill", 64)
+        time.sleep(0.002 * number)
+        processes[number % 4].kill()
+        processes.pop(number % 4).wait()
+        for process in processes:
+            assert process.stdout.readline()
+        for process in processes:
+            ask(process, "fill", 64)
+        assert ask(processes[0], "free") < 64, "what is left is less than a request"
+        assert ask(processes[0], "free") + ask(processes[0], "used") == total
+        held = [int(mib) for mib in re.findall(r":(\d+)", ask(processes[0], "processes"))]
+        assert sum(held) == ask(processes[0], "used") <= total and len(held) == 3
+        for process in processes:
+            leave(process)
+    assert ask(run.start(), "fill", GIB) == whole, "all of it is there again"
+
+
+def test_nothing_is_left_when_the_run_is_over(tmp_path):
+    code = "import ctypes; p = ctypes.c_void_p(); ctypes.CDLL('libcudart.so.13').cudaMalloc(ctypes.byref(p), 1 << 20)"
+    say = "import os; print(os.path.exists(os.environ['MEMTRACE_VIRTUAL_CARDS']), os.environ['MEMTRACE_VIRTUAL_CARDS'])"
+    script = f'{support.PYTHON} -S -c "{code}; {say}"; {support.PYTHON} -S -c "{code}" & {support.PYTHON} -S -c "{code}" & wait'
+    done = support.must(support.memtrace("run", "--virtual", "t4", "--out", tmp_path, "--", "sh", "-c", script))
+    existed, path = done.stdout.split()
+    assert existed == "True" and not Path(path).exists()
+    assert not list(Path(path).parent.glob(f"{PREFIX}*-{Path(path).name.split('-')[-1]}"))
+
+
+def test_what_a_killed_run_left_goes_with_the_next(run):
+    first = run.start()
+    ask(first, "free")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert run.file.exists(), "nobody was left to take it away"
+    other = Run()
+    try:
+        ask(other.start(), "free")
+        assert not run.file.exists() and other.file.exists()
+    finally:
+        end(other)
+
+
+def test_a_run_that_lives_keeps_its_file(run):
+    ask(run.start(), "free")
+    other = Run()
+    try:
+        ask(other.start(), "free")
+        assert run.file.exists()
+    finally:
+        end(other)
+
+
+def test_without_a_run_a_process_is_alone(run):
+    del run.env["MEMTRACE_VIRTUAL_CARDS"]
+    first, second = run.start(), run.start()
+    assert ask(first, "take", 60 * GIB) == 0
+    assert ask(second, "take", 60 * GIB) == 0
+
+
+@pytest.mark.parametrize("wrong", ["folder", "link", "missing", "full"])
+def test_a_file_that_cannot_be_had_is_said_and_harms_nobody(run, tmp_path, wrong):
+    path, limits = tmp_path / "cards", ""
+    if wrong == "folder":
+        path.mkdir()
+    elif wrong == "link":
+        (tmp_path / "elsewhere").write_bytes(b"keep")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif wrong == "missing":
+        path = tmp_path / "no" / "cards"
+    else:
+        limits = "ulimit -f 1; "
+    env = support.environment({**run.env, "MEMTRACE_VIRTUAL_CARDS": str(path)})
+    command = ["sh", "-c", f'{limits}exec {support.PYTHON} -S "{CARD}"']
+    done = subprocess.run(command, env=env, input="take 100\nfree\n", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "0"), done
+    assert "this process has cards of its own" in done.stderr and str(path) in done.stderr
+    if wrong == "link":
+        assert (tmp_path / "elsewhere").read_bytes() == b"keep"
+
+
+def test_closing_every_descriptor_changes_nothing(run):
+    first, second = run.start(), run.start()
+    assert ask(first, "take", 60 * GIB) == 0
+    assert tell(first, "shut").stdout.readline() == "0\n"
+    assert ask(second, "take", 60 * GIB) == OUT_OF_MEMORY
+    assert ask(first, "give") == 0 and ask(second, "take", 60 * GIB) == 0
+
+
+def test_mode_and_owner_of_the_file(run):
+    ask(run.start(), "free")
+    assert run.file.stat().st_mode & 0o777 == 0o600 and run.file.stat().st_uid == os.geteuid()
