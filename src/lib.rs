@@ -81,7 +81,8 @@ fn wake_up() {
     }
     match WOKEN.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => guard::nested(|| {
-            if std::panic::catch_unwind(|| guard::uncancelled(turn_on)).is_err() {
+            let turned_on = || std::panic::catch_unwind(|| guard::uncancelled(turn_on));
+            if stack::room::aside(turned_on).is_err() {
                 switch_off("an internal error at the start");
             }
             WOKEN.store(AWAKE, Ordering::Release);

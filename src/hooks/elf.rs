@@ -8,6 +8,9 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::stack::checked::Process;
+use crate::stack::objects;
+
 /// See the module's essay.
 #[derive(Clone)]
 pub struct Tables {
@@ -56,7 +59,7 @@ struct Relocation {
 }
 
 impl Tables {
-    /// The tables of a loaded library.
+    /// The tables of a loaded library; `None` if it has none, or if the program has taken their memory away.
     ///
     /// # Safety
     /// `info` describes a loaded library, which stays.
@@ -65,6 +68,7 @@ impl Tables {
         const STRTAB: i64 = 5;
         const SYMTAB: i64 = 6;
         const RELA: i64 = 7;
+        const STRSZ: i64 = 10;
         const RELASZ: i64 = 8;
         const JMPREL: i64 = 23;
         const SONAME: i64 = 14;
@@ -86,15 +90,17 @@ impl Tables {
             protected: 0..0,
             mapped: 0..0,
         };
-        // SAFETY: promised by the caller: the program headers and the dynamic section that one of them names are mapped.
+        let mut strings_size = 0;
+        let process = Process::default();
+        let is_readable = |p: &Range<usize>| process.is_readable(p.start as u64, p.end as u64);
+        // SAFETY: the dynamic section that one of the program headers names is mapped, and ends with a zero.
         unsafe {
-            let headers = std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
             let mut dynamic = None;
-            for header in headers {
+            for header in objects::headers(info, &process) {
                 let start = base + header.p_vaddr as usize;
                 let end = start + header.p_memsz as usize;
                 match header.p_type {
-                    libc::PT_DYNAMIC => dynamic = Some(start),
+                    libc::PT_DYNAMIC => dynamic = Some(start..end),
                     libc::PT_GNU_RELRO => tables.protected = start..end,
                     // In ascending order.
                     libc::PT_LOAD if tables.mapped.is_empty() => tables.mapped = start..end,
@@ -102,7 +108,8 @@ impl Tables {
                     _ => {}
                 }
             }
-            tables.dynamic = dynamic?;
+            let dynamic = dynamic.filter(is_readable)?;
+            tables.dynamic = dynamic.start;
             let mut entry = tables.dynamic as *const [i64; 2];
             while (*entry)[0] != 0 {
                 let value = (*entry)[1] as usize;
@@ -110,6 +117,7 @@ impl Tables {
                 let at = if value < base { base + value } else { value };
                 match (*entry)[0] {
                     STRTAB => tables.strings = at,
+                    STRSZ => strings_size = value,
                     SYMTAB => tables.symbols = at,
                     SONAME => tables.own_name = Some(value),
                     GNU_HASH => tables.hashes = at,
@@ -125,7 +133,10 @@ impl Tables {
                 entry = entry.add(1);
             }
         }
-        (tables.strings != 0 && tables.symbols != 0).then_some(tables)
+        // The other tables lie beside the strings.
+        let strings_end = tables.strings + strings_size;
+        let whole = is_readable(&(strings_end.saturating_sub(8)..strings_end));
+        (tables.strings != 0 && tables.symbols != 0 && whole).then_some(tables)
     }
 
     /// Does this address lie in the library?

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use crate::hooks::elf::Tables;
 use crate::hooks::lookup;
 use crate::hooks::table::{ENTRY_POINTS, EntryPoint};
+use crate::stack::checked::Process;
+use crate::stack::{objects, room};
 
 /// What CUDA's functions answer that are nowhere: both APIs have 500 for a symbol that was not found
 /// (`cudaErrorSymbolNotFound`, `CUDA_ERROR_NOT_FOUND`).
@@ -61,15 +63,19 @@ impl Real {
 
     #[cold]
     fn look(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
-        let symbol = CString::new(symbol).ok()?;
-        // SAFETY: a look-up by name.
-        let next = NonNull::new(unsafe { lookup::really(libc::RTLD_NEXT, &symbol, None) });
-        let row = ENTRY_POINTS.iter().find(|row| *row.symbol == *symbol);
-        let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, f.as_ptr() as usize)));
-        let found = next.or_else(|| loaded_symbol(library, &symbol))?.as_ptr();
+        let found = room::aside(|| first(symbol, library))?.as_ptr();
         self.0.store(found, Ordering::Relaxed);
         Some(found)
     }
+}
+
+fn first(symbol: &str, library: &str) -> Option<NonNull<c_void>> {
+    let symbol = CString::new(symbol).ok()?;
+    // SAFETY: a look-up by name.
+    let next = NonNull::new(unsafe { lookup::really(libc::RTLD_NEXT, &symbol, None) });
+    let row = ENTRY_POINTS.iter().find(|row| *row.symbol == *symbol);
+    let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, f.as_ptr() as usize)));
+    next.or_else(|| loaded_symbol(library, &symbol))
 }
 
 // --- what the loader would have found ------------------------------------------------------------------
@@ -366,9 +372,7 @@ pub fn loaded(name: &str) -> Option<Loaded> {
         if !file.starts_with(search.name) {
             return 0;
         }
-        // SAFETY: `dlpi_phnum` headers follow.
-        let headers =
-            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+        let process = Process::default();
         let mut loaded = Loaded {
             path: path.to_owned(),
             base: info.dlpi_addr as usize,
@@ -376,7 +380,7 @@ pub fn loaded(name: &str) -> Option<Loaded> {
             text_end: 0,
             end: 0,
         };
-        for h in headers.iter().filter(|h| h.p_type == libc::PT_LOAD) {
+        for h in objects::headers(info, &process).iter().filter(|h| h.p_type == libc::PT_LOAD) {
             let start = info.dlpi_addr as usize + h.p_vaddr as usize;
             let end = start + h.p_memsz as usize;
             loaded.end = loaded.end.max(end);

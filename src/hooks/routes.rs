@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::table::{Api, ENTRY_POINTS, ROWS};
 use super::{resolve, words};
 use crate::message;
-use crate::stack::rules;
+use crate::stack::{objects, room};
 
 /// Libraries whose calls of one function go to CUDA and are told apart at once; for those beyond it is looked up again.
 const LINES: usize = 4;
@@ -166,16 +166,20 @@ pub unsafe extern "C" fn unknown() {
 }
 
 extern "C" fn choose(api: usize, caller: usize) -> Choice {
+    let known = ROUTES[api].foreign.iter().find_map(|line| line.of(caller));
+    match known {
+        Some(function) => Choice { jump: function, real: 0 },
+        None => room::aside(|| find_out(api, caller)),
+    }
+}
+
+fn find_out(api: usize, caller: usize) -> Choice {
     let (row, entry) = (&ROUTES[api], &ENTRY_POINTS[api]);
     let handler = entry.handler.0 as usize;
-    let known = |lines: &[Line]| lines.iter().find_map(|line| line.of(caller));
-    if let Some(function) = known(&row.foreign) {
-        return Choice { jump: function, real: 0 };
-    }
     let found = resolve::behind(entry, caller);
     words::look();
     let Some(found) = found else { return Choice { jump: handler, real: NOWHERE } };
-    let range = rules::library_at(caller as u64);
+    let range = objects::library_at(caller as u64);
     let range = range.map_or(caller..caller + 1, |r| r.start as usize..r.end as usize);
     let [of_known, of_foreign] = &row.written;
     if resolve::is_cudas(entry, found) {

@@ -11,7 +11,7 @@ use memtrace_format::blackbox::{DOOR_WORDS, DoorUse, Region, door_uses};
 
 use super::table::Door;
 use crate::record::blackbox::Mapped;
-use crate::stack::rules;
+use crate::stack::objects;
 
 /// See the module's essay.
 pub struct Usage(&'static [[AtomicU64; DOOR_WORDS]]);
@@ -27,7 +27,7 @@ impl Usage {
         let caller = door.caller as u64;
         for [start, end, calls] in places.as_chunks::<3>().0 {
             if end.load(Ordering::Acquire) == 0 {
-                let found = rules::library_at(caller).unwrap_or(caller..caller + 1);
+                let found = objects::library_at(caller).unwrap_or(caller..caller + 1);
                 let claim =
                     start.compare_exchange(0, found.start, Ordering::AcqRel, Ordering::Relaxed);
                 if claim.is_err() {

@@ -455,16 +455,17 @@ fn find_out(caller: usize) -> (u64, LabelId) {
 /// Words from the return address of the call that is under way there to that of the function which made it. A frame's stack
 /// begins after the return address into it.
 fn distance(caller: usize) -> u64 {
-    let (mut at, mut bytes) = (0, 0);
-    native::each_frame(&mut |pc, stack| {
-        if at != 0 {
-            bytes = stack.saturating_sub(at);
-        } else if pc == caller {
-            at = stack;
+    let (mut at, mut bytes) = (0_u64, 0);
+    native::each_frame(&mut |frame| {
+        match frame {
+            None => (at, bytes) = (0, 0),
+            Some((_, stack)) if at != 0 => bytes = stack.saturating_sub(at),
+            Some((pc, stack)) if pc == caller as u64 => at = stack,
+            Some(_) => {}
         }
         bytes != 0
     });
-    if bytes < 1 << 20 { bytes as u64 / 8 } else { 0 }
+    if bytes < 1 << 20 { bytes / 8 } else { 0 }
 }
 
 fn symbol_at(address: usize) -> Option<&'static CStr> {

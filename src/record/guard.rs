@@ -123,6 +123,21 @@ impl Local {
         if self.inside.replace(true) {
             return None;
         }
+        let result = if self.stacks.has_room() {
+            self.visit(recorder, f)
+        } else {
+            self.stacks.aside(|| self.visit(recorder, f))
+        };
+        self.inside.set(false);
+        result
+    }
+
+    #[inline]
+    fn visit<R>(
+        &self,
+        recorder: &'static Recorder,
+        f: impl FnOnce(&'static Recorder, &Local) -> R,
+    ) -> Option<R> {
         let visit = self.visits.get().wrapping_add(1);
         self.visits.set(visit);
         let began = if visit == 0 { clock::now_ns() } else { 0 };
@@ -133,7 +148,6 @@ impl Local {
             let took = clock::now_ns().saturating_sub(began);
             header[at::SAMPLED_NS].fetch_add(took, Ordering::Relaxed);
         }
-        self.inside.set(false);
         result.inspect_err(|_| crate::switch_off("an internal error")).ok()
     }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use memtrace_naming::Splice;
 
-use super::scratch::{Mine, Scratch, Site};
+use super::scratch::{Mine, Site};
 use super::{Mode, Regions, Stacks};
 
 fn stacks() -> Option<&'static Stacks> {
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn memtrace_debug_stack(buf: *mut c_char, len: usize) -> u
 /// Makes the calling thread forget the last stack that it took, so that the next one is taken from nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_debug_forget() {
-    MINE.with(|mine| mine.with(Site::Alloc, Scratch::forget));
+    MINE.with(|mine| mine.with(Site::Alloc, |scratch, _| scratch.forget()));
 }
 
 /// Nanoseconds that a capture takes at this place, over `rounds` captures.

@@ -30,15 +30,19 @@
 )]
 
 pub mod arena;
+pub mod checked;
 pub mod debug;
 pub mod deep;
 pub mod depot;
 pub mod modules;
 pub mod native;
+pub mod objects;
 pub mod python;
+pub mod room;
 pub mod rules;
 mod scratch;
 mod splice;
+pub mod tables;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -54,6 +58,7 @@ use self::modules::ModuleTable;
 use self::native::Registers;
 use self::python::code::CodeTable;
 use self::python::offsets::{found, runtime};
+use self::room::Room;
 use self::scratch::Scratch;
 pub use self::scratch::{Mine, Site};
 use self::splice::{Source, splice};
@@ -150,11 +155,11 @@ impl Stacks {
     /// The same, with native frames or without.
     #[inline(never)]
     fn capture_with<const NATIVE: bool>(&self, site: Site, mine: &Mine) -> StackId {
-        let here = if NATIVE { native::registers() } else { None };
+        let here = if NATIVE { native::registers() } else { Registers::default() };
         let mode = if NATIVE { Mode::All } else { Mode::Python };
-        let stack = mine.with(site, |scratch| match self.again(mode, here, scratch) {
+        let stack = mine.with(site, |scratch, room| match self.again(mode, here, scratch) {
             Some(id) => id,
-            None => self.take(mode, here, scratch),
+            None => self.take(mode, here, scratch, room),
         });
         stack.unwrap_or_else(|| self.missing(Reason::NoMemory))
     }
@@ -162,7 +167,7 @@ impl Stacks {
     /// The last stack, if this is certainly the same. Apart from the walks, and short: what a program does between two
     /// stacks drives all code of ours out of the processor's nearest memory.
     #[inline(always)]
-    fn again(&self, mode: Mode, here: Option<Registers>, scratch: &Scratch) -> Option<StackId> {
+    fn again(&self, mode: Mode, here: Registers, scratch: &Scratch) -> Option<StackId> {
         let id = scratch.last.whole(self.serial, mode)?;
         let all = mode == Mode::All;
         let python = python::walk::is_unchanged(found()?, self.serial, &scratch.python, all);
@@ -187,8 +192,8 @@ impl Stacks {
     }
 
     #[inline(never)]
-    fn take(&self, mode: Mode, here: Option<Registers>, scratch: &mut Scratch) -> StackId {
-        let Scratch { last, python, native, bounds, found, memo, words } = scratch;
+    fn take(&self, mode: Mode, here: Registers, scratch: &mut Scratch, room: &Room) -> StackId {
+        let Scratch { last, python, native, found, memo, words } = scratch;
         let runtime = runtime();
         let no_python = match runtime {
             Ok(runtime) => python::walk::walk(
@@ -204,7 +209,7 @@ impl Stacks {
                 Some(why)
             }
         };
-        let cut = if mode == Mode::All { native::walk(*bounds, here, native, found) } else { None };
+        let cut = if mode == Mode::All { native::walk(room, here, native, found) } else { None };
         let source = Source {
             depot: &self.depot,
             serial: self.serial,

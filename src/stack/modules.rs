@@ -6,13 +6,14 @@
 //! another. The list is brought up to date when somebody is about to write names, when a library was closed
 //! (see [`super::closing`]) and now and then by the background thread; never in a hook.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::stacks::{EPOCH_MAX, HEADER, MODULE_FIXED, MODULE_MAGIC};
 
 use super::arena::Arena;
+use super::objects::{self, Listed};
 use super::rules;
 use crate::hot::HOT;
 
@@ -140,78 +141,46 @@ impl ModuleTable {
 
 /// How many libraries the loader has loaded and unloaded so far.
 fn counts() -> Counts {
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        counts: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record and our own pointer.
-        unsafe { *counts.cast::<Counts>() = ((*info).dlpi_adds, (*info).dlpi_subs) };
-        1
-    }
-    let mut counts = (0, 0);
-    // SAFETY: `visit` gets the pointer to `counts`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut counts).cast()) };
-    counts
+    objects::each(|object| Some(object.counts)).unwrap_or_default()
 }
 
 /// All loaded libraries.
 fn loaded() -> (Vec<Library>, Counts) {
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        found: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record and our own pointer.
-        let (info, (libraries, counts)) =
-            unsafe { (&*info, &mut *found.cast::<(Vec<Library>, Counts)>()) };
-        *counts = (info.dlpi_adds, info.dlpi_subs);
-        let path = if info.dlpi_name.is_null() {
-            &[][..]
-        } else {
-            // SAFETY: the loader's names are C strings.
-            unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes()
-        };
-        // SAFETY: the loader's record says how many headers there are, and they stay while it is loaded.
-        if let Some(library) = unsafe { library(info, path) } {
-            libraries.push(library);
-        }
-        0
-    }
-    let mut found: (Vec<Library>, Counts) = (Vec::with_capacity(512), (0, 0));
-    // SAFETY: `visit` gets the pointer to `found`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    let (mut libraries, mut counts) = (Vec::with_capacity(512), (0, 0));
+    let _: Option<()> = objects::each(|object| {
+        counts = object.counts;
+        libraries.extend(library(object));
+        None
+    });
     // The program itself has no name there.
-    if let Some(main) = found.0.first_mut().filter(|l| l.path.is_empty())
+    if let Some(main) = libraries.first_mut().filter(|l| l.path.is_empty())
         && let Ok(path) = std::fs::read_link("/proc/self/exe")
     {
         main.path = path.into_os_string().into_encoded_bytes();
     }
-    found
+    (libraries, counts)
 }
 
 const PAGE: u64 = 4096;
+/// More notes than this are no build id.
+const MOST_NOTES: u64 = 1 << 16;
 
-/// # Safety
-/// `info` is the record of a loaded library.
-unsafe fn library(info: &libc::dl_phdr_info, path: &[u8]) -> Option<Library> {
-    // SAFETY: as the caller promises.
-    let headers =
-        unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-    let (mut start, mut end, mut build_id) = (u64::MAX, 0, Vec::new());
-    for h in headers {
-        let at = info.dlpi_addr.wrapping_add(h.p_vaddr);
-        if h.p_type == libc::PT_LOAD {
-            start = start.min(at);
-            end = end.max(at.wrapping_add(h.p_memsz));
-        } else if h.p_type == libc::PT_NOTE && build_id.is_empty() {
-            // SAFETY: notes are part of what is loaded.
-            let notes = unsafe { std::slice::from_raw_parts(at as *const u8, h.p_filesz as usize) };
-            build_id = gnu_build_id(notes).unwrap_or_default().to_vec();
+fn library(object: &Listed<'_>) -> Option<Library> {
+    let mut build_id = Vec::new();
+    let (start, end) = object.range(|h| {
+        if h.p_type == libc::PT_NOTE && build_id.is_empty() {
+            let notes = object.bytes(h.p_vaddr, h.p_filesz.min(MOST_NOTES) as usize);
+            build_id = notes.as_deref().and_then(gnu_build_id).unwrap_or_default().to_vec();
         }
-    }
+    });
+    let path = if object.name.is_null() {
+        &[][..]
+    } else {
+        // SAFETY: the loader's names are C strings, in its own memory.
+        unsafe { CStr::from_ptr(object.name) }.to_bytes()
+    };
     (start < end).then(|| Library {
-        base: info.dlpi_addr,
+        base: object.base,
         start: start / PAGE * PAGE,
         end,
         build_id,

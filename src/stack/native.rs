@@ -2,9 +2,9 @@
 //!
 //! The walk follows the rules of [`super::rules`] and reads nothing but the thread's own stack, between its
 //! stack pointer and the stack's end: a wrong rule can give a wrong frame, but never a fault. Where a rule is
-//! unknown, or the thread runs on a stack that isn't its own (fibers, signal stacks), the whole stack is
-//! taken by the system's unwinder instead, which is slower but knows all there is to know: generated code that
-//! was registered with it, signal frames, odd tables.
+//! unknown, or the thread runs on a stack that isn't its own (fibers, signal stacks), another walk ([`odd`])
+//! takes the whole stack instead. It is slower, reads as carefully, and knows all there is to know: generated code whose tables
+//! were registered, signal frames, odd tables. The system's own unwinder is never called: it believes what it reads.
 //!
 //! **What didn't change is not walked again.** A step out of a frame is a function of three registers (instruction,
 //! stack and frame pointer), of the rule for the first, and of at most two words of the stack, whose places follow
@@ -26,16 +26,17 @@
 //! remembered of a frame pointer that does not matter may be out of date. Where a walk leaves what is remembered it is
 //! read again, from where the nearest frame further in keeps it.
 
-use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::stacks::Reason;
 
-use self::system::by_system;
-pub use self::system::each_frame;
 use super::deep::Deep;
+use super::objects::own_library;
+use super::room::{Room, stack_pointer};
 pub use super::rules::Registers;
-use super::rules::{Outcome, Rule, Step, generation, object_at, rule_for};
+use super::rules::{Outcome, Rule, Step, generation, rule_for};
+use crate::record::guard;
 
 /// Frames that are kept of each end of a deep stack.
 pub const HALF: usize = 256;
@@ -295,13 +296,11 @@ impl Trail {
 
     /// Does a walk from `here` come to no other frames than the last one, and to all of them, for certain?
     #[inline(always)]
-    pub fn is_unchanged(&self, here: Option<Registers>) -> bool {
-        here.is_some_and(|here| {
-            // SAFETY: this is where the last walk was, too.
-            generation() == Some(self.generation)
-                && self.begins(here)
-                && unsafe { changed(&self.proofs[..self.len]) }.is_none()
-        })
+    pub fn is_unchanged(&self, here: Registers) -> bool {
+        // SAFETY: this is where the last walk was, too.
+        generation() == Some(self.generation)
+            && self.begins(here)
+            && unsafe { changed(&self.proofs[..self.len]) }.is_none()
     }
 
     /// Does a walk from `here`, under the same generation of rules, come to the innermost frame of the last one for certain?
@@ -359,35 +358,6 @@ unsafe fn word(at: u64) -> u64 {
     unsafe { (at as *const u64).read_unaligned() }
 }
 
-/// The stack of a thread: from the lowest address to the one after the highest.
-#[derive(Clone, Copy, Default)]
-pub struct Bounds {
-    low: u64,
-    high: u64,
-}
-
-impl Bounds {
-    /// The calling thread's stack. Slow (for the main thread, the C library reads a file): once a thread.
-    pub fn of_thread() -> Bounds {
-        // SAFETY: an all-zero attribute object is only written to; it is destroyed if it was filled in.
-        unsafe {
-            let mut attr: libc::pthread_attr_t = std::mem::zeroed();
-            if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attr) != 0 {
-                return Bounds::default();
-            }
-            let (mut at, mut size) = (std::ptr::null_mut::<c_void>(), 0);
-            let known =
-                libc::pthread_attr_getstack(&raw const attr, &raw mut at, &raw mut size) == 0;
-            libc::pthread_attr_destroy(&raw mut attr);
-            if known {
-                Bounds { low: at as u64, high: at as u64 + size as u64 }
-            } else {
-                Bounds::default()
-            }
-        }
-    }
-}
-
 /// More frames than this are never followed.
 const MAX_FRAMES: usize = 1 << 14;
 
@@ -395,32 +365,26 @@ const MAX_FRAMES: usize = 1 << 14;
 /// walk's own use. It begins `here`, in a frame of memtrace's that is still active. Returns why it does not reach
 /// the outermost.
 #[inline(never)]
-pub fn walk(
-    bounds: Bounds,
-    here: Option<Registers>,
-    trail: &mut Trail,
-    found: &mut Found,
-) -> Option<Reason> {
-    if let Some(here) = here {
-        let generation = generation();
-        if let Some(kept) = by_rules(bounds, here, trail, generation, found) {
-            let too_many = found.0.gap().is_some() || kept + found.0.len() > MAX;
-            if kept == 0 || !too_many {
-                // SAFETY: here and below, memtrace's own frames are those that call this.
-                unsafe { trail.extend(kept, found) };
-                trail.generation = if too_many { 0 } else { generation.unwrap_or(0) };
-                return None;
-            }
-            // Which frames are left out must not depend on what is remembered.
-            if by_rules(bounds, here, trail, None, found).is_some() {
-                // SAFETY: as above.
-                unsafe { trail.extend(0, found) };
-                trail.generation = 0;
-                return None;
-            }
+pub fn walk(room: &Room, here: Registers, trail: &mut Trail, found: &mut Found) -> Option<Reason> {
+    let own = room.in_use(here.sp);
+    let generation = generation();
+    if let Some(kept) = by_rules(&own, here, trail, generation, found) {
+        let too_many = found.0.gap().is_some() || kept + found.0.len() > MAX;
+        if kept == 0 || !too_many {
+            // SAFETY: here and below, memtrace's own frames are those that call this.
+            unsafe { trail.extend(kept, found) };
+            trail.generation = if too_many { 0 } else { generation.unwrap_or(0) };
+            return None;
+        }
+        // Which frames are left out must not depend on what is remembered.
+        if by_rules(&own, here, trail, None, found).is_some() {
+            // SAFETY: as above.
+            unsafe { trail.extend(0, found) };
+            trail.generation = 0;
+            return None;
         }
     }
-    let why = by_system(found);
+    let why = odd_walk(room, found);
     trail.own_len = 0;
     // SAFETY: there are no frames of memtrace's own.
     unsafe { trail.extend(0, found) };
@@ -428,57 +392,73 @@ pub fn walk(
     why
 }
 
-/// The innermost return address of the calling thread that is neither memtrace's own nor one that `skipped` accepts, if the
-/// rules lead there.
+/// The walk for all other stacks.
+#[cold]
+#[inline(never)]
+fn odd_walk(room: &Room, found: &mut Found) -> Option<Reason> {
+    let own = own_code();
+    let here = room.left_at(stack_pointer() as u64).unwrap_or_else(odd::here);
+    let mut visit = |frame: Option<(u64, u64)>| {
+        let Some((pc, sp)) = frame else {
+            found.0.clear();
+            return false;
+        };
+        let ours = found.0.is_empty() && (own.0..own.1).contains(&pc);
+        if pc != 0 && !ours {
+            let frame = Native { pc, sp, ..Native::default() };
+            found.0.push(Stop { frame, way: Way::UNKNOWN });
+        }
+        false
+    };
+    visit(None);
+    let whole = room.run(|| odd::walk(room, &here, &mut visit));
+    (!whole).then_some(Reason::Truncated)
+}
+
+/// Shows the calling thread's frames outside of memtrace, innermost first: where each goes on, and its stack pointer there.
+/// Ends when `visit` says so; `None` tells it that the walk begins again.
+pub fn each_frame(visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) {
+    guard::local(|local| {
+        let Some(room) = local.stacks.room() else { return };
+        let here = room.left_at(stack_pointer() as u64).unwrap_or_else(odd::here);
+        room.run(|| odd::walk(room, &here, visit));
+    });
+}
+
+/// The innermost return address of the calling thread that is neither memtrace's own nor one that `skipped` accepts, if it is
+/// known how to get there.
 pub fn first_outside(skipped: impl Fn(u64) -> bool) -> Option<u64> {
     /// Frames that are looked at.
     const NEAR: usize = 64;
-    thread_local! {
-        static BOUNDS: std::cell::Cell<Option<Bounds>> = const { std::cell::Cell::new(None) };
-    }
-    let bounds = BOUNDS.get().unwrap_or_else(Bounds::of_thread);
-    BOUNDS.set(Some(bounds));
-    let mut here = registers()?;
-    let low = here.sp;
-    if low >= bounds.high {
-        return None;
-    }
-    let read = |at: u64| {
-        let inside = at >= low && at <= bounds.high - 8;
-        // SAFETY: the bytes between the stack pointer and the end of the thread's stack are mapped and readable.
-        inside.then(|| unsafe { (at as *const u64).read_unaligned() })
-    };
     let own = own_code();
-    for _ in 0..NEAR {
-        if !(own.0..own.1).contains(&here.pc) && !skipped(here.pc) {
-            return Some(here.pc);
-        }
-        let Outcome::Caller(step) = rule_for(here.pc).step(here, read) else { return None };
-        here = step.caller;
-    }
-    None
+    let (mut seen, mut found) = (0, None);
+    each_frame(&mut |frame| {
+        let Some((pc, _)) = frame else {
+            seen = 0;
+            return false;
+        };
+        seen += 1;
+        found = Some(pc).filter(|_| !(own.0..own.1).contains(&pc) && !skipped(pc));
+        found.is_some() || seen == NEAR
+    });
+    found
 }
 
 /// The walk by rules from `here`, until it comes to what is remembered under this generation and unchanged. Returns how
 /// many frames that are; `None` if the walk has to be done otherwise.
 #[inline(never)]
 fn by_rules(
-    bounds: Bounds,
+    own_stack: &Range<u64>,
     mut here: Registers,
     trail: &mut Trail,
     generation: Option<u64>,
     found: &mut Found,
 ) -> Option<usize> {
     found.0.clear();
-    // The main thread's stack grows, so its low end is where we are.
-    if here.sp >= bounds.high || here.sp + (1 << 30) < bounds.low {
-        return None;
-    }
-    let low = here.sp;
+    let (low, last) = (own_stack.start, own_stack.end.checked_sub(8)?);
     let read = |at: u64| {
-        let inside = at >= low && at <= bounds.high - 8;
-        // SAFETY: the bytes between the stack pointer and the end of the thread's stack are mapped and readable.
-        inside.then(|| unsafe { (at as *const u64).read_unaligned() })
+        // SAFETY: the bytes between the stack pointer and the end of the thread's own stack are mapped and readable.
+        (at >= low && at <= last).then(|| unsafe { word(at) })
     };
     let own = own_code();
     let known = generation == Some(trail.generation);
@@ -539,27 +519,18 @@ fn by_rules(
 
 /// The registers as they are in the calling function behind this call.
 #[inline(always)]
-#[cfg(target_arch = "x86_64")]
-#[allow(clippy::unnecessary_wraps, reason = "other architectures have none")]
-pub fn registers() -> Option<Registers> {
+pub fn registers() -> Registers {
     let (pc, sp, fp);
     // SAFETY: a call that changes these three registers.
     unsafe {
         std::arch::asm!("call {}", sym caller_registers, out("rax") pc, out("rcx") sp, out("rdx") fp);
     }
-    Some(Registers { pc, sp, fp })
-}
-
-/// On other architectures the system's unwinder takes every stack.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn registers() -> Option<Registers> {
-    None
+    Registers { pc, sp, fp }
 }
 
 /// What the caller's instruction pointer, stack pointer and frame pointer are once this has returned: a return address,
 /// where unwind tables are exact. In rax, rcx and rdx: from memory they would be read in other pieces than they were
 /// written in, for which the processor waits.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn caller_registers() {
     core::arch::naked_asm!("mov rax, [rsp]", "lea rcx, [rsp + 8]", "mov rdx, rbp", "ret")
@@ -573,17 +544,16 @@ fn own_code() -> (u64, u64) {
     if end != 0 {
         return (START.load(Ordering::Relaxed), end);
     }
-    let object = object_at(own_code as *const () as u64).filter(|o| !o.main);
-    let (start, end) = object.map_or(OWN_IN_PROGRAM(), |o| (o.start, o.end));
+    let (start, end) = own_library().map_or(OWN_IN_PROGRAM(), |o| (o.start, o.end));
     START.store(start, Ordering::Relaxed);
     END.store(end, Ordering::Release);
     (start, end)
 }
 
-mod system;
-#[cfg(all(test, target_arch = "x86_64"))]
+pub mod odd;
+#[cfg(test)]
 mod tests;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 const OWN_IN_PROGRAM: fn() -> (u64, u64) = tests::own_code;
-#[cfg(not(all(test, target_arch = "x86_64")))]
+#[cfg(not(test))]
 const OWN_IN_PROGRAM: fn() -> (u64, u64) = || (1, 1);

@@ -11,20 +11,18 @@
 //! A walk needs only the stack pointer, the frame pointer and the return address, and these rules know only
 //! those. Whatever else a table asks for (another base register, an expression beyond the one that compilers
 //! use to realign a stack, a signal handler's frame) is [`Rule::UNKNOWN`]: then nothing is guessed, and the
-//! caller walks this stack with the system's unwinder.
+//! caller walks this stack by the tables themselves ([`super::native`]).
 //!
 //! Rules outlive a library that is unloaded, and another one may come to lie at its addresses: see [`forget`].
 
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, NativeEndian, Operation, Pointer,
-    Register, RegisterRule, UnwindContext, UnwindContextStorage, UnwindSection, UnwindTableRow,
-    X86_64,
-};
+use gimli::{CfaRule, Operation, RegisterRule, X86_64};
 
+use super::checked::{Process, Window};
 use super::depot::mix;
+use super::room::aside;
+use super::tables::{self, Row};
 
 /// How to get to the caller's frame. Bits: 0–2 the base of the canonical frame address (the caller's stack
 /// pointer, CFA), 3–4 where the frame pointer is saved, 8–35 and 36–63 their offsets.
@@ -56,7 +54,7 @@ enum Saved {
 }
 
 /// Registers of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Registers {
     /// Instruction pointer: a return address.
     pub pc: u64,
@@ -183,7 +181,12 @@ pub fn rule_for(pc: u64) -> Rule {
 
 #[cold]
 fn look_up(pc: u64, line: usize) -> Rule {
-    let rule = read_tables(pc).unwrap_or(Rule::UNKNOWN);
+    // A return address may be the first of the next function: the call is before it.
+    let call = pc.wrapping_sub(1);
+    let rule = aside(|| {
+        let process = Process::default();
+        tables::loaded(&Window::new(&process), call, translate).unwrap_or(Rule::UNKNOWN)
+    });
     if rule == Rule::UNKNOWN || UNLOADING.load(Ordering::Acquire) != 0 {
         return rule; // not kept: the library may still be on its way in, or out
     }
@@ -242,45 +245,12 @@ pub fn while_unloading<T>(unload: impl FnOnce() -> T) -> T {
     unload()
 }
 
-/// Storage for reading a table without allocation: x86-64 has 17 registers that a table can name.
-struct OnStack;
-impl UnwindContextStorage<usize> for OnStack {
-    type Rules = [(Register, RegisterRule<usize>); 24];
-    type Stack = [UnwindTableRow<usize, Self>; 3];
-}
-
-type Slice = EndianSlice<'static, NativeEndian>;
-
-/// Reads the unwind tables of the library that `pc` returns into.
-fn read_tables(pc: u64) -> Option<Rule> {
-    // A return address may be the first of the next function: the call is before it.
-    let call = pc.checked_sub(1)?;
-    let object = object_at(call)?;
-    super::modules::met(object.start, object.end);
-    let slice = |at: u64| -> Option<Slice> {
-        let length = object.end.checked_sub(at).filter(|n| at >= object.start && *n > 0)?;
-        // SAFETY: the tables lie in the mapped part of the object; what is read of them is theirs, as the
-        // linker laid it out. The object stays loaded, because code of it is on the caller's stack.
-        let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, length as usize) };
-        Some(EndianSlice::new(bytes, NativeEndian))
-    };
-    let header_slice = slice(object.eh_frame_hdr)?;
-    let bases = BaseAddresses::default().set_eh_frame_hdr(object.eh_frame_hdr);
-    let header = EhFrameHdr::from(header_slice).parse(&bases, 8).ok()?;
-    let Pointer::Direct(eh_frame) = header.eh_frame_ptr() else { return None };
-    let bases = bases.set_eh_frame(eh_frame);
-    let frames = EhFrame::from(slice(eh_frame)?);
-    let table = header.table()?;
-    let fde = table.fde_for_address(&frames, &bases, call, EhFrame::cie_from_offset).ok()?;
-    if fde.is_signal_trampoline() || fde.cie().return_address_register() != X86_64::RA {
-        return None;
+/// The rule that a table's row is, if it is one.
+pub fn translate(row: &Row<'_>) -> Rule {
+    let Row { row, frames, signal } = *row;
+    if signal {
+        return Rule::UNKNOWN;
     }
-    let mut context = UnwindContext::<usize, OnStack>::new_in();
-    let row = fde.unwind_info_for_address(&frames, &bases, &mut context, call).ok()?;
-    Some(translate(row, &frames))
-}
-
-fn translate(row: &UnwindTableRow<usize, OnStack>, frames: &EhFrame<Slice>) -> Rule {
     match row.register(X86_64::RA) {
         None | Some(RegisterRule::Undefined) => return Rule::END,
         Some(RegisterRule::Offset(-8)) => {}
@@ -330,138 +300,4 @@ fn translate(row: &UnwindTableRow<usize, OnStack>, frames: &EhFrame<Slice>) -> R
         (Some((base, b)), Some((saved, s))) => Rule::new(base, b, saved, s),
         _ => Rule::UNKNOWN,
     }
-}
-
-/// A loaded object: where it is mapped and where the index of its unwind tables is.
-#[derive(Clone, Copy, Debug)]
-pub struct Object {
-    /// First mapped address.
-    pub start: u64,
-    /// Address after the last mapped one.
-    pub end: u64,
-    eh_frame_hdr: u64,
-    /// It is the program itself, not a library.
-    pub main: bool,
-}
-
-/// The loaded object that has `address`, and unwind tables.
-///
-/// glibc answers this without a lock since 2.35. Before, there is only the loop over all objects, under the
-/// loader's lock, which the system's own unwinder takes for every frame; we take it once for every new address.
-pub fn object_at(address: u64) -> Option<Object> {
-    match dl_find_object() {
-        Some(find) => {
-            let mut found = FoundObject {
-                flags: 0,
-                start: 0,
-                end: 0,
-                link_map: std::ptr::null(),
-                eh_frame: 0,
-                reserved: [0; 7],
-            };
-            // SAFETY: `found` is as large as the structure that glibc documents for x86-64.
-            let missing = unsafe { find(address as *const c_void, &raw mut found) };
-            if missing != 0 || found.eh_frame == 0 {
-                return None;
-            }
-            // SAFETY: the link map of a loaded object and its name stay as long as the object.
-            let main =
-                unsafe { found.link_map.as_ref().is_none_or(|m| m.name.is_null() || *m.name == 0) };
-            Some(Object { start: found.start, end: found.end, eh_frame_hdr: found.eh_frame, main })
-        }
-        None => search(address),
-    }
-}
-
-/// glibc's `struct dl_find_object`, as its manual has it for this architecture.
-#[repr(C)]
-struct FoundObject {
-    flags: u64,
-    start: u64,
-    end: u64,
-    link_map: *const LinkMap,
-    eh_frame: u64,
-    reserved: [u64; 7],
-}
-
-/// The public part of the loader's `struct link_map`, as far as we read it.
-#[repr(C)]
-struct LinkMap {
-    addr: u64,
-    name: *const std::ffi::c_char,
-}
-
-type FindObject = unsafe extern "C" fn(*const c_void, *mut FoundObject) -> c_int;
-
-/// glibc's function, if it has it.
-fn dl_find_object() -> Option<FindObject> {
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    let absent = std::ptr::dangling_mut::<c_void>();
-    let mut at = FOUND.load(Ordering::Relaxed);
-    if at.is_null() {
-        // SAFETY: the name is a C string.
-        at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
-        if at.is_null() {
-            at = absent;
-        }
-        FOUND.store(at, Ordering::Relaxed);
-    }
-    // SAFETY: the function has had this prototype since glibc 2.35, which brought it.
-    (at != absent).then(|| unsafe { std::mem::transmute::<*mut c_void, FindObject>(at) })
-}
-
-/// The range of the library that an address lies in, without a lock; `None`: no library, or glibc has no such search.
-pub fn library_at(address: u64) -> Option<std::ops::Range<u64>> {
-    let find = dl_find_object()?;
-    let mut found = std::mem::MaybeUninit::<FoundObject>::zeroed();
-    // SAFETY: glibc's function, which fills the record if it returns 0; all zeros are a valid record.
-    let found = unsafe {
-        if find(address as *const c_void, found.as_mut_ptr()) != 0 {
-            return None;
-        }
-        found.assume_init()
-    };
-    Some(found.start..found.end)
-}
-
-/// The same by looking at all loaded objects.
-fn search(address: u64) -> Option<Object> {
-    struct Search {
-        address: u64,
-        first: bool,
-        found: Option<Object>,
-    }
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        search: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record and our own pointer.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
-        let main = std::mem::take(&mut search.first);
-        // SAFETY: the loader's record says how many headers there are.
-        let headers =
-            unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-        let (mut start, mut end, mut table) = (u64::MAX, 0, 0);
-        for h in headers {
-            let at = info.dlpi_addr.wrapping_add(h.p_vaddr);
-            match h.p_type {
-                libc::PT_LOAD => {
-                    start = start.min(at);
-                    end = end.max(at.wrapping_add(h.p_memsz));
-                }
-                libc::PT_GNU_EH_FRAME => table = at,
-                _ => {}
-            }
-        }
-        if (start..end).contains(&search.address) {
-            search.found = (table != 0).then_some(Object { start, end, eh_frame_hdr: table, main });
-            return 1;
-        }
-        0
-    }
-    let mut search = Search { address, first: true, found: None };
-    // SAFETY: `visit` gets the pointer to `search`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
 }

@@ -1,4 +1,4 @@
-//! What a thread needs for its stack walks: buffers, the bounds of its stack, and the last stack it took.
+//! What a thread needs for its stack walks: buffers, room to work in, and the last stack it took.
 //!
 //! It is too large for thread-local storage and must not have a destructor there, so the thread keeps a
 //! pointer to a mapping of its own, in a variable ([`Mine`]) that the caller has: he has looked up his thread-local
@@ -13,9 +13,10 @@
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use super::native::{self, Bounds};
+use super::native;
 use super::python::code::Memo;
 use super::python::walk;
+use super::room::{Room, stack_pointer};
 use super::splice::{Last, Words};
 
 /// What a thread works with. All zeros is a valid, empty one. What says that a stack is the last one lies together.
@@ -27,8 +28,6 @@ pub struct Scratch {
     pub python: walk::Trail,
     /// Its native frames, and what it remembers of them.
     pub native: native::Trail,
-    /// The thread's stack.
-    pub bounds: Bounds,
     /// Native frames while they are found.
     pub found: native::Found,
     /// What it remembers of code objects.
@@ -61,36 +60,62 @@ pub enum Site {
 struct Block {
     next: AtomicPtr<Block>,
     owner: AtomicUsize,
+    room: Room,
     scratch: UnsafeCell<[Scratch; 2]>,
 }
 
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Where a thread keeps its block; a thread-local variable, of which a thread has only one.
-pub struct Mine(Cell<Option<&'static Block>>);
+pub struct Mine {
+    block: Cell<Option<&'static Block>>,
+    /// Where the thread's own stack has room for a hook: from which address on, and how many bytes.
+    roomy: Cell<(usize, usize)>,
+}
 
 impl Mine {
     /// Nothing yet.
     #[allow(clippy::new_without_default, reason = "made in one place, where it must be constant")]
     pub const fn new() -> Mine {
-        Mine(Cell::new(None))
+        Mine { block: Cell::new(None), roomy: Cell::new((0, 0)) }
     }
 
-    /// Runs `f` with the calling thread's scratch space for this site; `None` if there is no memory for it. `f` must not
-    /// call this.
+    /// The thread's block; `None` if there is no memory for it.
     #[inline]
-    pub fn with<T>(&self, site: Site, f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
-        let block = if let Some(block) = self.0.get() {
-            block
-        } else {
-            let block = take(std::ptr::from_ref(self) as usize)?;
-            self.0.set(Some(block));
-            block
-        };
+    fn block(&self) -> Option<&'static Block> {
+        self.block.get().or_else(|| take(self))
+    }
+
+    /// Runs `f` with the calling thread's scratch space for this site, and its room; `None` if there is no memory for
+    /// them. `f` must not call this.
+    #[inline]
+    pub fn with<T>(&self, site: Site, f: impl FnOnce(&mut Scratch, &Room) -> T) -> Option<T> {
+        let block = self.block()?;
         // SAFETY: the block is this thread's alone: its owner word has the address of this thread's variable,
         // and the caller promises not to nest.
         let spaces = unsafe { &mut *block.scratch.get() };
-        Some(f(&mut spaces[site as usize]))
+        Some(f(&mut spaces[site as usize], &block.room))
+    }
+
+    /// Is the thread on its own stack, with room for a hook?
+    #[inline(always)]
+    pub fn has_room(&self) -> bool {
+        let (low, bytes) = self.roomy.get();
+        stack_pointer().wrapping_sub(low) < bytes
+    }
+
+    /// Runs `f` on a stack that has room for anything, if there is memory for one.
+    #[inline]
+    pub fn aside<R>(&self, f: impl FnOnce() -> R) -> R {
+        match self.room() {
+            Some(room) => room.run(f),
+            None => f(),
+        }
+    }
+
+    /// The calling thread's room.
+    pub fn room(&self) -> Option<&'static Room> {
+        self.block().map(|block| &block.room)
     }
 }
 
@@ -100,19 +125,19 @@ fn blocks() -> impl Iterator<Item = &'static Block> {
     std::iter::successors(follow(&BLOCKS), move |b| follow(&b.next))
 }
 
-/// The block of the thread whose variable is at `me`: a dead thread's, or a new one.
+/// The block of the thread whose variable this is: a dead thread's, or a new one.
 #[cold]
-fn take(me: usize) -> Option<&'static Block> {
+fn take(mine: &Mine) -> Option<&'static Block> {
+    let me = std::ptr::from_ref(mine) as usize;
     let inherited = blocks().find(|b| b.owner.load(Ordering::Relaxed) == me);
     let block = match inherited {
         Some(block) => block,
         None => make(me)?,
     };
+    mine.block.set(Some(block));
+    mine.roomy.set(block.room.enter().roomy());
     // SAFETY: only one live thread can have its variable at this address, and that is the calling one.
-    let spaces = unsafe { &mut *block.scratch.get() };
-    let bounds = Bounds::of_thread();
-    for scratch in spaces {
-        scratch.bounds = bounds;
+    for scratch in unsafe { &mut *block.scratch.get() } {
         scratch.forget();
     }
     Some(block)
@@ -136,6 +161,7 @@ fn make(me: usize) -> Option<&'static Block> {
     // SAFETY: the mapping is zeroed, page-aligned, large enough and never unmapped; all zeros is a block.
     let block = unsafe { &*at.cast::<Block>() };
     block.owner.store(me, Ordering::Relaxed);
+    block.room.furnish();
     let mut head = BLOCKS.load(Ordering::Relaxed);
     loop {
         block.next.store(head, Ordering::Relaxed);
@@ -154,19 +180,19 @@ mod tests {
     #[test]
     fn a_thread_keeps_its_block_and_later_threads_inherit_it() {
         thread_local!(static MINE: Mine = const { Mine::new() });
-        fn with<T>(f: impl FnOnce(&mut Scratch) -> T) -> Option<T> {
+        fn with<T>(f: impl FnOnce(&mut Scratch, &Room) -> T) -> Option<T> {
             MINE.with(|mine| mine.with(Site::Alloc, f))
         }
-        let address = || with(|s| std::ptr::from_mut(s) as usize).expect("memory");
+        let address = || with(|s, _| std::ptr::from_mut(s) as usize).expect("memory");
         assert_eq!(address(), address());
         let mine = address();
         assert_ne!(mine, std::thread::spawn(address).join().expect("no panic"));
         let before = blocks().count();
         for _ in 0..200 {
             let stale = std::thread::spawn(|| {
-                with(|s| {
+                with(|s, room| {
                     let remembered = s.native.frames().len();
-                    native::walk(s.bounds, native::registers(), &mut s.native, &mut s.found);
+                    native::walk(room, native::registers(), &mut s.native, &mut s.found);
                     assert!(!s.native.frames().is_empty());
                     remembered
                 })

@@ -62,7 +62,7 @@ fn a_stack_has_the_names_of_its_callers_innermost_first() {
     let exe = std::env::current_exe().expect("a path");
     assert_eq!(Path::new(&frames[at(&frames, "tests::inner")].filename), exe);
     // Offsets are those in the file, which is what its symbols have.
-    let object = rules::object_at(inner as *const () as u64).expect("loaded");
+    let object = objects::object_at(inner as *const () as u64).expect("loaded");
     let offset = inner as *const () as u64 - object.start;
     let line = frames[at(&frames, "tests::inner")].line;
     assert!((offset..offset + 200).contains(&line), "{line} is not in the function at {offset}");

@@ -1,10 +1,14 @@
 //! The walk against the system's unwinder, and what is remembered against a walk from nothing.
 
+mod odd;
+mod system;
+
 use super::*;
+use crate::stack::room::Bounds;
 use crate::stack::testing::zeroed;
 use proptest::prelude::*;
 use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -14,7 +18,7 @@ fn pcs(frames: &[Native]) -> Vec<u64> {
 
 /// What a thread has, and how often its memory was of use.
 struct Walker {
-    bounds: Bounds,
+    room: Box<Room>,
     trail: Box<Trail>,
     afresh: Box<Trail>,
     found: Box<Found>,
@@ -25,10 +29,17 @@ struct Walker {
     frames: usize,
 }
 
+fn a_room() -> Box<Room> {
+    let room: Box<Room> = zeroed();
+    room.furnish();
+    room.enter();
+    room
+}
+
 impl Walker {
     fn new() -> Walker {
         Walker {
-            bounds: Bounds::of_thread(),
+            room: a_room(),
             trail: zeroed(),
             afresh: zeroed(),
             found: zeroed(),
@@ -48,18 +59,18 @@ impl Walker {
 
     /// The same from a frame that is still active. Returns whether it was said beforehand that nothing has changed.
     #[inline(never)]
-    fn check_from(&mut self, here: Option<Registers>) -> bool {
+    fn check_from(&mut self, here: Registers) -> bool {
         self.afresh.clear();
         let again = self.trail.is_unchanged(here);
         let before = again.then(|| pcs(self.trail.frames()));
         for _ in 0..2 {
-            assert_eq!(walk(self.bounds, here, &mut self.trail, &mut self.found), None);
+            assert_eq!(walk(&self.room, here, &mut self.trail, &mut self.found), None);
             assert!(self.trail.is_unchanged(here));
         }
         assert!(before.is_none_or(|before| before == pcs(self.trail.frames())));
         self.again += usize::from(again);
         assert_ne!(self.trail.generation, 0, "the rules are known everywhere in a test program");
-        assert_eq!(walk(self.bounds, here, &mut self.afresh, &mut self.found), None);
+        assert_eq!(walk(&self.room, here, &mut self.afresh, &mut self.found), None);
         assert_eq!(self.afresh.kept(), 0);
         self.walks += 1;
         self.kept += self.trail.kept();
@@ -78,11 +89,17 @@ impl Walker {
         again
     }
 
-    /// The same, against the system's unwinder, which is slower.
+    /// The same, against the system's unwinder, which is slower, and against the walk for odd stacks.
     #[inline(never)]
     fn check_with_system(&mut self) {
-        assert_eq!(walk(self.bounds, registers(), &mut self.trail, &mut self.found), None);
-        assert_eq!(by_system(&mut self.found), None);
+        assert_eq!(walk(&self.room, registers(), &mut self.trail, &mut self.found), None);
+        system::frames(&mut self.found);
+        self.compare();
+        assert_eq!(odd_walk(&self.room, &mut self.found), None);
+        self.compare();
+    }
+
+    fn compare(&mut self) {
         // SAFETY: in a test, no frames are taken for memtrace's own.
         unsafe { self.afresh.extend(0, &self.found) };
         let (known, system) = (self.trail.frames(), self.afresh.frames());
@@ -394,9 +411,9 @@ unsafe extern "C-unwind" fn unchanged(walker: *mut c_void, from: u64) -> u64 {
     }
     let mut here = registers();
     if from == OUTSIDE {
-        assert_eq!(walk(walker.bounds, here, &mut walker.afresh, &mut walker.found), None);
+        assert_eq!(walk(&walker.room, here, &mut walker.afresh, &mut walker.found), None);
         let outside = walker.afresh.frames()[walker.afresh.len - 2];
-        here = Some(Registers { pc: outside.pc, sp: outside.sp, fp: outside.fp });
+        here = Registers { pc: outside.pc, sp: outside.sp, fp: outside.fp };
         walker.afresh.clear();
     }
     u64::from(walker.check_from(here))
@@ -510,22 +527,20 @@ proptest! {
 }
 
 #[test]
-fn a_stack_that_is_not_the_threads_own_is_left_to_the_system() {
+fn a_stack_that_is_not_the_threads_own_is_walked_all_the_same() {
     let mut walker = Walker::new();
-    walker.bounds = Bounds { low: 1 << 20, high: 2 << 20 };
-    let here = registers().expect("x86-64");
-    assert_eq!(
-        by_rules(walker.bounds, here, &mut walker.trail, generation(), &mut walker.found),
-        None
-    );
-    assert_eq!(walk(walker.bounds, registers(), &mut walker.trail, &mut walker.found), None);
+    walker.room.pretend(Bounds { low: 1 << 20, high: 2 << 20, proven: 2 << 20 });
+    let here = registers();
+    let own = walker.room.in_use(here.sp);
+    assert_eq!(by_rules(&own, here, &mut walker.trail, generation(), &mut walker.found), None);
+    assert_eq!(walk(&walker.room, registers(), &mut walker.trail, &mut walker.found), None);
     assert!(walker.trail.len > 3);
     assert_eq!((walker.trail.generation, walker.trail.kept), (0, 0), "nothing to go by next time");
 }
 
 fn down(n: u32, walker: &mut Walker) -> u32 {
     if n == 0 {
-        assert_eq!(walk(walker.bounds, registers(), &mut walker.trail, &mut walker.found), None);
+        assert_eq!(walk(&walker.room, registers(), &mut walker.trail, &mut walker.found), None);
         return 0;
     }
     black_box(down(n - 1, walker)) + 1
@@ -564,10 +579,10 @@ fn a_deep_recursion_keeps_both_ends() {
 #[test]
 fn reads_stay_inside_the_stack() {
     let mut walker = Walker::new();
-    let here = registers().expect("x86-64");
-    assert!(here.sp > walker.bounds.low && here.sp < walker.bounds.high);
-    let short = Bounds { low: walker.bounds.low, high: here.sp + 64 };
-    let reached = by_rules(short, here, &mut walker.trail, generation(), &mut walker.found);
+    let here = registers();
+    assert!(walker.room.in_use(here.sp).contains(&here.sp));
+    let short = here.sp..here.sp + 64;
+    let reached = by_rules(&short, here, &mut walker.trail, generation(), &mut walker.found);
     assert_eq!(reached, None, "the outer frames are beyond the bounds");
 }
 

@@ -1,0 +1,385 @@
+//! Reads that can't fault, of memory that nobody has promised to be there.
+//!
+//! What a stack walk follows beyond the thread's own stack (unwind tables, code, the stack of a fiber or of a signal handler)
+//! are pointers that it found in somebody else's memory: tables may be wrong, code may have none, a library may be
+//! unmapped or protected while its addresses still lie on a stack. Such a pointer is read by the kernel on our behalf, which
+//! answers "no" where the processor would end the program. Nothing here takes a lock or allocates, and errno stays as it is.
+//!
+//! * `process_vm_readv(2)` of the process itself copies, so nothing can happen between a check and a read. It needs no
+//!   permission.
+//! * A sandbox may punish a system call that it doesn't know. So where `prctl(PR_GET_SECCOMP)` says that there is
+//!   one, the copy is made here, page by page, after `rt_sigprocmask(2)` has been asked to take a mask from there for an
+//!   operation that doesn't exist: it reads the mask first (EFAULT) and then refuses (EINVAL). Every program may call that.
+//!
+//! A [`Window`] keeps what it read, in lines of 256 bytes, and only so many of them: tables that lead astray cost
+//! a bounded time. What it keeps is as old as itself, so it lives for one walk or one look-up.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::fmt;
+
+use gimli::{Error, NativeEndian, Reader, ReaderOffsetId, Result};
+
+/// Where a window looks.
+pub trait Memory {
+    /// Copies the words at `at`; `false` if they are not all readable. They never cross a page.
+    fn copy(&self, at: u64, to: &[Cell<u64>]) -> bool;
+}
+
+/// This process's own memory. It is asked once how that can be read: one of these lives for one walk or look-up.
+#[derive(Default)]
+pub struct Process {
+    way: Cell<Way>,
+}
+
+#[derive(Clone, Copy, Default)]
+enum Way {
+    #[default]
+    Unknown,
+    /// The kernel copies from the process of this number.
+    ByKernel(usize),
+    /// The copy is made here.
+    Here,
+}
+
+impl Process {
+    /// The way of a process in a sandbox.
+    #[cfg(test)]
+    fn sandboxed() -> Process {
+        Process { way: Cell::new(Way::Here) }
+    }
+
+    /// The number of the process if the kernel is to copy.
+    fn number(&self) -> Option<usize> {
+        if let Way::Unknown = self.way.get() {
+            let question = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
+            // SAFETY: both calls only say something about this process.
+            let (sandbox, number) =
+                unsafe { (system(libc::SYS_prctl, question), system(libc::SYS_getpid, [0; 6])) };
+            self.way.set(if sandbox == 0 { Way::ByKernel(number as usize) } else { Way::Here });
+        }
+        match self.way.get() {
+            Way::ByKernel(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// Are all pages from that of `from` up to `to` readable?
+    pub fn is_readable(&self, from: u64, to: u64) -> bool {
+        let mut at = from & !(PAGE - 1);
+        let word = [Cell::new(0)];
+        while at < to {
+            if !self.copy(at, &word) {
+                return false;
+            }
+            at += PAGE;
+        }
+        true
+    }
+
+    /// Is the word at this address, a multiple of 8, readable?
+    fn has_word(at: u64) -> bool {
+        const NO_SUCH_OPERATION: usize = usize::MAX;
+        let args = [NO_SUCH_OPERATION, at as usize, 0, 8, 0, 0];
+        // SAFETY: no signal mask is changed by an operation that there is not.
+        let refused = unsafe { system(libc::SYS_rt_sigprocmask, args) };
+        refused == -(libc::EINVAL as isize) // at null there is no mask, which is fine with it
+    }
+}
+
+impl Memory for Process {
+    fn copy(&self, at: u64, to: &[Cell<u64>]) -> bool {
+        let bytes = size_of_val(to);
+        if let Some(pid) = self.number() {
+            let local = libc::iovec { iov_base: to.as_ptr().cast_mut().cast(), iov_len: bytes };
+            let remote = libc::iovec { iov_base: at as *mut libc::c_void, iov_len: bytes };
+            let places = [(&raw const local) as usize, 1, (&raw const remote) as usize, 1, 0];
+            let [local, one, remote, another, flags] = places;
+            // SAFETY: the kernel writes into the cells, which are ours and as long as it says.
+            let n = unsafe {
+                system(libc::SYS_process_vm_readv, [pid, local, one, remote, another, flags])
+            };
+            if n == bytes as isize {
+                return true;
+            }
+            if n >= 0 || n == -(libc::EFAULT as isize) {
+                return false;
+            }
+            self.way.set(Way::Here); // a kernel without this call, or one that forbids it
+        }
+        if !Process::has_word(at) {
+            return false;
+        }
+        for (i, cell) in to.iter().enumerate() {
+            // SAFETY: the page can be read, and the words lie in it.
+            cell.set(unsafe { (at as *const u64).add(i).read_volatile() });
+        }
+        true
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// A system call that leaves errno alone: a hook may run between a call of the program's and its look at it.
+///
+/// # Safety
+/// As for the call of this number.
+unsafe fn system(number: libc::c_long, args: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: promised by the caller; the kernel changes these registers alone.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Words of a line; a line never crosses a page.
+const WORDS: usize = 32;
+const LINE: u64 = 8 * WORDS as u64;
+const LINES: usize = 16;
+/// Lines that are read at most.
+const MOST: u32 = 1 << 12;
+
+struct Line {
+    /// Number of the line, plus 1; 0 is none.
+    number: Cell<u64>,
+    words: [Cell<u64>; WORDS],
+}
+
+/// Memory as it was when it was first looked at.
+pub struct Window<'m> {
+    memory: &'m dyn Memory,
+    left: Cell<u32>,
+    lines: [Line; LINES],
+}
+
+impl<'m> Window<'m> {
+    /// One that has seen nothing yet.
+    pub fn new(memory: &'m dyn Memory) -> Window<'m> {
+        let lines = [const { Line { number: Cell::new(0), words: [const { Cell::new(0) }; WORDS] } };
+            LINES];
+        Window { memory, left: Cell::new(MOST), lines }
+    }
+
+    /// The line that this address is in.
+    fn line(&self, at: u64) -> Option<&[Cell<u64>; WORDS]> {
+        let number = at / LINE;
+        let line = &self.lines[number as usize % LINES];
+        if line.number.get() != number + 1 {
+            self.left.set(self.left.get().checked_sub(1)?);
+            line.number.set(0);
+            if !self.memory.copy(number * LINE, &line.words) {
+                return None;
+            }
+            line.number.set(number + 1);
+        }
+        Some(&line.words)
+    }
+
+    /// The byte there.
+    pub fn byte(&self, at: u64) -> Option<u8> {
+        let word = self.line(at)?[(at % LINE) as usize / 8].get();
+        Some(word.to_ne_bytes()[at as usize % 8])
+    }
+
+    /// The bytes there.
+    pub fn bytes(&self, at: u64, to: &mut [u8]) -> Option<()> {
+        for (i, byte) in to.iter_mut().enumerate() {
+            *byte = self.byte(at.checked_add(i as u64)?)?;
+        }
+        Some(())
+    }
+
+    /// The word there.
+    pub fn word(&self, at: u64) -> Option<u64> {
+        if at.is_multiple_of(8) {
+            return Some(self.line(at)?[(at % LINE) as usize / 8].get());
+        }
+        let mut word = [0; 8];
+        self.bytes(at, &mut word)?;
+        Some(u64::from_ne_bytes(word))
+    }
+
+    /// So many bytes from there on, to be read piece by piece. Beyond the end of memory there are none.
+    pub fn from(&self, at: u64, length: u64) -> Bytes<'_> {
+        Bytes { window: self, at, left: length.min(u64::MAX - at) as usize }
+    }
+}
+
+/// Bytes behind a window, as unwind tables are read.
+#[derive(Clone, Copy)]
+pub struct Bytes<'w> {
+    window: &'w Window<'w>,
+    at: u64,
+    left: usize,
+}
+
+impl Bytes<'_> {
+    fn end<T>(&self) -> Result<T> {
+        Err(Error::UnexpectedEof(self.offset_id()))
+    }
+}
+
+impl fmt::Debug for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:#x}", self.left, self.at)
+    }
+}
+
+impl Reader for Bytes<'_> {
+    type Endian = NativeEndian;
+    type Offset = usize;
+
+    fn endian(&self) -> NativeEndian {
+        NativeEndian
+    }
+
+    fn len(&self) -> usize {
+        self.left
+    }
+
+    fn empty(&mut self) {
+        self.left = 0;
+    }
+
+    fn truncate(&mut self, length: usize) -> Result<()> {
+        if length > self.left {
+            return self.end();
+        }
+        self.left = length;
+        Ok(())
+    }
+
+    fn offset_from(&self, base: &Self) -> usize {
+        self.at.wrapping_sub(base.at) as usize
+    }
+
+    fn offset_id(&self) -> ReaderOffsetId {
+        ReaderOffsetId(self.at)
+    }
+
+    fn lookup_offset_id(&self, id: ReaderOffsetId) -> Option<usize> {
+        let offset = id.0.checked_sub(self.at)? as usize;
+        (offset <= self.left).then_some(offset)
+    }
+
+    fn find(&self, byte: u8) -> Result<usize> {
+        for i in 0..self.left {
+            match self.window.byte(self.at + i as u64) {
+                Some(seen) if seen == byte => return Ok(i),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        self.end()
+    }
+
+    fn skip(&mut self, length: usize) -> Result<()> {
+        if length > self.left {
+            return self.end();
+        }
+        self.at += length as u64;
+        self.left -= length;
+        Ok(())
+    }
+
+    fn split(&mut self, length: usize) -> Result<Self> {
+        let mut first = *self;
+        self.skip(length)?;
+        first.left = length;
+        Ok(first)
+    }
+
+    // Names in debug information, which unwind tables don't have.
+
+    fn to_slice(&self) -> Result<Cow<'_, [u8]>> {
+        self.end()
+    }
+
+    fn to_string(&self) -> Result<Cow<'_, str>> {
+        self.end()
+    }
+
+    fn to_string_lossy(&self) -> Result<Cow<'_, str>> {
+        self.end()
+    }
+
+    fn read_slice(&mut self, to: &mut [u8]) -> Result<()> {
+        let at = self.at;
+        self.skip(to.len())?;
+        match self.window.bytes(at, to) {
+            Some(()) => Ok(()),
+            None => self.end(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pages of which the second can't be read.
+    fn pages() -> u64 {
+        // SAFETY: a fresh private mapping, of which nobody uses the part that is made inaccessible.
+        unsafe {
+            let (size, rights) = (3 * PAGE as usize, libc::PROT_READ | libc::PROT_WRITE);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let at = libc::mmap(std::ptr::null_mut(), size, rights, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            at.cast::<u8>().write_bytes(7, size);
+            libc::mprotect(at.byte_add(PAGE as usize), PAGE as usize, libc::PROT_NONE);
+            at as u64
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_read_and_what_is_not_is_no_fault() {
+        let at = pages();
+        for process in [Process::default(), Process::sandboxed()] {
+            let window = Window::new(&process);
+            assert_eq!(window.byte(at + PAGE - 1), Some(7));
+            assert_eq!(window.word(at + PAGE - 8), Some(0x0707_0707_0707_0707));
+            assert_eq!(window.word(at + 2 * PAGE + 3), Some(0x0707_0707_0707_0707));
+            let gone =
+                [at + PAGE, at + PAGE - 7, at + 2 * PAGE - 1, 0, 1 << 47, u64::MAX, u64::MAX - 7];
+            for gone in gone {
+                assert_eq!(window.word(gone), None, "{gone:#x}");
+            }
+        }
+        let is_readable = |from, pages| Process::default().is_readable(from, from + pages * PAGE);
+        assert!(is_readable(at, 1) && is_readable(at + 2 * PAGE, 1));
+        assert!(!is_readable(at, 2) && !is_readable(at + PAGE + 9, 2));
+    }
+
+    #[test]
+    fn errno_stays_as_it_is() {
+        // SAFETY: this thread's own errno.
+        let errno = || unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        unsafe { *errno() = 1234 };
+        let process = Process::default();
+        assert_eq!(Window::new(&process).byte(8), None);
+        // SAFETY: as above.
+        assert_eq!(unsafe { *errno() }, 1234);
+    }
+
+    #[test]
+    fn a_window_ends() {
+        let process = Process::default();
+        let window = Window::new(&process);
+        let bytes = vec![1_u8; 4 << 20];
+        let mut piece = window.from(bytes.as_ptr() as u64, bytes.len() as u64);
+        let mut read = 0;
+        while piece.read_u8().is_ok() {
+            read += 1;
+        }
+        assert!((1 << 19..2 << 20).contains(&read), "{read} bytes");
+    }
+}

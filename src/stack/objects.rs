@@ -1,0 +1,197 @@
+//! Loaded objects, by an address in them: where they are mapped, and where the index of their unwind tables is.
+//!
+//! An address that was found on a stack may mean nothing, or a library that goes away this moment. So nothing that an object
+//! says of itself is read here but through [`super::checked`], not even its program headers: they lie in its first page, which
+//! a program may have unmapped or protected while the loader still lists it.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::checked::{Process, Window};
+
+/// A loaded object: where it is mapped and where the index of its unwind tables is.
+#[derive(Clone, Copy, Debug)]
+pub struct Object {
+    /// First mapped address.
+    pub start: u64,
+    /// Address after the last mapped one.
+    pub end: u64,
+    /// Address of `.eh_frame_hdr`.
+    pub eh_frame_hdr: u64,
+}
+
+/// The loaded object that has `address`, and unwind tables.
+///
+/// glibc answers this without a lock since 2.35. Before, there is only the loop over all objects, under the
+/// loader's lock; we take it once for every new address.
+pub fn object_at(address: u64) -> Option<Object> {
+    match dl_find_object() {
+        Some(find) => {
+            let found = find_with(find, address).filter(|found| found.eh_frame != 0)?;
+            Some(Object { start: found.start, end: found.end, eh_frame_hdr: found.eh_frame })
+        }
+        None => search(address),
+    }
+}
+
+/// The range of the library that an address lies in, without a lock; `None`: no library, or glibc has no such search.
+pub fn library_at(address: u64) -> Option<std::ops::Range<u64>> {
+    let found = find_with(dl_find_object()?, address)?;
+    Some(found.start..found.end)
+}
+
+/// The object that this function is in, unless that is the program itself.
+pub fn own_library() -> Option<Object> {
+    let here = own_library as *const () as u64;
+    // SAFETY: the loader fills the record. The first header that a program has is its own, and this object stays.
+    let is_program = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        let known = libc::dladdr(here as *const c_void, &raw mut info) != 0;
+        let program = libc::getauxval(libc::AT_PHDR);
+        known && (info.dli_fbase as u64 / PAGE == program / PAGE)
+    };
+    if is_program { None } else { object_at(here) }
+}
+
+const PAGE: u64 = 4096;
+
+/// glibc's `struct dl_find_object`, as its manual has it for this architecture.
+#[repr(C)]
+struct FoundObject {
+    flags: u64,
+    start: u64,
+    end: u64,
+    link_map: *const c_void,
+    eh_frame: u64,
+    reserved: [u64; 7],
+}
+
+type FindObject = unsafe extern "C" fn(*const c_void, *mut FoundObject) -> c_int;
+
+/// glibc's function, if it has it.
+fn dl_find_object() -> Option<FindObject> {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let absent = std::ptr::dangling_mut::<c_void>();
+    let mut at = FOUND.load(Ordering::Relaxed);
+    if at.is_null() {
+        // SAFETY: the name is a C string.
+        at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
+        if at.is_null() {
+            at = absent;
+        }
+        FOUND.store(at, Ordering::Relaxed);
+    }
+    // SAFETY: the function has had this prototype since glibc 2.35, which brought it.
+    (at != absent).then(|| unsafe { std::mem::transmute::<*mut c_void, FindObject>(at) })
+}
+
+fn find_with(find: FindObject, address: u64) -> Option<FoundObject> {
+    let mut found = std::mem::MaybeUninit::<FoundObject>::zeroed();
+    // SAFETY: glibc's function, which fills the record if it returns 0; all zeros are a valid record.
+    unsafe {
+        let missing = find(address as *const c_void, found.as_mut_ptr());
+        (missing == 0).then(|| found.assume_init())
+    }
+}
+
+/// The same by looking at all loaded objects.
+fn search(address: u64) -> Option<Object> {
+    each(|object| {
+        let mut table = 0;
+        let (start, end) = object.range(|h| {
+            if h.p_type == libc::PT_GNU_EH_FRAME {
+                table = object.base.wrapping_add(h.p_vaddr);
+            }
+        });
+        let here = (start..end).contains(&address);
+        here.then_some((table != 0).then_some(Object { start, end, eh_frame_hdr: table }))
+    })
+    .flatten()
+}
+
+/// The program headers of an object that the loader lists; none if they can't be read.
+pub fn headers<'a>(info: &'a libc::dl_phdr_info, process: &Process) -> &'a [libc::Elf64_Phdr] {
+    let (start, count) = (info.dlpi_phdr, usize::from(info.dlpi_phnum));
+    let bytes = (count * size_of::<libc::Elf64_Phdr>()) as u64;
+    if !process.is_readable(start as u64, start as u64 + bytes) {
+        return &[];
+    }
+    // SAFETY: so many headers follow, as the loader says, and they can be read.
+    unsafe { std::slice::from_raw_parts(start, count) }
+}
+
+/// An object as the loader lists it.
+pub struct Listed<'a> {
+    /// What is added to the addresses in its file.
+    pub base: u64,
+    /// Its name; null or empty for the program.
+    pub name: *const c_char,
+    /// How many objects were loaded and unloaded so far.
+    pub counts: (u64, u64),
+    headers: (u64, u16),
+    window: &'a Window<'a>,
+}
+
+impl Listed<'_> {
+    /// From its first to the address after its last mapped byte; `visit` sees each of its program headers. Empty if they can't be
+    /// read.
+    pub fn range(&self, mut visit: impl FnMut(&libc::Elf64_Phdr)) -> (u64, u64) {
+        const SIZE: usize = size_of::<libc::Elf64_Phdr>();
+        let (mut start, mut end) = (u64::MAX, 0);
+        for i in 0..u64::from(self.headers.1) {
+            let mut bytes = [0; SIZE];
+            if self.window.bytes(self.headers.0 + i * SIZE as u64, &mut bytes).is_none() {
+                break;
+            }
+            // SAFETY: a header is numbers, for which all bytes are valid.
+            let h = unsafe { std::mem::transmute::<[u8; SIZE], libc::Elf64_Phdr>(bytes) };
+            if h.p_type == libc::PT_LOAD {
+                let at = self.base.wrapping_add(h.p_vaddr);
+                start = start.min(at);
+                end = end.max(at.wrapping_add(h.p_memsz));
+            }
+            visit(&h);
+        }
+        (start, end)
+    }
+
+    /// Bytes of its memory; `None` if they can't be read.
+    pub fn bytes(&self, at: u64, length: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.window.bytes(self.base.wrapping_add(at), &mut bytes)?;
+        Some(bytes)
+    }
+}
+
+/// Asks for each object that the loader lists, under its lock, until there is an answer.
+pub fn each<T>(visit: impl FnMut(&Listed<'_>) -> Option<T>) -> Option<T> {
+    struct Search<F, T> {
+        visit: F,
+        found: Option<T>,
+    }
+    unsafe extern "C" fn next<F: FnMut(&Listed<'_>) -> Option<T>, T>(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        search: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader hands in a valid record and our own pointer.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<F, T>>()) };
+        let process = Process::default();
+        let object = Listed {
+            base: info.dlpi_addr,
+            name: info.dlpi_name,
+            counts: (info.dlpi_adds, info.dlpi_subs),
+            headers: (info.dlpi_phdr as u64, info.dlpi_phnum),
+            window: &Window::new(&process),
+        };
+        search.found = (search.visit)(&object);
+        c_int::from(search.found.is_some())
+    }
+    fn call<F: FnMut(&Listed<'_>) -> Option<T>, T>(search: &mut Search<F, T>) {
+        // SAFETY: `next` gets the pointer to `search`, which outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(next::<F, T>), std::ptr::from_mut(search).cast()) };
+    }
+    let mut search = Search { visit, found: None };
+    call(&mut search);
+    search.found
+}
