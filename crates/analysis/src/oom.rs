@@ -206,8 +206,8 @@ fn cheapest<'a>(segments: &[&'a Segment], asked: u64) -> Option<(u64, Vec<&'a Bl
     Some((bytes, run.iter().filter(|b| b.state != BlockState::Inactive).collect()))
 }
 
-/// Bytes for people, and exactly.
-fn size(bytes: u64) -> String {
+/// Bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
         1024..1_048_576 => format!("{:.1} KiB", bytes as f64 / 1024.0),

@@ -326,6 +326,13 @@ fn convolutions_without_workspace_are_said() {
             assert!(said.is_none_or(|said| found[0].starts_with(said)), "{lines:?}");
         }
     }
+    // An estimate is said to be one, with its sum.
+    snapshot.memtrace =
+        about(json!({"modelled": 2, "modelled_bytes": 3 << 20, "modelled_largest": 2 << 20}));
+    let said = "the workspaces of 2 convolutions are estimates of a model: the largest 2.0 MiB, one of each together 3.0 MiB";
+    for lines in [summary(&snapshot).notes, report(&snapshot).unknown] {
+        assert!(lines.iter().any(|line| line == said), "{lines:?}");
+    }
     // Written by somebody else: nobody counted.
     snapshot.memtrace = json!({"virtual": {"spec": "t4"}});
     assert!(summary(&snapshot).notes.iter().any(|note| note.contains("workspaces of cuDNN's")));

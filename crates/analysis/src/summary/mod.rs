@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use memtrace_format::snapshot::{Action, BlockState, Snapshot, TraceEntry, Value};
 use serde::Serialize;
 
+use crate::oom::size;
 use device::Sites;
 
 /// The whole report.
@@ -54,6 +55,14 @@ pub struct Cudnn {
     pub unknown: u64,
     /// Plans of other graphs, whose workspace was taken as 0, too.
     pub other: u64,
+    /// Different convolutions whose workspace a table of measurements has.
+    pub measured: u64,
+    /// Different convolutions whose workspace a model has worked out.
+    pub modelled: u64,
+    /// Bytes of the modelled ones, one of each.
+    pub modelled_bytes: u64,
+    /// Bytes of the largest of them: so much may be in use at a time.
+    pub modelled_largest: u64,
 }
 
 /// A number of things and their bytes.
@@ -307,7 +316,14 @@ fn estimate(snapshot: &Snapshot) -> Option<Estimate> {
 
 fn cudnn(told: &Value) -> Cudnn {
     let number = |key: &str| told.get(key).and_then(Value::as_u64).unwrap_or(0);
-    Cudnn { unknown: number("unknown"), other: number("other") }
+    Cudnn {
+        unknown: number("unknown"),
+        other: number("other"),
+        measured: number("measured"),
+        modelled: number("modelled"),
+        modelled_bytes: number("modelled_bytes"),
+        modelled_largest: number("modelled_largest"),
+    }
 }
 
 /// What a reader must know of cuDNN's workspaces to trust the peaks.
@@ -321,13 +337,22 @@ pub(crate) fn workspaces(estimate: &Estimate) -> Vec<String> {
     if told.other > 0 {
         missing.push(counted(told.other, "other cuDNN graph"));
     }
-    if missing.is_empty() {
-        return Vec::new();
+    let mut said = Vec::new();
+    if !missing.is_empty() {
+        said.push(format!(
+            "lower bound: {} without workspace, because what cuDNN would need is not known",
+            missing.join(" and ")
+        ));
     }
-    vec![format!(
-        "lower bound: {} without workspace, because what cuDNN would need is not known",
-        missing.join(" and ")
-    )]
+    if told.modelled > 0 {
+        said.push(format!(
+            "the workspaces of {} are estimates of a model: the largest {}, one of each together {}",
+            counted(told.modelled, "convolution"),
+            size(told.modelled_largest),
+            size(told.modelled_bytes)
+        ));
+    }
+    said
 }
 
 fn capacity(snapshot: &Snapshot, device: usize) -> Option<Capacity> {

@@ -1,15 +1,16 @@
 //! cuDNN's backend: operation graphs, engines, plans.
 //!
 //! A descriptor is a bag of attributes. One attribute of another descriptor's is kept as that descriptor was
-//! when it was set, as the manual has it (descriptors are finalized before). The heuristics know one
-//! engine, number 0, without notes or knobs; every graph can run on it.
+//! when it was set, as the manual has it (descriptors are finalized before). The heuristics know the engines that
+//! `workspace` has for a graph's convolution, without knobs, and one without a workspace for every other graph.
 //!
 //! The protocol of the getter: asked without room it tells how many elements there are; asked with room it
-//! fills them in, and where they are descriptors, it fills the descriptors that the caller made.
+//! fills them in, and where they are descriptors, it fills the descriptors that the caller made and tells how many: PyTorch 2.15
+//! asks for fewer than there are and takes that number.
 
 mod graph;
 
-use super::{DNN, Status, books};
+use super::{DNN, Status};
 use crate::constants as c;
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
@@ -39,54 +40,62 @@ impl Bag {
     }
 
     /// A descriptor that the library makes itself.
-    fn made(kind: i32, attributes: impl IntoIterator<Item = (i32, Value)>) -> Value {
+    fn made(kind: i32, attributes: impl IntoIterator<Item = (i32, Value)>) -> Arc<Self> {
         let mut bag = Self::new(kind);
         bag.attributes.extend(attributes);
         bag.finalize();
-        Value::Bags(vec![Arc::new(bag)])
+        Arc::new(bag)
     }
 
     /// Adds what the library knows of a descriptor once it is complete.
     fn finalize(&mut self) {
-        let known: &[(i32, Value)] = match self.kind {
+        let known = match self.kind {
             c::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR => {
-                &[(c::CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, number(1))]
+                let count = self.engines().len() as i64;
+                vec![(c::CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, number(count))]
             }
             c::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR => {
-                let graph = self.attributes.get(&c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
-                let graph =
-                    graph.map(|graph| (c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph.clone()));
-                let index = (c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number(0));
-                let engine = Self::made(
-                    c::CUDNN_BACKEND_ENGINE_DESCRIPTOR,
-                    graph.into_iter().chain([index]),
-                );
-                let configuration = Self::made(
-                    c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR,
-                    [(c::CUDNN_ATTR_ENGINECFG_ENGINE, engine)],
-                );
-                &[(c::CUDNN_ATTR_ENGINEHEUR_RESULTS, configuration)]
+                vec![(c::CUDNN_ATTR_ENGINEHEUR_RESULTS, self.configurations())]
             }
-            c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR => &[
-                (c::CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, number(WORKSPACE)),
+            c::CUDNN_BACKEND_ENGINE_DESCRIPTOR if self.engine().tensor_cores => {
+                let note = c::CUDNN_NUMERICAL_NOTE_TENSOR_CORE.to_ne_bytes().to_vec();
+                let notes = Value::Plain { count: 1, bytes: note };
+                vec![(c::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, notes)]
+            }
+            c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR => vec![
+                (c::CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, number(self.engine().workspace)),
                 (c::CUDNN_ATTR_ENGINECFG_SHARED_MEMORY_USED, number(0)),
             ],
             c::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR => {
-                match self.problem() {
-                    Some(problem) => books::convolution(&problem),
-                    None => books::other(),
-                }
-                &[
-                    (c::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, number(WORKSPACE)),
-                    (
-                        c::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
-                        Value::Plain { count: 3, bytes: b"{}\0".to_vec() },
-                    ),
+                let text = Value::Plain { count: 3, bytes: b"{}\0".to_vec() };
+                vec![
+                    (c::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, number(self.planned())),
+                    (c::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, text),
                 ]
             }
-            _ => &[],
+            _ => Vec::new(),
         };
-        self.attributes.extend(known.iter().cloned());
+        self.attributes.extend(known);
+    }
+
+    /// What the heuristics find: each engine for their graph, in the order in which to try them. Asked for something to fall
+    /// back on they leave out the first: PyTorch does so when memory was short for it, or it rounds and may not.
+    fn configurations(&self) -> Value {
+        let graph = self.attributes.get(&c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+        let graph = graph.map(|graph| (c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph.clone()));
+        let count = self.engines().len() as i64;
+        let mode = self.attributes.get(&c::CUDNN_ATTR_ENGINEHEUR_MODE);
+        let fallback = matches!(mode, Some(Value::Plain { bytes, .. })
+            if *bytes == c::CUDNN_HEUR_MODE_FALLBACK.to_ne_bytes());
+        let first = i64::from(fallback && count > 1);
+        let configurations = (first..count).map(|index| {
+            let index = (c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number(index));
+            let parts = graph.clone().into_iter().chain([index]);
+            let engine = Self::made(c::CUDNN_BACKEND_ENGINE_DESCRIPTOR, parts);
+            let engine = (c::CUDNN_ATTR_ENGINECFG_ENGINE, Value::Bags(vec![engine]));
+            Self::made(c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, [engine])
+        });
+        Value::Bags(configurations.collect())
     }
 }
 
@@ -150,10 +159,7 @@ extern "C" fn cudnnBackendFinalize(descriptor: *mut c_void) -> i32 {
     DNN.answer(|| BAGS.with(descriptor, |bag| Arc::make_mut(bag).finalize()).ok_or(DNN.bad_value()))
 }
 
-/// Bytes of workspace that a plan needs: see the head of `dnn`.
-const WORKSPACE: i64 = 0;
-
-/// Attributes of which the one engine has none.
+/// Attributes of which an engine has none, unless it says so.
 const NONE: [i32; 8] = [
     c::CUDNN_ATTR_ENGINE_KNOB_INFO,
     c::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
@@ -176,7 +182,9 @@ extern "C" fn cudnnBackendGetAttribute(
 ) -> i32 {
     DNN.answer(|| {
         let bag = BAGS.with(descriptor, |bag| bag.clone()).ok_or(DNN.bad_value())?;
-        log::debug(2, || format!("cuDNN attribute {name} of descriptor type {} is read", bag.kind));
+        log::debug(2, || {
+            format!("cuDNN attribute {name} of descriptor type {} is read, room {wanted}", bag.kind)
+        });
         let room = if elements.is_null() { 0 } else { wanted.clamp(0, MOST) as usize };
         match bag.attributes.get(&name) {
             Some(Value::Plain { count: n, bytes }) => {
@@ -185,7 +193,9 @@ extern "C" fn cudnnBackendGetAttribute(
                 Ok(())
             }
             Some(Value::Bags(bags)) => {
-                count.give(bags.len() as i64);
+                // With room: how many of the caller's descriptors are filled in.
+                let filled = if room > 0 { bags.len().min(room) } else { bags.len() };
+                count.give(filled as i64);
                 for (i, bag) in bags.iter().take(room).enumerate() {
                     copy_into(elements.at(i * size_of::<*mut c_void>()), bag)?;
                 }
@@ -261,7 +271,84 @@ mod tests {
         let mut size = -1i64;
         let workspace = c::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE;
         assert_eq!(get(plan, workspace, c::CUDNN_TYPE_INT64, &mut size), 1);
-        assert_eq!(size, WORKSPACE);
+        assert_eq!(size, 0, "an empty graph");
+    }
+
+    fn numbers<const N: usize>(bag: *mut c_void, name: i32, values: [i64; N]) {
+        let place = input(&values);
+        let status = cudnnBackendSetAttribute(bag, name, c::CUDNN_TYPE_INT64, N as i64, place);
+        assert_eq!(status, 0);
+    }
+
+    /// A convolution's graph, as callers describe it: ResNet-50's last stage, the gradient of a filter of one pixel.
+    fn convolution() -> *mut c_void {
+        let tensor = |dims: [i64; 4]| {
+            let bag = create(c::CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+            let data_type = c::CUDNN_TYPE_DATA_TYPE;
+            set(bag, c::CUDNN_ATTR_TENSOR_DATA_TYPE, data_type, &c::CUDNN_DATA_FLOAT);
+            let strides = [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1];
+            numbers(bag, c::CUDNN_ATTR_TENSOR_DIMENSIONS, dims);
+            numbers(bag, c::CUDNN_ATTR_TENSOR_STRIDES, strides);
+            assert_eq!(cudnnBackendFinalize(bag), 0);
+            bag
+        };
+        let description = create(c::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+        numbers(description, c::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, [0, 0]);
+        numbers(description, c::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, [1, 1]);
+        numbers(description, c::CUDNN_ATTR_CONVOLUTION_DILATIONS, [1, 1]);
+        assert_eq!(cudnnBackendFinalize(description), 0);
+        let node = create(c::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR);
+        let descriptor = c::CUDNN_TYPE_BACKEND_DESCRIPTOR;
+        let x = tensor([32, 512, 7, 7]);
+        set(node, c::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, descriptor, &x);
+        let w = tensor([2048, 512, 1, 1]);
+        set(node, c::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, descriptor, &w);
+        let y = tensor([32, 2048, 7, 7]);
+        set(node, c::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, descriptor, &y);
+        let name = c::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC;
+        set(node, name, descriptor, &description);
+        assert_eq!(cudnnBackendFinalize(node), 0);
+        let graph = create(c::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+        set(graph, c::CUDNN_ATTR_OPERATIONGRAPH_OPS, descriptor, &node);
+        assert_eq!(cudnnBackendFinalize(graph), 0);
+        graph
+    }
+
+    /// The workspaces that the heuristics' configurations say, in their order; the tests' card has tensor cores.
+    fn workspaces<const ROOM: usize>(mode: i32) -> Vec<i64> {
+        let (graph, descriptor) = (convolution(), c::CUDNN_TYPE_BACKEND_DESCRIPTOR);
+        let heuristics = create(c::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+        set(heuristics, c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, descriptor, &graph);
+        set(heuristics, c::CUDNN_ATTR_ENGINEHEUR_MODE, c::CUDNN_TYPE_HEUR_MODE, &mode);
+        assert_eq!(cudnnBackendFinalize(heuristics), 0);
+        let mut found = [0; ROOM].map(|_| create(c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
+        let mut count = -1i64;
+        let (places, counted) = (output(&mut found), output(&mut count));
+        let results = c::CUDNN_ATTR_ENGINEHEUR_RESULTS;
+        let wanted = ROOM as i64;
+        let status =
+            cudnnBackendGetAttribute(heuristics, results, descriptor, wanted, counted, places);
+        assert_eq!(status, 0);
+        assert!((0..=wanted).contains(&count), "as many as were filled in: {count}");
+        let size = c::CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE;
+        let filled = found[..count as usize].iter();
+        filled
+            .map(|configuration| {
+                let mut bytes = -1i64;
+                assert_eq!(get(*configuration, size, c::CUDNN_TYPE_INT64, &mut bytes), 1);
+                bytes
+            })
+            .collect()
+    }
+
+    /// Issue F, B17: PyTorch asks for one configuration, and for something to fall back on when memory is short.
+    #[test]
+    fn a_convolution_has_engines_in_order() {
+        let copies = 32 * (512 + 2048) * 49 * 4;
+        let sums = 32 * 512 * 2048 * 4;
+        assert_eq!(workspaces::<5>(c::CUDNN_HEUR_MODE_INSTANT), [copies, sums, 0]);
+        assert_eq!(workspaces::<1>(c::CUDNN_HEUR_MODE_INSTANT), [copies]);
+        assert_eq!(workspaces::<5>(c::CUDNN_HEUR_MODE_FALLBACK), [sums, 0]);
     }
 
     #[test]

@@ -1,17 +1,24 @@
 //! What was planned and how its workspace is known: the numbers by which a reader judges a run's peaks.
 //!
 //! A plan whose need isn't known is taken to need nothing, so peaks are lower bounds; that is said once, when the process
-//! ends, with their number, and the number is in every snapshot (`memtrace.virtual.cudnn`).
+//! ends, with their number, and the numbers are in every snapshot (`memtrace.virtual.cudnn`). Of each convolution the
+//! first plan counts; a program that had to do with another one later says so by its own allocations.
 
 use super::problem::Problem;
+use super::workspace::Source;
 use crate::gpu::log;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 /// Different convolutions without a workspace; read as the process ends, when no lock may be waited for.
 static UNKNOWN: AtomicU64 = AtomicU64::new(0);
+/// Different convolutions whose workspace is known from a table, and from the model, and the bytes of the latter: all
+/// together, and the largest.
+static MEASURED: AtomicU64 = AtomicU64::new(0);
+static MODELLED: AtomicU64 = AtomicU64::new(0);
+static MODELLED_BYTES: AtomicU64 = AtomicU64::new(0);
+static MODELLED_LARGEST: AtomicU64 = AtomicU64::new(0);
 /// Different plans of other graphs (attention, normalization), of which no workspace is known.
 static OTHER: AtomicU64 = AtomicU64::new(0);
 /// The process that counted: a child forked from it has nothing to say about it.
@@ -52,11 +59,24 @@ fn lower_bound(unknown: u64, other: u64) -> String {
     format!("lower bound: {} without workspace", parts.join(" and "))
 }
 
-/// A convolution is planned.
-pub(super) fn convolution(problem: &Problem) {
+/// A convolution is planned with a workspace of so many bytes.
+pub(super) fn convolution(problem: &Problem, source: Source, bytes: i64) {
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if seen.insert(problem.clone()) {
-        without(&UNKNOWN);
+    if !seen.insert(problem.clone()) {
+        return;
+    }
+    log::debug(1, || format!("cuDNN's workspace: {bytes} {problem} ({source:?})"));
+    match source {
+        Source::Unknown => without(&UNKNOWN),
+        Source::Measured => {
+            MEASURED.fetch_add(1, Relaxed);
+        }
+        Source::Modelled => {
+            let bytes = u64::try_from(bytes).unwrap_or(0);
+            MODELLED.fetch_add(1, Relaxed);
+            MODELLED_BYTES.fetch_add(bytes, Relaxed);
+            MODELLED_LARGEST.fetch_max(bytes, Relaxed);
+        }
     }
 }
 
@@ -67,11 +87,17 @@ pub(super) fn other() {
 
 /// The numbers as a JSON object.
 pub fn json() -> String {
-    let mut text = String::new();
-    // Writing to a string can't fail.
-    let _ =
-        write!(text, "{{\"unknown\":{},\"other\":{}}}", UNKNOWN.load(Relaxed), OTHER.load(Relaxed));
-    text
+    let numbers = [
+        ("unknown", &UNKNOWN),
+        ("other", &OTHER),
+        ("measured", &MEASURED),
+        ("modelled", &MODELLED),
+        ("modelled_bytes", &MODELLED_BYTES),
+        ("modelled_largest", &MODELLED_LARGEST),
+    ];
+    let parts: Vec<String> =
+        numbers.iter().map(|(key, n)| format!("\"{key}\":{}", n.load(Relaxed))).collect();
+    format!("{{{}}}", parts.join(","))
 }
 
 #[cfg(test)]
@@ -83,8 +109,8 @@ mod tests {
     fn a_problem_counts_once() {
         let problem = square(Operation::Forward, [3, 5, 7, 11, 3, 1]);
         let before = UNKNOWN.load(Relaxed);
-        convolution(&problem);
-        convolution(&problem);
+        convolution(&problem, Source::Unknown, 0);
+        convolution(&problem, Source::Modelled, 5);
         // Other tests plan at the same time, but not so many.
         assert!(UNKNOWN.load(Relaxed) > before);
         assert!(SEEN.lock().expect("sound").contains(&problem));

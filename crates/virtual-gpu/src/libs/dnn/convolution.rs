@@ -1,11 +1,9 @@
 //! cuDNN's older convolution interface, which PyTorch takes when the backend is switched off.
 //!
-//! The one algorithm is the implicit product without precomputed indices: it exists for every
-//! direction, is deterministic forward, and is documented to need no workspace. A card would often choose another,
-//! so its convolutions are counted like those of the backend.
+//! The one algorithm is the implicit product, deterministic forward, with the workspace that the backend would give.
 
 use super::problem::{Operation, Problem, Tensor};
-use super::{DNN, SHAPES, Shape, books};
+use super::{DNN, SHAPES, Shape, books, workspace};
 use crate::constants as c;
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
@@ -67,8 +65,8 @@ impl Shape {
     }
 }
 
-/// The convolution that these descriptors are for, counted as planned; nothing where they don't fit each other.
-fn plan(
+/// The convolution that these descriptors are for; nothing where they don't fit each other.
+fn problem(
     operation: Operation,
     tensors: [*mut c_void; 3],
     convolution: *mut c_void,
@@ -76,11 +74,20 @@ fn plan(
     let [x, w, y] = tensors.map(|handle| SHAPES.with(handle, |shape| shape.tensor()));
     let description = CONVOLUTIONS.with(convolution, |known| known.clone())?;
     let Convolution { padding, stride, dilation } = description;
-    let problem =
-        Problem { operation, fused: false, x: x?, w: w?, y: y?, padding, stride, dilation };
-    let sound = problem.is_sound().then_some(problem)?;
-    books::convolution(&sound);
-    Some(sound)
+    let (x, w, y) = (x?, w?, y?);
+    let problem = Problem { operation, fused: false, x, w, y, padding, stride, dilation };
+    problem.is_sound().then_some(problem)
+}
+
+/// Bytes that the convolution needs, counted as planned.
+fn needed(operation: Operation, tensors: [*mut c_void; 3], convolution: *mut c_void) -> usize {
+    let Some(problem) = problem(operation, tensors, convolution) else { return 0 };
+    let (engines, source) = workspace::engines(&problem);
+    // Without rounding: this interface's default.
+    let engine = engines.iter().find(|engine| !engine.tensor_cores);
+    let bytes = engine.map_or(0, |engine| engine.workspace);
+    books::convolution(&problem, source, bytes);
+    usize::try_from(bytes).unwrap_or(0)
 }
 
 /// Writes the one result. The three directions' records have the same layout.
@@ -95,11 +102,11 @@ fn give_algorithm(
             return Err(DNN.bad_value());
         }
         let algorithm = match operation {
-            Operation::Forward => c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
+            Operation::Forward => c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
             Operation::BackwardData => c::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1,
             Operation::BackwardFilter => c::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1,
         };
-        let size = workspace(operation, tensors, convolution);
+        let size = needed(operation, tensors, convolution);
         results.clear(perf::SIZE).map_err(|_| DNN.bad_value())?;
         results.at(perf::algo.offset).give(algorithm);
         results.at(perf::status.offset).give(c::CUDNN_STATUS_SUCCESS);
@@ -111,20 +118,13 @@ fn give_algorithm(
     })
 }
 
-/// Bytes that the convolution needs.
-fn workspace(operation: Operation, tensors: [*mut c_void; 3], convolution: *mut c_void) -> usize {
-    // Planned for its place in the books: what the one algorithm needs is documented to be nothing.
-    let _ = plan(operation, tensors, convolution);
-    0
-}
-
 fn give_workspace(
     operation: Operation,
     tensors: [*mut c_void; 3],
     convolution: *mut c_void,
     size: Out<usize>,
 ) -> i32 {
-    DNN.answer(|| DNN.give(size, workspace(operation, tensors, convolution)))
+    DNN.answer(|| DNN.give(size, needed(operation, tensors, convolution)))
 }
 
 #[unsafe(no_mangle)]

@@ -1,11 +1,9 @@
 //! cuDNN: versions, and the descriptors of tensors and filters, which PyTorch reads back.
 //!
-//! *What is not modelled*: the workspaces of convolution plans and the reserve of batch normalization are
-//! answered as 0. cuDNN chooses among engines whose needs are not documented and differ by card and
-//! version; a number from one card would look like knowledge on another. Against convolution networks
-//! that real cuDNN planned, the peak came out 0 to 4 % low by this; how many plans went without is counted and said
-//! (`books`). And every operation is taken to be
-//! supported, where a real engine might refuse and PyTorch might fall back.
+//! Which engine cuDNN would choose and what it would need is documented nowhere. What convolutions need is looked up in a table
+//! that was measured, or modelled, or not known (`workspace`), and which of these it was is counted and said (`books`). *Not
+//! modelled*: the workspaces of other plans, answered as 0 and counted as well, and the reserve of batch normalization. And
+//! every operation is taken to be supported, where a real engine might refuse and PyTorch might fall back.
 
 mod backend;
 pub mod books;
@@ -13,6 +11,8 @@ mod convolution;
 mod ctc;
 mod problem;
 mod rnn;
+mod table;
+mod workspace;
 
 use super::blas::property;
 use super::{Library, Status, versions};

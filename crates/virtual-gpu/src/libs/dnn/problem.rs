@@ -35,11 +35,16 @@ pub(super) struct Tensor {
     pub(super) data_type: i32,
     /// Batch (or output channels), channels, and the spatial dimensions.
     pub(super) dims: Vec<i64>,
-    /// The channels are innermost.
+    /// The channels are innermost, and the order matters.
     pub(super) channels_last: bool,
 }
 
 impl Tensor {
+    /// The channels are innermost: said so, or both orders are one.
+    pub(super) fn is_channels_last(&self) -> bool {
+        self.channels_last || self.dims[1] == 1 || self.dims[2..].iter().all(|n| *n == 1)
+    }
+
     /// A tensor whose layout follows from its strides.
     pub(super) fn strided(data_type: i32, dims: Vec<i64>, strides: &[i64]) -> Self {
         let several = dims.get(1).is_some_and(|n| *n > 1) && dims.iter().skip(2).any(|n| *n > 1);

@@ -1,6 +1,8 @@
-//! Which convolution an operation graph holds.
+//! Which convolution an operation graph holds, and what its engines need.
 
+use super::super::books;
 use super::super::problem::{Operation, Problem, Tensor};
+use super::super::workspace::{self, Engine};
 use super::{Bag, Value};
 use crate::constants as c;
 use std::sync::Arc;
@@ -74,16 +76,22 @@ impl Bag {
         Some(Tensor::strided(data_type, bag.numbers(c::CUDNN_ATTR_TENSOR_DIMENSIONS), &strides))
     }
 
-    /// The graph behind an engine's configuration or behind a plan.
-    fn graph(&self) -> Option<&Self> {
+    /// The engine of a configuration or of a plan, or this one.
+    fn engine_bag(&self) -> &Self {
         let configuration = self.bag(c::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).unwrap_or(self);
-        let engine = configuration.bag(c::CUDNN_ATTR_ENGINECFG_ENGINE)?;
-        engine.bag(c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH)
+        configuration.bag(c::CUDNN_ATTR_ENGINECFG_ENGINE).unwrap_or(configuration)
     }
 
-    /// The convolution that an engine's configuration or a plan is for, if it is for one.
-    pub(super) fn problem(&self) -> Option<Problem> {
-        let nodes = self.graph()?.bags(c::CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    /// The graph behind an engine, a configuration, a plan or heuristics, or this one.
+    fn graph(&self) -> &Self {
+        let engine = self.engine_bag();
+        let graph = engine.bag(c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
+        graph.or_else(|| self.bag(c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)).unwrap_or(self)
+    }
+
+    /// The convolution that this is for, if it is for one.
+    fn problem(&self) -> Option<Problem> {
+        let nodes = self.graph().bags(c::CUDNN_ATTR_OPERATIONGRAPH_OPS);
         let (node, operation) =
             nodes.iter().find_map(|node| Some((node, operation(node.kind)?)))?;
         let [description, w, x, y] = attributes(operation);
@@ -99,5 +107,29 @@ impl Bag {
             dilation: description.numbers(c::CUDNN_ATTR_CONVOLUTION_DILATIONS),
         };
         problem.is_sound().then_some(problem)
+    }
+
+    /// The engines for the graph; every graph has one.
+    pub(super) fn engines(&self) -> Vec<Engine> {
+        self.problem().map_or_else(|| vec![Engine::PLAIN], |problem| workspace::engines(&problem).0)
+    }
+
+    /// The engine that this is about. A number that no engine has is refused by nobody, and needs nothing.
+    pub(super) fn engine(&self) -> Engine {
+        let index = self.engine_bag().numbers(c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
+        let index = index.first().and_then(|index| usize::try_from(*index).ok());
+        index.and_then(|i| self.engines().get(i).copied()).unwrap_or(Engine::PLAIN)
+    }
+
+    /// Bytes that this plan needs; it is entered into the books.
+    pub(super) fn planned(&self) -> i64 {
+        let bytes = self.engine().workspace;
+        match self.problem() {
+            Some(problem) => {
+                books::convolution(&problem, workspace::engines(&problem).1, bytes);
+            }
+            None => books::other(),
+        }
+        bytes
     }
 }
