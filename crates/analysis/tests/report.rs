@@ -205,3 +205,44 @@ fn the_text_about_a_failure_says_what_to_do() {
     let text = oom::text(&snapshot, snapshot.tables()).expect("it failed");
     assert!(text.ends_with("    nothing: it is more than the whole device has\n"), "{text}");
 }
+
+#[test]
+fn labels_that_only_a_number_tells_apart_are_rolled_up() {
+    let row = |label: &str, bytes| report::Labelled { label: label.to_owned(), bytes, count: 1 };
+    let rows = [
+        row("forward/layers.0/attention", 30),
+        row("forward/layers.1/attention", 20),
+        row("forward/layers.11/attention", 10),
+        row("forward/layers.0/mlp", 40),
+        row("step 7", 5),
+        row("conv2d", 2),
+        row("conv3d", 1),
+        row("", 3),
+    ];
+    let rolled = report::rolled_up(&rows);
+    let told: Vec<_> = rolled.iter().map(|l| (&*l.label, l.bytes, l.count)).collect();
+    assert_eq!(
+        told,
+        [
+            ("forward/layers.*/attention", 60, 3),
+            ("forward/layers.0/mlp", 40, 1),
+            ("step 7", 5, 1),
+            ("", 3, 1),
+            ("conv2d", 2, 1),
+            ("conv3d", 1, 1),
+        ]
+    );
+}
+
+#[test]
+fn the_text_about_a_failure_says_what_it_leaves_out() {
+    let mut snapshot = with_stacks();
+    let owner = |n: u64| json!({"owner": format!("library {n}"), "bytes": MIB, "count": 1});
+    let owners: Vec<_> = (0..8).map(owner).collect();
+    snapshot.memtrace = json!({
+        "owners": {"devices": [{"device": 0, "by": owners}]},
+        "out_of_memory": {"device": 0, "asked": GIB, "free": 5, "call": null, "frames": []},
+    });
+    let text = oom::text(&snapshot, snapshot.tables()).expect("it failed");
+    assert!(text.contains("       3.0 MiB  in 3 more owners\n"), "{}", &*text);
+}

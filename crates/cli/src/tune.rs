@@ -108,11 +108,14 @@ fn gain(now: &Tried, best: &Tried) -> bool {
 
 /// What is reserved and never in use at once, as a share of it, from which on nobody should be told that all is well.
 const UNUSED: f64 = 0.25;
+/// And as bytes: less than one segment for large requests is no matter of settings.
+const SEGMENT: u64 = 20 << 20;
 
 fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool, own: &str) {
     if !gains {
         let o = &choice.outcome;
-        if o.overhead() <= UNUSED {
+        let unused = o.peak_reserved.saturating_sub(o.peak_active);
+        if o.overhead() <= UNUSED || unused < SEGMENT {
             text.push_str(
                 "Nothing gains a hundredth over the settings it was recorded with: leave them.\n",
             );

@@ -161,3 +161,24 @@ fn a_closed_pipe_is_quiet() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     }
 }
+
+/// What a table leaves out is counted and added up: the rows of a cut one are the same in all.
+#[test]
+fn no_table_is_cut_without_what_is_left() {
+    let file = "snapshots/finetune_torch21.pickle.gz";
+    let rows = |text: &str| -> Vec<u64> {
+        let table = text.lines().skip_while(|l| !l.contains("live at the end, by line")).skip(1);
+        let number = |l: &str| l.split_whitespace().next()?.replace(',', "").parse().ok();
+        table.map_while(|l| number(l).filter(|_| l.contains(" x  "))).collect()
+    };
+    let [all, cut] = ["1000", "2"].map(|top| prints(&["report", "--top", top, file]));
+    assert!(rows(&all).len() > 3, "{all}");
+    assert_eq!(rows(&cut).len(), 3, "{cut}");
+    assert_eq!(rows(&cut).iter().sum::<u64>(), rows(&all).iter().sum::<u64>());
+    assert!(cut.contains(&format!("({} more lines, --top", rows(&all).len() - 2)), "{cut}");
+    let json = prints(&["report", "--json", "--by", "module-line", file]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let modules = json["devices"][0]["sites"].as_array().expect("a list");
+    let module = |s: &serde_json::Value| s["module"]["file"].as_str().map(str::to_owned);
+    assert!(modules.iter().filter_map(module).any(|f| f.ends_with("modeling_llama.py")));
+}

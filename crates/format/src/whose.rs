@@ -99,6 +99,10 @@ impl Places {
             pytorch: folders("pytorch"),
             standard: folders("standard"),
         };
+        // A folder that no frame lies in may be another name of the right one.
+        let is_used = |folder: &String| frames.iter().any(|f| paths::is_in(&f.filename, folder));
+        places.pytorch.retain(is_used);
+        places.standard.retain(is_used);
         if places.pytorch.is_empty() {
             let files = frames.iter().map(|f| &*f.filename);
             places.pytorch = folders_of_libraries(files).0;
@@ -106,9 +110,6 @@ impl Places {
         if places.pytorch.is_empty() {
             places.pytorch = unique(frames.iter().filter_map(folder_of_pytorch));
         }
-        // A folder that no frame lies in may be another name of the right one.
-        let is_used = |folder: &String| frames.iter().any(|f| paths::is_in(&f.filename, folder));
-        places.standard.retain(is_used);
         places
     }
 

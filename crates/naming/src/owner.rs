@@ -21,9 +21,6 @@ use crate::names::Namer;
 /// What a file's name (without `lib`) or a Python package's begins with, and what everybody calls it. The first that
 /// fits counts.
 const KNOWN: &[(&str, &str)] = &[
-    ("torch", "PyTorch"),
-    ("c10", "PyTorch"),
-    ("caffe2", "PyTorch"),
     ("nccl", "NCCL"),
     ("cublasLt", "cuBLASLt"),
     ("cublas", "cuBLAS"),
@@ -54,6 +51,23 @@ const KNOWN: &[(&str, &str)] = &[
     ("deepspeed", "DeepSpeed"),
     ("vllm", "vLLM"),
     ("flash_attn", "FlashAttention"),
+];
+
+/// What everybody calls PyTorch's own.
+const PYTORCH: &str = "PyTorch";
+/// Its libraries, by name up to the first dot: whoever else's begin like that are not its own.
+const OF_PYTORCH: [&str; 11] = [
+    "libtorch",
+    "libtorch_cpu",
+    "libtorch_cuda",
+    "libtorch_cuda_linalg",
+    "libtorch_hip",
+    "libtorch_python",
+    "libc10",
+    "libc10_cuda",
+    "libc10_hip",
+    "libcaffe2",
+    "libcaffe2_gpu",
 ];
 
 /// Functions that a virtual GPU has under the driver's name: what they begin with, and the library. Those of `KNOWN` that
@@ -106,12 +120,19 @@ fn known(file: &str) -> Option<&'static str> {
 /// Whose a library is.
 fn of_library(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
+    let stem = file.split('.').next().unwrap_or(file);
+    if OF_PYTORCH.contains(&stem) || package(path) == Some("torch") {
+        return PYTORCH.to_owned();
+    }
     if let Some(name) = known(file) {
         return name.to_owned();
     }
     // Kernels' launchers lie in Triton's cache, modules written with Cython in their package.
     let package = (path.contains("/triton/") || path.contains("/.triton/")).then_some("Triton");
-    let package = package.or_else(|| self::package(path).and_then(known));
+    // A module's own name says little if it is a private one.
+    let installed = self::package(path);
+    let private = || installed.filter(|_| file.starts_with('_'));
+    let package = package.or_else(|| installed.and_then(known)).or_else(private);
     let name = package.unwrap_or(file);
     name.split(".cpython-").next().unwrap_or(name).to_owned()
 }
@@ -119,7 +140,7 @@ fn of_library(path: &str) -> String {
 /// Whose a Python source file is.
 fn of_source(path: &str, whose: Whose) -> String {
     match package(path) {
-        _ if whose == Whose::PyTorch => "PyTorch".to_owned(),
+        _ if whose == Whose::PyTorch => PYTORCH.to_owned(),
         Some(package) => known(package).unwrap_or(package).to_owned(),
         None => file_name(path).to_owned(),
     }
@@ -233,6 +254,13 @@ mod tests {
                 "CuPy",
             ),
             (&["/v/my.cpython-311-x86_64-linux-gnu.so"], "my"),
+            (
+                &["/v/lib/python3.11/site-packages/torch/_C.cpython-311-x86_64-linux-gnu.so"],
+                "PyTorch",
+            ),
+            (&["/home/me/torch/torch_ops.cpython-311-x86_64-linux-gnu.so"], "torch_ops"),
+            (&["/home/me/libtorch_mine.so"], "libtorch_mine.so"),
+            (&["/v/lib/python3.11/site-packages/torchvision/_C.so"], "torchvision"),
             (&["/lib/libcudart.so.12"], "libcudart.so.12"),
             (&["/lib/libcudnn_ops.so.9"], "cuDNN"),
         ] {
