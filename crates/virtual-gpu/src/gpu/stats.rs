@@ -18,6 +18,7 @@ fn json() -> String {
         let _ = write!(text, "\"name\":\"{}\",", gpu.profile.name);
         let _ = write!(text, "\"context_source\":\"{}\",", gpu.profile.context_source);
     }
+    let _ = write!(text, "\"nccl_source\":\"{}\",", crate::libs::NCCL_MEMORY);
     let _ = write!(text, "\"lazy\":{},", machine.lazy);
     let _ = write!(text, "\"launches\":{},", launches());
     let _ = write!(text, "\"zero_reads\":{},", contents::zero_reads());

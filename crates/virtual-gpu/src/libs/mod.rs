@@ -17,6 +17,7 @@ mod dnn;
 mod fft;
 pub mod model;
 mod nccl;
+pub use nccl::memory::SOURCE as NCCL_MEMORY;
 mod nvrtc;
 mod sparse;
 mod sparselt;

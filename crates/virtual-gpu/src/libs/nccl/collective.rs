@@ -6,7 +6,7 @@
 //! result is forgotten and reads as zeros.
 
 use super::group::{self, Operation};
-use super::{Comm, NCCL, Status, comm};
+use super::{Comm, NCCL, Status, comm, memory};
 use crate::constants as c;
 use crate::gpu::contents;
 use core::ffi::c_void;
@@ -26,6 +26,7 @@ fn element_bytes(data_type: i32) -> Status<u64> {
 fn start(handle: *mut c_void, count: usize, data_type: i32, stream: u64) -> Status<(Comm, u64)> {
     let comm = comm(handle)?;
     let bytes = (count as u64).checked_mul(element_bytes(data_type)?).ok_or(NCCL.bad_value())?;
+    memory::connect(handle, comm)?;
     NCCL.launch(stream)?;
     Ok((comm, bytes))
 }
@@ -247,6 +248,10 @@ pub extern "C" fn ncclAlltoAll(
 ) -> i32 {
     NCCL.answer(|| {
         let (comm, bytes) = start(handle, count, data_type, stream)?;
+        for peer in 0..comm.ranks {
+            memory::meet(handle, comm, peer, false)?;
+            memory::meet(handle, comm, peer, true)?;
+        }
         repeat(to, from + comm.rank as u64 * bytes, bytes, comm.ranks);
         Ok(())
     })
@@ -263,6 +268,7 @@ pub extern "C" fn ncclSend(
 ) -> i32 {
     NCCL.answer(|| {
         let (comm, bytes) = start(handle, count, data_type, stream)?;
+        memory::meet(handle, comm, peer, false)?;
         group::perform(Operation::Send { from, bytes, to_self: peer == comm.rank });
         Ok(())
     })
@@ -273,12 +279,13 @@ pub extern "C" fn ncclRecv(
     to: u64,
     count: usize,
     data_type: i32,
-    _peer: i32,
+    peer: i32,
     handle: *mut c_void,
     stream: u64,
 ) -> i32 {
     NCCL.answer(|| {
-        let (_, bytes) = start(handle, count, data_type, stream)?;
+        let (comm, bytes) = start(handle, count, data_type, stream)?;
+        memory::meet(handle, comm, peer, true)?;
         group::perform(Operation::Receive { to, bytes });
         Ok(())
     })

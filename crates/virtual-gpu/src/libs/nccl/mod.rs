@@ -9,17 +9,19 @@
 //! tell each other (see `meeting`). Where some are pretended, the new communicator is taken to be as large as
 //! the old one, unless somebody who knows has said otherwise just before
 //! (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and allocates by that.
-//! What NCCL itself takes from the device for its channels is not modelled.
+//! What NCCL itself takes from the device is an estimate (see `memory`).
 
 pub(super) mod collective;
 pub(super) mod group;
 mod meeting;
+pub(crate) mod memory;
 
 use super::{Library, Status, versions};
 use crate::constants as c;
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::gpu::{self, log};
+use crate::runtime;
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use meeting::Meeting;
@@ -49,6 +51,16 @@ fn comm(handle: *mut c_void) -> Status<Comm> {
     COMMS.with(handle, |(comm, _)| *comm).ok_or(NCCL.bad_value())
 }
 
+/// Makes a communicator and answers its handle, unless there is no memory for it.
+fn give_new(out: Out<*mut c_void>, comm: Comm, meeting: Meeting) -> Status {
+    let handle = COMMS.insert((comm, meeting));
+    if let Err(code) = memory::begin(handle, comm) {
+        destroy(handle)?;
+        return Err(code);
+    }
+    NCCL.give(out, handle)
+}
+
 fn new_comm(out: Out<*mut c_void>, ranks: i32, rank: i32, id: Option<UniqueId>) -> i32 {
     NCCL.answer(|| {
         if out.is_null() || ranks < 1 || !(0..ranks).contains(&rank) {
@@ -60,7 +72,7 @@ fn new_comm(out: Out<*mut c_void>, ranks: i32, rank: i32, id: Option<UniqueId>) 
             Some(name) => Meeting::join(&name, rank, ranks),
             None => Meeting::alone(),
         };
-        NCCL.give(out, COMMS.insert((Comm { ranks, rank, device }, meeting)))
+        give_new(out, Comm { ranks, rank, device }, meeting)
     })
 }
 
@@ -158,6 +170,7 @@ extern "C" fn ncclCommInitAll(out: Out<*mut c_void>, count: i32, devices: In<i32
             gpu::touch(device).map_err(|_| c::ncclUnhandledCudaError)?;
             let comm = Comm { ranks: count, rank, device };
             let handle = COMMS.insert((comm, Meeting::alone()));
+            memory::begin(handle, comm)?;
             out.at(rank as usize * size_of::<*mut c_void>()).give(handle);
         }
         Ok(())
@@ -198,7 +211,7 @@ extern "C" fn ncclCommSplit(
             (ranks, if (0..ranks).contains(&key) { key } else { parent.rank % ranks })
         });
         let meeting = Meeting::join(&child, rank, ranks);
-        NCCL.give(out, COMMS.insert((Comm { ranks, rank, ..parent }, meeting)))
+        give_new(out, Comm { ranks, rank, ..parent }, meeting)
     })
 }
 
@@ -220,7 +233,7 @@ extern "C" fn ncclCommShrink(
         let before = excluded.iter().filter(|r| **r < parent.rank).count() as i32;
         let ranks = parent.ranks - excluded.len() as i32;
         let comm = Comm { ranks, rank: parent.rank - before, ..parent };
-        NCCL.give(out, COMMS.insert((comm, Meeting::alone())))
+        give_new(out, comm, Meeting::alone())
     })
 }
 
@@ -238,12 +251,15 @@ extern "C" fn ncclCommGrow(
     new_comm(out, ranks, rank, id.get().ok())
 }
 
+fn destroy(handle: *mut c_void) -> Status {
+    let (_, meeting) = COMMS.remove(handle).ok_or(NCCL.bad_value())?;
+    memory::end(handle);
+    meeting.leave();
+    Ok(())
+}
+
 fn end(handle: *mut c_void) -> i32 {
-    NCCL.answer(|| {
-        let (_, meeting) = COMMS.remove(handle).ok_or(NCCL.bad_value())?;
-        meeting.leave();
-        Ok(())
-    })
+    NCCL.answer(|| destroy(handle))
 }
 
 #[unsafe(no_mangle)]
@@ -309,6 +325,8 @@ extern "C" fn ncclGetLastError(_handle: *mut c_void) -> *const c_char {
     c"".as_ptr()
 }
 
+// Not inlined: by its name whoever watches memory knows whose call it is.
+#[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ncclMemAlloc(out: Out<u64>, size: usize) -> i32 {
     type Malloc = extern "C" fn(Out<u64>, usize) -> i32;
@@ -321,6 +339,7 @@ extern "C" fn ncclMemAlloc(out: Out<u64>, size: usize) -> i32 {
     if malloc(out, size) == 0 { 0 } else { c::ncclUnhandledCudaError }
 }
 
+#[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ncclMemFree(addr: u64) -> i32 {
     type Free = extern "C" fn(u64) -> i32;
@@ -333,8 +352,19 @@ extern "C" fn ncclMemFree(addr: u64) -> i32 {
 /// A function of the runtime as the real NCCL, another library, comes to it: where whoever watches memory sees the call,
 /// and that it is NCCL's. Not this library's own scope, which begins with itself.
 fn by_symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: looks only; this library has the symbol if none in front of it has.
-    unsafe { libc::dlsym(libc::dlopen(core::ptr::null(), libc::RTLD_LAZY), name.as_ptr()) }
+    // SAFETY: looks only.
+    let found =
+        unsafe { libc::dlsym(libc::dlopen(core::ptr::null(), libc::RTLD_LAZY), name.as_ptr()) };
+    if !found.is_null() {
+        return found;
+    }
+    // Nobody has it where this library was not preloaded.
+    match name.to_bytes() {
+        b"cudaMalloc" => runtime::memory::cudaMalloc as *mut c_void,
+        b"cudaFree" => runtime::memory::cudaFree as *mut c_void,
+        b"cudaSetDevice" => runtime::device::cudaSetDevice as *mut c_void,
+        _ => runtime::capture::cudaThreadExchangeStreamCaptureMode as *mut c_void,
+    }
 }
 
 fn register(handle: *mut c_void, out: Out<*mut c_void>) -> i32 {
