@@ -1,6 +1,6 @@
 """What recording costs: PyTorch's own recorder and memtrace, side by side, on the virtual GPU with real PyTorch.
 
-    bench/recorder [--rounds N] [--pairs N]
+    bench/recorder [--rounds N] [--pairs N] [--only frames|windows]
 
 One process for each way of recording (memtrace is preloaded or it isn't), the ways taken in turn, round after round, so that
 a slow minute of the machine hits all of them. A process measures each number of Python frames and of threads: the time
@@ -10,6 +10,9 @@ the clock. It is the thread's own processor time: waiting for the GIL is not a r
 runs, on the machine and in other threads, only ever adds to it; see `steady.py`), the 99th percentile of a batch (least
 of the rounds), and the ratio to PyTorch's own recorder with the same stacks. Ratios are what counts; the times belong to
 the machine.
+
+A second table is of three processes at a time (off, PyTorch's recorder, memtrace) that measure in turn, window by window, with
+Python frames that call each other without C between, and with other work between the windows (`windows.py`).
 """
 
 import argparse
@@ -22,6 +25,7 @@ import time
 from pathlib import Path
 
 import steady
+import windows
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES = (10, 40, 80)
@@ -75,23 +79,31 @@ def measure(pairs):
     return result
 
 
-def child(way, pairs):
+def child(way, pairs, kind):
     import torch
 
     stacks = WAYS[way][1]
     if stacks:
         torch.cuda.memory._record_memory_history("all", context="all", stacks=stacks, max_entries=1 << 20)
+    if kind:
+        windows.worker(kind)
+        sys.exit(0)
     json.dump(measure(pairs), sys.stdout)
     sys.stdout.flush()
     os.kill(os.getpid(), 9)  # no snapshot at the end: that is another bench
 
 
-def run(way, pairs, build):
+def start_of(way, build, *child):
+    """The command of a process of one way, and its environment."""
     memtrace, _ = WAYS[way]
     command = [str(build / "memtrace"), "run", "--virtual", "h100", "--out", str(ROOT / "memtrace-out")]
     command += ["--record", "off"] if memtrace is None else ["--stacks", memtrace]
-    command += ["--", sys.executable, __file__, "--child", way, "--pairs", str(pairs)]
-    env = {**os.environ, "MEMTRACE_QUIET": "1"}
+    command += ["--", sys.executable, __file__, "--child", way, *child]
+    return command, {**os.environ, "MEMTRACE_QUIET": "1"}
+
+
+def run(way, pairs, build):
+    command, env = start_of(way, build, "--pairs", str(pairs))
     out = subprocess.run(command, env=env, capture_output=True, text=True)
     try:
         found = json.loads(out.stdout)
@@ -101,15 +113,48 @@ def run(way, pairs, build):
     return {int(f): {int(t): v for t, v in by.items()} for f, by in found.items()}
 
 
+def in_windows(kind, options):
+    """{way: {way, its judge and "off": median}} of ways that measure in turn."""
+    found = {}
+    for way in ("memtrace python", "memtrace all"):
+        three = ("off", JUDGE[way], way)
+        processes = {w: windows.Process(*start_of(w, options.build, "--kind", kind)) for w in three}
+        found[way] = windows.measure(processes, options.windows)
+    steady.clean(ROOT / "memtrace-out")
+    return found
+
+
+def print_windows(options):
+    rounds = []
+    for i in range(options.rounds):
+        print(f"bench: windows, round {i + 1} of {options.rounds}", file=sys.stderr)
+        rounds.append({kind: in_windows(kind, options) for kind in windows.KINDS})
+    print("\n| way | frames | pair p50, ns | PyTorch adds, ns | added p50, ns | of PyTorch's |")
+    print("|---|---|---|---|---|---|")
+    for row in windows.table(rounds):
+        print(row)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=20_000)
+    parser.add_argument("--windows", type=int, default=400, help="windows of each process in a round")
+    parser.add_argument("--only", choices=["frames", "windows"])
     parser.add_argument("--build", type=Path, default=ROOT / "target" / "release")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--kind", choices=windows.KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child, options.pairs)
+        child(options.child, options.pairs, options.kind)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.rounds} rounds\n")
+    if options.only != "windows":
+        print_frames(options)
+    if options.only != "frames":
+        print_windows(options)
+
+
+def print_frames(options):
     rounds = []
     for i in range(options.rounds):
         print(f"bench: round {i + 1} of {options.rounds}", file=sys.stderr)
@@ -118,7 +163,6 @@ def main():
     def least(way, frames, threads, which):
         return min(r[way][frames][threads][which] for r in rounds)
 
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.rounds} rounds\n")
     print("| way | frames | threads | pair p50, ns | added p50, ns | added p99, ns | of PyTorch's |")
     print("|---|---|---|---|---|---|---|")
     for way in WAYS:
