@@ -32,11 +32,14 @@ def told(path):
     return numbers, texts
 
 
-@pytest.mark.parametrize("interface", ["backend", "older"])
+# The ways to ask cuDNN, and what makes PyTorch take them.
+INTERFACES = {"backend": {}, "older": {"TORCH_CUDNN_V8_API_DISABLED": "1"}}
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
 def test_what_is_not_known_is_said(interface, tmp_path):
     """Double precision isn't modelled: each direction counts once, by whichever interface cuDNN is asked."""
-    env = {"TORCH_CUDNN_V8_API_DISABLED": "1"} if interface == "older" else {}
-    stderr, path = run(LAYER, tmp_path, env=env)
+    stderr, path = run(LAYER, tmp_path, env=INTERFACES[interface])
     line = "lower bound: 3 convolutions without workspace"
     assert stderr.count("lower bound") == 1 and line in stderr, stderr
     numbers, texts = told(path)
@@ -161,8 +164,9 @@ time.sleep(0.5)  # PyTorch aborts if its backward thread still works when Python
 """
 
 
-def test_short_memory_means_another_engine():
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_short_memory_means_another_engine(interface):
     """As on a card: PyTorch goes on to an engine that needs less."""
     command = ["run", "--virtual", "t4", "--record", "off", "--", support.PYTHON, "-c", SHORT]
-    done = support.must(support.memtrace(*command))
+    done = support.must(support.memtrace(*command, env=INTERFACES[interface]))
     assert 0 < int(done.stdout.split()[-1]) < 80 << 20, done.stdout

@@ -1,6 +1,7 @@
 //! cuDNN's older convolution interface, which PyTorch takes when the backend is switched off.
 //!
-//! The one algorithm is the implicit product, deterministic forward, with the workspace that the backend would give.
+//! There are two algorithms for each direction: the implicit product with the workspace that the backend would give, and one
+//! that is documented to need none, for callers who have no memory for the first.
 
 use super::problem::{Operation, Problem, Tensor};
 use super::{DNN, SHAPES, Shape, books, workspace};
@@ -79,6 +80,22 @@ fn problem(
     problem.is_sound().then_some(problem)
 }
 
+/// The two algorithms: the implicit product with the backend's workspace, and the one that is documented to need none.
+const fn algorithms(operation: Operation) -> [i32; 2] {
+    match operation {
+        Operation::Forward => [
+            c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
+            c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
+        ],
+        Operation::BackwardData => {
+            [c::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, c::CUDNN_CONVOLUTION_BWD_DATA_ALGO_0]
+        }
+        Operation::BackwardFilter => {
+            [c::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, c::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0]
+        }
+    }
+}
+
 /// Bytes that the convolution needs, counted as planned.
 fn needed(operation: Operation, tensors: [*mut c_void; 3], convolution: *mut c_void) -> usize {
     let Some(problem) = problem(operation, tensors, convolution) else { return 0 };
@@ -90,8 +107,8 @@ fn needed(operation: Operation, tensors: [*mut c_void; 3], convolution: *mut c_v
     usize::try_from(bytes).unwrap_or(0)
 }
 
-/// Writes the one result. The three directions' records have the same layout.
-fn give_algorithm(
+/// Writes as many results as are wanted. The three directions' records have the same layout.
+fn give_algorithms(
     operation: Operation,
     tensors: [*mut c_void; 3],
     convolution: *mut c_void,
@@ -101,20 +118,22 @@ fn give_algorithm(
         if wanted < 1 {
             return Err(DNN.bad_value());
         }
-        let algorithm = match operation {
-            Operation::Forward => c::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
-            Operation::BackwardData => c::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1,
-            Operation::BackwardFilter => c::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1,
-        };
-        let size = needed(operation, tensors, convolution);
-        results.clear(perf::SIZE).map_err(|_| DNN.bad_value())?;
-        results.at(perf::algo.offset).give(algorithm);
-        results.at(perf::status.offset).give(c::CUDNN_STATUS_SUCCESS);
-        results.at(perf::time.offset).give(-1f32);
-        results.at(perf::memory.offset).give(size);
-        results.at(perf::determinism.offset).give(c::CUDNN_DETERMINISTIC);
-        results.at(perf::mathType.offset).give(c::CUDNN_DEFAULT_MATH);
-        DNN.give(count, 1)
+        let sizes = [needed(operation, tensors, convolution), 0];
+        let found = algorithms(operation).into_iter().zip(sizes).take(wanted as usize);
+        for (i, (algorithm, size)) in found.enumerate() {
+            let result: Out<u8> = results.at(i * perf::SIZE);
+            result.clear(perf::SIZE).map_err(|_| DNN.bad_value())?;
+            result.at(perf::algo.offset).give(algorithm);
+            result.at(perf::status.offset).give(c::CUDNN_STATUS_SUCCESS);
+            result.at(perf::time.offset).give(-1f32);
+            result.at(perf::memory.offset).give(size);
+            // Those that need none are documented to add up in any order backward.
+            let ordered = i == 0 || matches!(operation, Operation::Forward);
+            let kind = if ordered { c::CUDNN_DETERMINISTIC } else { c::CUDNN_NON_DETERMINISTIC };
+            result.at(perf::determinism.offset).give(kind);
+            result.at(perf::mathType.offset).give(c::CUDNN_DEFAULT_MATH);
+        }
+        DNN.give(count, wanted.min(2))
     })
 }
 
@@ -122,9 +141,12 @@ fn give_workspace(
     operation: Operation,
     tensors: [*mut c_void; 3],
     convolution: *mut c_void,
-    size: Out<usize>,
+    (algorithm, size): (i32, Out<usize>),
 ) -> i32 {
-    DNN.answer(|| DNN.give(size, needed(operation, tensors, convolution)))
+    DNN.answer(|| {
+        let needed = needed(operation, tensors, convolution);
+        DNN.give(size, if algorithm == algorithms(operation)[1] { 0 } else { needed })
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -138,7 +160,7 @@ extern "C" fn cudnnGetConvolutionForwardAlgorithm_v7(
     count: Out<i32>,
     results: Out<u8>,
 ) -> i32 {
-    give_algorithm(Operation::Forward, [x, w, y], convolution, (wanted, count, results))
+    give_algorithms(Operation::Forward, [x, w, y], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
@@ -152,7 +174,7 @@ extern "C" fn cudnnGetConvolutionBackwardDataAlgorithm_v7(
     count: Out<i32>,
     results: Out<u8>,
 ) -> i32 {
-    give_algorithm(Operation::BackwardData, [dx, w, dy], convolution, (wanted, count, results))
+    give_algorithms(Operation::BackwardData, [dx, w, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
@@ -166,7 +188,7 @@ extern "C" fn cudnnGetConvolutionBackwardFilterAlgorithm_v7(
     count: Out<i32>,
     results: Out<u8>,
 ) -> i32 {
-    give_algorithm(Operation::BackwardFilter, [x, dw, dy], convolution, (wanted, count, results))
+    give_algorithms(Operation::BackwardFilter, [x, dw, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
@@ -185,7 +207,7 @@ extern "C" fn cudnnFindConvolutionForwardAlgorithmEx(
     _workspace: *mut c_void,
     _workspace_size: usize,
 ) -> i32 {
-    give_algorithm(Operation::Forward, [x, w, y], convolution, (wanted, count, results))
+    give_algorithms(Operation::Forward, [x, w, y], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
@@ -204,7 +226,7 @@ extern "C" fn cudnnFindConvolutionBackwardDataAlgorithmEx(
     _workspace: *mut c_void,
     _workspace_size: usize,
 ) -> i32 {
-    give_algorithm(Operation::BackwardData, [dx, w, dy], convolution, (wanted, count, results))
+    give_algorithms(Operation::BackwardData, [dx, w, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
@@ -223,7 +245,7 @@ extern "C" fn cudnnFindConvolutionBackwardFilterAlgorithmEx(
     _workspace: *mut c_void,
     _workspace_size: usize,
 ) -> i32 {
-    give_algorithm(Operation::BackwardFilter, [x, dw, dy], convolution, (wanted, count, results))
+    give_algorithms(Operation::BackwardFilter, [x, dw, dy], convolution, (wanted, count, results))
 }
 
 #[unsafe(no_mangle)]
@@ -233,10 +255,10 @@ extern "C" fn cudnnGetConvolutionForwardWorkspaceSize(
     w: *mut c_void,
     convolution: *mut c_void,
     y: *mut c_void,
-    _algorithm: i32,
+    algorithm: i32,
     size: Out<usize>,
 ) -> i32 {
-    give_workspace(Operation::Forward, [x, w, y], convolution, size)
+    give_workspace(Operation::Forward, [x, w, y], convolution, (algorithm, size))
 }
 
 #[unsafe(no_mangle)]
@@ -246,10 +268,10 @@ extern "C" fn cudnnGetConvolutionBackwardDataWorkspaceSize(
     dy: *mut c_void,
     convolution: *mut c_void,
     dx: *mut c_void,
-    _algorithm: i32,
+    algorithm: i32,
     size: Out<usize>,
 ) -> i32 {
-    give_workspace(Operation::BackwardData, [dx, w, dy], convolution, size)
+    give_workspace(Operation::BackwardData, [dx, w, dy], convolution, (algorithm, size))
 }
 
 #[unsafe(no_mangle)]
@@ -259,8 +281,8 @@ extern "C" fn cudnnGetConvolutionBackwardFilterWorkspaceSize(
     dy: *mut c_void,
     convolution: *mut c_void,
     dw: *mut c_void,
-    _algorithm: i32,
+    algorithm: i32,
     size: Out<usize>,
 ) -> i32 {
-    give_workspace(Operation::BackwardFilter, [x, dw, dy], convolution, size)
+    give_workspace(Operation::BackwardFilter, [x, dw, dy], convolution, (algorithm, size))
 }
