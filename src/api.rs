@@ -23,7 +23,7 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
     let Some(recorder) = crate::recorder() else { return 1 };
     let dump = || {
         if path.is_null() {
-            return if dump::to_folder(recorder, u64::MAX, Reason::Request).is_some() {
+            return if dump::to_folder(recorder, dump::NOW, Reason::Request).is_some() {
                 0
             } else {
                 2

@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use memtrace_files::Readers;
 use memtrace_format::json::Stacks;
 
 use crate::message;
@@ -51,6 +52,8 @@ pub struct Config {
     pub peak_step: Option<u64>,
     /// `MEMTRACE_FORMAT`: `pickle` or `json`. Default: pickle.
     pub format: Format,
+    /// `MEMTRACE_PERMISSIONS`: who may read snapshots, `private` (their owner: mode 0600) or `umask`. Default: private.
+    pub readers: Readers,
     /// `MEMTRACE_EVENTS`: how many events of history are kept. Default: 2^20.
     pub events: usize,
     /// `MEMTRACE_QUIET=1`: say nothing but errors.
@@ -114,6 +117,8 @@ impl Config {
                 [choice("MEMTRACE_STACKS", &["none", "python", "all"]).unwrap_or(2)],
             format: [Format::Pickle, Format::Json(Stacks::Shared), Format::Json(Stacks::Expanded)]
                 [choice("MEMTRACE_FORMAT", &["pickle", "json", "json-expanded"]).unwrap_or(0)],
+            readers: [Readers::Owner, Readers::Umask]
+                [choice("MEMTRACE_PERMISSIONS", &["private", "umask"]).unwrap_or(0)],
             events,
             quiet: choice("MEMTRACE_QUIET", &["0", "1"]) == Some(1),
             run_pid: text("MEMTRACE_RUN_PID").and_then(|v| v.parse().ok()),

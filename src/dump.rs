@@ -1,20 +1,21 @@
 //! A snapshot file of this process.
 //!
-//! Reads the ring without stopping anybody, names the stacks, and writes beside the final name, which it
-//! then takes if it is free: a reader never sees half a file, and no file of an earlier run is ever
+//! Reads the ring without stopping anybody, names the stacks, and writes a new file, which then takes the first name that is
+//! free ([`memtrace_files`]): a reader never sees half a file, and no file of an earlier run is ever
 //! overwritten. Runs in the background thread, at exit and for `memtrace_dump`; never in a hook.
 //!
 //! Takes memory for what is alive and for the names of stacks, and none for the history, which goes from the ring into
 //! the file event by event ([`memtrace_naming::write`]). The program's threads wait for it at most while the live table
 //! is copied, and only if an eighth of the ring fills meanwhile.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_analysis::report::told_warning;
 use memtrace_analysis::sites::Lines;
+use memtrace_files::NewFile;
 use memtrace_format::blackbox::at;
 use memtrace_format::event::Event;
 use memtrace_format::json::Stacks;
@@ -23,7 +24,7 @@ use memtrace_format::replay::State;
 use memtrace_format::screen::Page;
 use memtrace_format::settings;
 use memtrace_format::snapshot::Value;
-use memtrace_naming::{Counts, Encoding};
+use memtrace_naming::{Counts, Encoding, Moment};
 
 use crate::config::{Config, Format};
 use crate::hooks::{deepbind, table};
@@ -74,22 +75,21 @@ struct Said {
     warnings: Vec<String>,
 }
 
+/// What is asked for where nobody says which moment.
+pub const NOW: Moment = Moment::Ticket(u64::MAX);
+
 /// One dump at a time; the others wait. Never taken in a hook.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Writes the state at ticket `to` under the next free name in the user's folder, and says where.
+/// Writes the state of a moment under the next free name in the user's folder, and says where.
 /// Trouble is one line on stderr: the program must not notice.
-pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf> {
+pub fn to_folder(recorder: &Recorder, moment: Moment, reason: Reason) -> Option<PathBuf> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    if to == u64::MAX {
+    if matches!(moment, NOW | Moment::End) {
         measure::sample(recorder);
     }
     let mut said = Said::default();
-    let result = (0..u32::MAX)
-        .map(|n| recorder.config.out.join(file_name(recorder, n)))
-        .find(|path| !path.exists())
-        .map(|first| write_new(recorder, to, reason, &first, &mut said));
-    match result? {
+    match write_new(recorder, moment, reason, &mut said) {
         Ok((path, counts)) => {
             if let Some(text) = said.oom {
                 say_oom(recorder, &path, &text);
@@ -136,9 +136,15 @@ pub fn to_folder(recorder: &Recorder, to: u64, reason: Reason) -> Option<PathBuf
 fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
     static SAID_BY: AtomicI32 = AtomicI32::new(0);
     let stem = snapshot.file_stem().unwrap_or_default().to_string_lossy();
-    let path = snapshot.with_file_name(format!("{stem}-oom.txt"));
-    if let Err(e) = std::fs::write(&path, text.as_bytes()) {
-        message!("cannot write {}: {e}", path.display());
+    let name =
+        |n: u32| if n == 0 { format!("{stem}-oom.txt") } else { format!("{stem}-oom-{n}.txt") };
+    let folder = memtrace_files::folder_of(snapshot);
+    let written = NewFile::within(folder, recorder.config.readers).and_then(|new| {
+        new.file().write_all(text.as_bytes())?;
+        new.place((0..u32::MAX).map(|n| folder.join(name(n))))
+    });
+    if let Err(e) = written {
+        message!("cannot write {}: {e}", folder.join(name(0)).display());
     }
     let first = SAID_BY.swap(recorder.pid, Ordering::Relaxed) != recorder.pid;
     if first && !recorder.config.quiet {
@@ -154,14 +160,10 @@ fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
 pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     measure::sample(recorder);
-    let beside = beside(path);
+    let new = NewFile::within(memtrace_files::folder_of(path), recorder.config.readers)?;
     let format = format_of(path, recorder.config.format);
-    let written = write(recorder, u64::MAX, Reason::Request, &beside, format, &mut Said::default())
-        .and_then(|_| std::fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&beside);
-    }
-    written
+    write(recorder, NOW, Reason::Request, &new, format, &mut Said::default())?;
+    new.replace(path)
 }
 
 fn format_of(path: &Path, default: Format) -> Format {
@@ -196,57 +198,28 @@ pub fn host() -> String {
     if text.is_empty() { "localhost".to_owned() } else { text }
 }
 
-fn beside(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    path.with_file_name(format!(".{name}.{}.part", std::process::id()))
-}
-
-/// Writes under `first`, or under the next number that is free when the file is complete.
+/// Writes a file and gives it the first number that is free when it is complete.
 fn write_new(
     recorder: &Recorder,
-    to: u64,
+    moment: Moment,
     reason: Reason,
-    first: &Path,
     said: &mut Said,
 ) -> io::Result<(PathBuf, Counts)> {
-    let folder = first.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let beside = beside(first);
-    let written = write(recorder, to, reason, &beside, recorder.config.format, said);
-    let result = written.and_then(|counts| {
-        for n in 0..u32::MAX {
-            let path = folder.join(file_name(recorder, n));
-            match take_name(&beside, &path) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                other => return other.map(|()| (path, counts)),
-            }
-        }
-        Err(io::ErrorKind::AlreadyExists.into())
-    });
-    if result.is_err() {
-        let _ = std::fs::remove_file(&beside);
-    }
-    result
+    let Config { out, readers, format, .. } = &recorder.config;
+    std::fs::create_dir_all(out)?;
+    let new = NewFile::within(out, *readers)?;
+    let counts = write(recorder, moment, reason, &new, *format, said)?;
+    let names = (0..u32::MAX).map(|n| out.join(file_name(recorder, n)));
+    new.place(names).map(|(path, _)| (path, counts))
 }
 
-/// Renames, but never over an existing file. A hard link is the one way that every kernel and most file
-/// systems have; where there are none, a look and a rename must do.
-fn take_name(from: &Path, to: &Path) -> io::Result<()> {
-    match std::fs::hard_link(from, to) {
-        Ok(()) => std::fs::remove_file(from),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
-        Err(_) if to.exists() => Err(io::ErrorKind::AlreadyExists.into()),
-        Err(_) => std::fs::rename(from, to),
-    }
-}
-
-/// Writes the state at ticket `to` into this file. An error if the black box was cut short meanwhile: part of what was
+/// Writes the state of a moment into this file. An error if the black box was cut short meanwhile: part of what was
 /// written is zeros then.
 fn write(
     recorder: &Recorder,
-    to: u64,
+    moment: Moment,
     reason: Reason,
-    path: &Path,
+    new: &NewFile,
     format: Format,
     said: &mut Said,
 ) -> io::Result<Counts> {
@@ -257,10 +230,10 @@ fn write(
     let mut namer = recorder.stacks.namer();
     memtrace_naming::write(
         &mut Own(recorder),
-        to,
+        moment,
         &mut namer,
         &table::name,
-        (path, encoding),
+        (new, encoding),
         &mut |snapshot, counts, namer| {
             snapshot.allocator_settings = settings::from_conf(&recorder.config.allocator_conf);
             let known = std::mem::take(&mut snapshot.memtrace);

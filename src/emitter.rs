@@ -13,6 +13,8 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use memtrace_naming::Moment;
+
 use crate::dump;
 use crate::measure;
 use crate::message;
@@ -144,16 +146,16 @@ impl Emitter {
         }
         let peak = self.peak.swap(0, Ordering::AcqRel);
         if peak != 0 {
-            dump::to_folder(recorder, peak, dump::Reason::Peak);
+            dump::to_folder(recorder, Moment::Ticket(peak), dump::Reason::Peak);
         }
         if self.signalled.swap(0, Ordering::AcqRel) != 0 {
-            dump::to_folder(recorder, u64::MAX, dump::Reason::Signal);
+            dump::to_folder(recorder, dump::NOW, dump::Reason::Signal);
         }
         if let Some(every) = recorder.config.every_ns {
             let now = clock::now_ns();
             if now >= *next {
                 *next = now + every;
-                dump::to_folder(recorder, u64::MAX, dump::Reason::Clock);
+                dump::to_folder(recorder, dump::NOW, dump::Reason::Clock);
             }
         }
     }
@@ -204,7 +206,7 @@ impl Emitter {
         files.count += 1;
         files.last_ns = now;
         // The ticket is stored plus one, so this shows the state after the event.
-        dump::to_folder(recorder, ticket, dump::Reason::Oom);
+        dump::to_folder(recorder, Moment::Ticket(ticket), dump::Reason::Oom);
     }
 }
 

@@ -21,6 +21,7 @@ pub mod measure;
 pub mod message;
 pub mod record;
 pub mod stack;
+pub mod starts;
 pub mod sync;
 pub mod tree;
 pub mod virtual_gpu;

@@ -10,10 +10,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
+use memtrace_naming::Moment;
 
 use crate::hooks::{communicators, contexts, resolve, routes, words};
 use crate::record::{Recorder, guard};
-use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, tree};
+use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, starts, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -42,7 +43,7 @@ pub fn last_snapshot(recorder: &Recorder) {
     recorder.emitter.close();
     recorder.emitter.serve_oom(recorder);
     let nothing = recorder.ring.written() == 0;
-    if nothing || dump::to_folder(recorder, u64::MAX, dump::Reason::Exit).is_some() {
+    if nothing || dump::to_folder(recorder, Moment::End, dump::Reason::Exit).is_some() {
         recorder.blackbox.set_life(Life::Ended);
         recorder.blackbox.remove();
     }
@@ -102,6 +103,7 @@ extern "C" fn loading() {
     tree::loading();
     resolve::loading();
     words::look();
+    starts::loading();
     for (place, name) in [(&NEXT_EXIT, c"_exit"), (&NEXT_DLCLOSE, c"dlclose")] {
         // SAFETY: a look-up by name.
         let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };

@@ -1,9 +1,10 @@
 //! The processes of one run: who was started by whom, and which files they left.
 //!
 //! `memtrace run` becomes the program, so there is no parent that waits and could add up. What it leaves in the
-//! environment is the number of the process that it became, the *root*, and the name of a list. Who records adds a line
-//! to the list when it begins and one for each snapshot, in one write each, as long as the root lives; the root reads
-//! the list when it ends, says what is in it, and removes it. A process that never calls CUDA adds nothing, and where
+//! environment is the number of the process that it became, the *root*, and the name of a list, which nobody can guess. Who
+//! records adds a line to the list when it begins and one for each snapshot, and who starts a program without memtrace one for
+//! that, in one write each, as long as the root lives; the root reads the list when it ends, says what is in it, and removes
+//! it (the list of a root that was killed goes at the next run). A process that never calls CUDA adds nothing, and where
 //! nobody does there is no list.
 //!
 //! Each snapshot names the process nearest above its own that records, too, by number and by the name of its black box,
@@ -16,7 +17,6 @@ use std::ffi::{CStr, CString, c_int};
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -137,9 +137,8 @@ fn add(config: &Config, what: char, path: &Path) {
     let mut line = format!("{} {what} ", std::process::id()).into_bytes();
     line.extend(path);
     line.push(b'\n');
-    let options = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(list);
     // The list is for a few lines at the end of the run; the snapshots are there without it.
-    let _ = options.and_then(|mut file| file.write_all(&line));
+    let _ = memtrace_files::append(list).and_then(|mut file| file.write_all(&line));
 }
 
 fn lives(pid: i32) -> bool {
@@ -149,15 +148,16 @@ fn lives(pid: i32) -> bool {
 
 // --- the root ------------------------------------------------------------------------------------------
 
-struct Root {
-    pid: i32,
+/// The run that this process belongs to.
+struct Run {
+    root: i32,
     list: CString,
 }
 
-/// Set in the root, and in what is forked from it.
-static ROOT: OnceLock<Root> = OnceLock::new();
+/// Set when the library is loaded, so that a program may do with its environment what it likes.
+static RUN: OnceLock<Run> = OnceLock::new();
 
-/// When the library is loaded: is this the process that `memtrace run` became?
+/// When the library is loaded: does this process belong to a run?
 pub fn loading() {
     let var = |name: &CStr| {
         // SAFETY: nothing of the program's has run yet that could change the environment.
@@ -165,14 +165,47 @@ pub fn loading() {
         // SAFETY: a variable's value is a C string.
         (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) })
     };
-    let pid = std::process::id() as i32;
-    let is_root = var(c"MEMTRACE_RUN_PID").and_then(|p| p.to_str().ok()?.parse().ok()) == Some(pid);
-    let quiet = var(c"MEMTRACE_QUIET").is_some_and(|v| v == c"1");
-    if is_root
-        && !quiet
-        && let Some(list) = var(c"MEMTRACE_RUN_LIST")
+    let root = var(c"MEMTRACE_RUN_PID").and_then(|p| p.to_str().ok()?.parse().ok());
+    if let (Some(root), Some(list)) = (root, var(c"MEMTRACE_RUN_LIST"))
+        && !list.is_empty()
     {
-        let _ = ROOT.set(Root { pid, list: list.to_owned() });
+        let _ = RUN.set(Run { root, list: list.to_owned() });
+    }
+}
+
+/// Does this process belong to a run?
+pub fn is_of_a_run() -> bool {
+    RUN.get().is_some()
+}
+
+/// Adds a word to a line.
+pub type AddWord<'a> = &'a mut dyn FnMut(&[u8]);
+
+/// Adds to the list that a program is started without memtrace in it: under this number, if that is known, and with the
+/// words that `say` adds. Takes no lock, allocates nothing and leaves `errno` as it is.
+pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>)) {
+    let Some(run) = RUN.get().filter(|run| lives(run.root)) else { return };
+    let mut line = Text::<SHORT>::new();
+    line.number(pid as usize).add(b" x");
+    say(&mut |word| {
+        line.add(b" ");
+        word.split_inclusive(|b| *b == b'\n').for_each(|part| match part {
+            [line_of_it @ .., b'\n'] => _ = line.add(line_of_it).add(b"?"),
+            whole => _ = line.add(whole),
+        });
+    });
+    line.end();
+    // SAFETY: a C string, our own descriptor, and a buffer that is valid for its length. `errno` is the thread's own.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let (to, how) = (libc::O_WRONLY | libc::O_APPEND, libc::O_CREAT | libc::O_CLOEXEC);
+        let flags = to | how | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = libc::open(run.list.as_ptr(), flags, 0o600);
+        if file >= 0 {
+            line.write_to(file);
+            libc::close(file);
+        }
+        *libc::__errno_location() = errno;
     }
 }
 
@@ -186,23 +219,26 @@ pub fn ending() -> bool {
     static DONE: AtomicBool = AtomicBool::new(false);
     // SAFETY: getpid has no preconditions.
     let own = unsafe { libc::getpid() };
-    let Some(root) = ROOT.get().filter(|root| root.pid == own) else { return false };
+    let Some(run) = RUN.get().filter(|run| run.root == own) else { return false };
     if DONE.swap(true, Ordering::AcqRel) {
         return false;
     }
     // SAFETY: a C string, and a descriptor that is ours.
-    let file = unsafe { libc::open(root.list.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    let file = unsafe {
+        libc::open(run.list.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW)
+    };
     if file < 0 {
         return false;
     }
-    let (mut written, mut of_others) = (0, false);
+    let (mut written, mut of_others, mut recorded) = (0, false, false);
     lines(file, |pid, what, _| {
         written += usize::from(what == b'w');
+        recorded |= what != b'x';
         of_others |= what == b'w' && pid != own;
     });
     // One that wrote its own has said so.
     if of_others {
-        let mut text = Text::new();
+        let mut text = Text::<LONGEST>::new();
         text.add(b"memtrace: this run wrote ").number(written).add(b" snapshots:\n").flush();
         let mut named = 0;
         lines(file, |_, what, path| {
@@ -219,17 +255,44 @@ pub fn ending() -> bool {
     }
     lines(file, |pid, what, path| {
         if what == b'r' && pid != own && !lives(pid) && exists(path) {
-            let mut text = Text::new();
+            let mut text = Text::<LONGEST>::new();
             text.add(b"memtrace: process ").number(pid as usize);
             text.add(b" was killed; what it did: memtrace recover ").name(path).add(b"\n").flush();
         }
     });
+    tell_of_those_without(file);
     // SAFETY: our own descriptor and a C string.
     unsafe {
         libc::close(file);
-        libc::unlink(root.list.as_ptr());
+        libc::unlink(run.list.as_ptr());
     }
-    true
+    recorded
+}
+
+/// Says which programs were started without memtrace.
+fn tell_of_those_without(file: c_int) {
+    let mut without = 0;
+    lines(file, |_, what, _| without += usize::from(what == b'x'));
+    if without == 0 {
+        return;
+    }
+    let mut text = Text::<LONGEST>::new();
+    text.add(b"memtrace: not recorded, because LD_PRELOAD was replaced or cleared for it (keep libmemtrace.so in it):\n");
+    text.flush();
+    let mut named = 0;
+    lines(file, |pid, what, program| {
+        if what == b'x' && named < NAMED {
+            named += 1;
+            text.add(b"memtrace:   ").name(program);
+            if pid != 0 {
+                text.add(b" (process ").number(pid as usize).add(b")");
+            }
+            text.add(b"\n").flush();
+        }
+    });
+    if without > NAMED {
+        text.add(b"memtrace:   and ").number(without - NAMED).add(b" more\n").flush();
+    }
 }
 
 /// Hands out the lines of a list, from its beginning: process, what, path.
@@ -271,26 +334,29 @@ fn exists(path: &[u8]) -> bool {
     path.len() < LONGEST && unsafe { libc::access(name.as_ptr().cast(), libc::F_OK) == 0 }
 }
 
-/// A line that is put together without allocating.
-struct Text {
-    bytes: [u8; LONGEST],
+/// The longest line about a program that is started: its stack may be small.
+const SHORT: usize = 400;
+
+/// A line of at most `N` bytes that is put together without allocating.
+struct Text<const N: usize> {
+    bytes: [u8; N],
     len: usize,
 }
 
-impl Text {
-    fn new() -> Text {
-        Text { bytes: [0; LONGEST], len: 0 }
+impl<const N: usize> Text<N> {
+    fn new() -> Self {
+        Text { bytes: [0; N], len: 0 }
     }
 
-    fn add(&mut self, part: &[u8]) -> &mut Text {
-        let part = &part[..part.len().min(LONGEST - self.len)];
+    fn add(&mut self, part: &[u8]) -> &mut Self {
+        let part = &part[..part.len().min(N - self.len)];
         self.bytes[self.len..self.len + part.len()].copy_from_slice(part);
         self.len += part.len();
         self
     }
 
     /// A name, of which every character is seen.
-    fn name(&mut self, name: &[u8]) -> &mut Text {
+    fn name(&mut self, name: &[u8]) -> &mut Self {
         for chunk in name.utf8_chunks() {
             for c in chunk.valid().chars() {
                 show(c, |c| {
@@ -304,7 +370,7 @@ impl Text {
         self
     }
 
-    fn number(&mut self, n: usize) -> &mut Text {
+    fn number(&mut self, n: usize) -> &mut Self {
         let mut digits = [0_u8; 20];
         let (mut n, mut at) = (n, digits.len());
         loop {
@@ -317,10 +383,21 @@ impl Text {
         }
     }
 
+    /// Ends the line, also where it had no room.
+    fn end(&mut self) {
+        self.len = self.len.min(N - 1);
+        self.add(b"\n");
+    }
+
     /// One write, so that lines of several processes don't mix.
-    fn flush(&mut self) {
+    fn write_to(&self, file: c_int) {
         // SAFETY: the buffer is valid for its length; a failed write is of no consequence.
-        unsafe { libc::write(2, self.bytes.as_ptr().cast(), self.len) };
+        unsafe { libc::write(file, self.bytes.as_ptr().cast(), self.len) };
+    }
+
+    /// The same, to standard error, and begins again.
+    fn flush(&mut self) {
+        self.write_to(2);
         self.len = 0;
     }
 }
@@ -340,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_name_is_shown() {
-        let mut text = Text::new();
+        let mut text = Text::<LONGEST>::new();
         text.name(b"/out/a\x1b[2Jb\xff \xe2\x80\xae");
         assert_eq!(
             std::str::from_utf8(&text.bytes[..text.len]),
@@ -375,7 +452,7 @@ mod tests {
 
     #[test]
     fn text_is_put_together() {
-        let mut text = Text::new();
+        let mut text = Text::<LONGEST>::new();
         text.add(b"a ").number(0).add(b" ").number(1_234_567_890);
         assert_eq!(&text.bytes[..text.len], b"a 0 1234567890");
         text.add(&[b'x'; 2 * LONGEST]);

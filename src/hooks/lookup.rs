@@ -142,7 +142,7 @@ extern "C" fn find_dlvsym() -> *mut c_void {
 }
 
 /// The function behind ours: the next interposer's, or the C library's.
-pub(super) fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+pub(crate) fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = place.load(Ordering::Acquire);
     if !known.is_null() {
         return known;

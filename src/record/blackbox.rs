@@ -272,7 +272,7 @@ impl Mapped {
             return;
         }
         let link = out.join(name);
-        let _ = std::fs::remove_file(&link); // a leftover of a process that had our number
+        // Fails if there is something of that name.
         if std::os::unix::fs::symlink(path, &link).is_ok() {
             self.link = Some(link);
         }

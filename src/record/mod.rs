@@ -15,7 +15,7 @@ pub mod truncated;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
-use memtrace_format::event::{Event, Kind, NO_STACK, StackId};
+use memtrace_format::event::{Event, FLAG_ENDING, Kind, NO_STACK, StackId};
 use memtrace_format::world::World;
 
 use crate::config::Config;
@@ -29,6 +29,7 @@ use crate::record::live::Live;
 use crate::record::ring::Ring;
 use crate::record::stacks::Stacks;
 use crate::stack::Site;
+use crate::stack::python::offsets;
 use crate::sync::of_file;
 use crate::tree::Place;
 
@@ -111,6 +112,9 @@ impl Recorder {
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "an event is larger than what is written of it")]
     pub fn write(&self, event: &Event) -> u64 {
+        let ending = event.kind.gives_back() && self.python_ends(event.thread);
+        let flags = event.flags | if ending { FLAG_ENDING } else { 0 };
+        let event = &Event { flags, ..*event };
         let (ticket, stalled) = self.ring.push(event.pack(), Live::apply);
         if matches!(event.kind, Kind::Measured | Kind::Entered | Kind::Mark) {
             self.blackbox.header()[at::OWN_EVENTS].fetch_add(1, Ordering::Relaxed);
@@ -134,6 +138,12 @@ impl Recorder {
     /// Which rank it is, as far as NCCL was told.
     pub fn world(&self) -> Option<World> {
         World::unpack(self.blackbox.header()[at::WORLD].load(Ordering::Relaxed))
+    }
+
+    /// Does this thread of a Python program do what it does because Python ends?
+    #[inline]
+    fn python_ends(&self, thread: u32) -> bool {
+        offsets::found().is_some_and(|python| python.ending(thread == self.pid as u32))
     }
 
     /// Makes room so that producers always find some. Called by the background thread.

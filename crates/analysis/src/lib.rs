@@ -11,6 +11,7 @@
 
 pub mod check;
 pub mod conf;
+pub mod ends;
 pub mod history;
 pub mod oom;
 pub mod replay;

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx, Value};
 use serde::Serialize;
 
+use crate::ends::{self, ProcessEnd};
 use crate::sites::Lines;
 use crate::summary::{self, By, Estimate, Fragmentation, SiteUse, Summary};
 use crate::{conf, oom};
@@ -121,8 +122,10 @@ pub struct Device {
     pub peak_held: u64,
     /// By owner, at that moment.
     pub owners_at_peak: Vec<Owner>,
-    /// What it holds at the end.
+    /// What it holds at the end; of a Python program, when Python began to end.
     pub held: u64,
+    /// What was left at the end of the process, if that is another moment.
+    pub at_process_end: Option<ProcessEnd>,
     /// By owner, at the end.
     pub owners: Vec<Owner>,
     /// Of NCCL's: by communicator.
@@ -189,6 +192,7 @@ pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
                     .unwrap_or(0),
                 owners_at_peak: owners(&sums["peak"]["by"]),
                 held: sums["held"].as_u64().unwrap_or(reserved),
+                at_process_end: ends::process_end(snapshot, ordinal),
                 owners: ours(&sums["by"]),
                 communicators: communicators(&sums["communicators"]),
                 workspaces: workspaces(snapshot, ordinal),

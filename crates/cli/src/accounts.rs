@@ -78,7 +78,17 @@ fn device(out: &mut Page, d: &Device, top: usize) {
         labels(out, "taken from the driver past PyTorch, at its peak", outside[0], top);
         labels(out, "of that, at the end", outside[1], top);
     }
-    let _ = writeln!(out, "  at the end: {} held", size(d.held));
+    let _ = match d.at_process_end {
+        Some(left) => writeln!(
+            out,
+            "  when Python began to end: {} held, {} allocated by PyTorch; at the end of the process: {} and {}",
+            size(d.held),
+            size(d.sites.iter().map(|s| s.bytes).sum()),
+            size(left.held),
+            size(left.allocated)
+        ),
+        None => writeln!(out, "  at the end: {} held", size(d.held)),
+    };
     owners(out, &d.owners);
     by_communicator(out, &d.communicators);
     if !d.workspaces.is_empty() {
@@ -104,7 +114,10 @@ fn device(out: &mut Page, d: &Device, top: usize) {
         );
     }
     if !d.sites.is_empty() && top > 0 {
-        out.push_str("  live at the end, by line\n");
+        out.push_str(match d.at_process_end {
+            Some(_) => "  live when Python began to end, by line\n",
+            None => "  live at the end, by line\n",
+        });
     }
     let modules = modules(&d.sites);
     let rows = d.sites.iter().zip(&modules).map(|(s, module)| {

@@ -76,6 +76,10 @@ pub(crate) struct Run {
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
 
+    /// Who may read snapshots, which hold paths and command lines [default: $MEMTRACE_PERMISSIONS, or private]
+    #[arg(long, value_name = "WHO")]
+    pub(crate) permissions: Option<Permissions>,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
@@ -97,6 +101,23 @@ impl Stacks {
             Stacks::None => "none",
             Stacks::Python => "python",
             Stacks::All => "all",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Permissions {
+    /// you alone (mode 0600)
+    Private,
+    /// whoever your umask lets
+    Umask,
+}
+
+impl Permissions {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Permissions::Private => "private",
+            Permissions::Umask => "umask",
         }
     }
 }
@@ -243,17 +264,23 @@ pub(crate) struct Check {
 /// Write the snapshots that processes could not write because they were killed.
 ///
 /// A recorded process leaves a black box (*.blackbox) if it dies by a signal, or of a full machine: it holds
-/// everything up to the last call. Prints the path of each snapshot and removes the black box. Exits with 0 if each
-/// black box of a dead process is a snapshot now, 1 if there was none or some could not be read, 2 if all failed.
+/// everything up to the last call. Prints the path of each snapshot and removes the black box. Without FILE or DIR, lists
+/// the black boxes that there are: whose, how large, alive or dead. Exits with 0 if each black box of a dead process is a
+/// snapshot now (or one is listed), 1 if there was none or some could not be read, 2 if all failed.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
+    memtrace recover                                        what is there?\n  \
     memtrace recover traces\n  \
     memtrace recover --keep traces/memtrace-host-4711-1730000000000.blackbox\n  \
     memtrace recover traces && memtrace summary traces")]
 pub(crate) struct Recover {
     /// Black boxes, or folders with black boxes (or links to them, as in a program's output folder)
-    #[arg(required = true, value_name = "FILE|DIR")]
+    #[arg(value_name = "FILE|DIR")]
     pub(crate) paths: Vec<PathBuf>,
+
+    /// Print the list as JSON, sizes in bytes
+    #[arg(long, conflicts_with_all = ["paths", "out", "format", "keep"])]
+    pub(crate) json: bool,
 
     /// Folder for the snapshots [default: where the black box, or the link to it, is]
     #[arg(long, value_name = "DIR")]

@@ -6,9 +6,9 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
+use memtrace_files::NewFile;
 use memtrace_format::blackbox::{BlackBox, Bytes, OpenError};
 use memtrace_format::json::Stacks;
 use memtrace_naming::{Counts, Encoding};
@@ -42,9 +42,6 @@ impl Bytes for OnDisk<'_> {
 
 /// A black box, if its header is sound.
 pub(crate) fn open(file: &File) -> Result<BlackBox<OnDisk<'_>>, OpenError> {
-    if !file.metadata()?.is_file() {
-        return Err(OpenError::Unreadable("it is not a file".to_owned()));
-    }
     BlackBox::open(OnDisk(file))
 }
 
@@ -66,7 +63,7 @@ pub(crate) fn snapshot(
     file: &BlackBox<OnDisk<'_>>,
     alive: bool,
     reason: &str,
-    path: &Path,
+    new: &NewFile,
     format: Format,
 ) -> io::Result<Counts> {
     let written_us = std::time::SystemTime::now()
@@ -77,5 +74,5 @@ pub(crate) fn snapshot(
         Format::Json => Encoding::Json(Stacks::Shared),
         Format::JsonExpanded => Encoding::Json(Stacks::Expanded),
     };
-    memtrace_naming::snapshot(file, alive, reason, written_us, (path, encoding))
+    memtrace_naming::snapshot(file, alive, reason, written_us, (new, encoding))
 }

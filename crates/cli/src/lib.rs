@@ -19,6 +19,8 @@ mod each;
 mod failure;
 mod inspect;
 mod judge;
+mod leftovers;
+mod orphans;
 mod output;
 mod process;
 mod recover;

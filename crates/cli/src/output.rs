@@ -1,14 +1,24 @@
 //! Snapshot files that this command writes, named as the recorder names its own.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use memtrace_files::{NewFile, Readers};
 use memtrace_format::json::{self, Stacks};
 use memtrace_format::pickle;
 use memtrace_format::snapshot::{Snapshot, Value};
 
 use crate::args::Format;
+
+/// The variable that says who may read snapshots; see [`Readers`].
+pub(crate) const PERMISSIONS: &str = "MEMTRACE_PERMISSIONS";
+
+/// Who may read what this command writes. A value that nobody knows means the default, as in the recorder.
+pub(crate) fn readers() -> Readers {
+    let named = std::env::var(PERMISSIONS).ok();
+    named.and_then(|name| Readers::named(&name)).unwrap_or_default()
+}
 
 /// Has a file written by `write` and gives it the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. `about`
 /// is what the process said of itself. A reader never sees half a file, and no file is ever overwritten.
@@ -16,36 +26,21 @@ pub(crate) fn write_new(
     folder: &Path,
     about: &Value,
     format: Format,
-    write: impl FnOnce(&Path) -> io::Result<()>,
+    write: impl FnOnce(&NewFile) -> io::Result<()>,
 ) -> io::Result<PathBuf> {
     fs::create_dir_all(folder)?;
+    let new = NewFile::within(folder, readers())?;
+    write(&new)?;
     let stem = stem(about);
-    let beside = folder.join(format!(".{stem}.{}.part", std::process::id()));
-    let result = write(&beside).and_then(|()| {
-        for n in 0..u32::MAX {
-            let path = folder.join(format!("{stem}-{n}.{}", format.extension()));
-            match take_name(&beside, &path) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                other => return other.map(|()| path),
-            }
-        }
-        Err(io::ErrorKind::AlreadyExists.into())
-    });
-    if result.is_err() {
-        let _ = fs::remove_file(&beside);
-    }
-    result
+    let names = (0..u32::MAX).map(|n| folder.join(format!("{stem}-{n}.{}", format.extension())));
+    Ok(new.place(names)?.0)
 }
 
 /// Writes a file, replacing what was there only when the new one is complete.
 pub(crate) fn replace(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let beside = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let result = write(&beside, snapshot, format).and_then(|()| fs::rename(&beside, path));
-    if result.is_err() {
-        let _ = fs::remove_file(&beside);
-    }
-    result
+    let new = NewFile::within(memtrace_files::folder_of(path), readers())?;
+    write(&new, snapshot, format)?;
+    new.replace(path)
 }
 
 fn stem(about: &Value) -> String {
@@ -56,25 +51,13 @@ fn stem(about: &Value) -> String {
     format!("memtrace-{host}-{}{rank}", about["pid"].as_u64().unwrap_or(0))
 }
 
-/// Writes a file under this very name.
-pub(crate) fn write(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()> {
-    let file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    let mut out = BufWriter::with_capacity(1 << 20, file);
+/// Writes a snapshot into a new file.
+pub(crate) fn write(new: &NewFile, snapshot: &Snapshot, format: Format) -> io::Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 20, new.file());
     match format {
         Format::Pickle => pickle::write(snapshot, &mut out)?,
         Format::Json => json::write(snapshot, Stacks::Shared, &mut out)?,
         Format::JsonExpanded => json::write(snapshot, Stacks::Expanded, &mut out)?,
     }
     out.flush()
-}
-
-/// Renames, but never over an existing file.
-fn take_name(from: &Path, to: &Path) -> io::Result<()> {
-    match fs::hard_link(from, to) {
-        Ok(()) => fs::remove_file(from),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
-        // A file system without hard links.
-        Err(_) if to.exists() => Err(io::ErrorKind::AlreadyExists.into()),
-        Err(_) => fs::rename(from, to),
-    }
 }

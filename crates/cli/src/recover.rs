@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use memtrace_format::blackbox::{BlackBox, OpenError, at};
@@ -14,7 +15,7 @@ use crate::args::{Format, Recover, Snapshot};
 use crate::blackbox::{self, OnDisk};
 use crate::failure::Failure;
 use crate::say::{Answer, tell};
-use crate::{output, process, run};
+use crate::{leftovers, orphans, output, process};
 
 /// What became of a black box.
 enum Fate {
@@ -27,6 +28,9 @@ enum Fate {
 }
 
 pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
+    if args.paths.is_empty() {
+        return orphans::list(args.json);
+    }
     let mut page = Page::default();
     let (mut written, mut bad) = (0, 0);
     for path in &args.paths {
@@ -50,12 +54,13 @@ fn all_of(path: &Path, args: &Recover, page: &mut Page) -> Result<(u32, u32), Fa
     let folder = match &args.out {
         Some(out) => out.clone(),
         None if path.is_dir() => path.to_owned(),
-        None => beside(path),
+        None => memtrace_files::folder_of(path).to_owned(),
     };
-    run::forget_killed_runs(&folder);
+    leftovers::clear(&folder);
     let (mut written, mut bad) = (0, 0);
     for name in &found {
-        match one(name, &folder, args) {
+        let opened = if path.is_dir() { Found::open(name) } else { Found::open_named(name) };
+        match opened.and_then(|found| one(&found, &folder, args)) {
             Ok(Fate::Written(path)) => {
                 written += 1;
                 let _ = writeln!(page, "{}", path.display());
@@ -77,13 +82,6 @@ fn all_of(path: &Path, args: &Recover, page: &mut Page) -> Result<(u32, u32), Fa
         tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, path.display()));
     }
     Ok((written, bad))
-}
-
-fn beside(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
 }
 
 /// The black boxes that a path stands for, each once.
@@ -110,39 +108,112 @@ pub(crate) fn find(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
-fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
-    let real = name.canonicalize().map_err(|e| match fs::read_link(name) {
-        Ok(to) => format!(
-            "the black box {} is gone; folders that are kept in memory are empty after a restart",
-            to.display()
-        ),
-        Err(_) => e.to_string(),
-    })?;
-    let file = File::open(&real).map_err(|e| format!("cannot be read: {e}"))?;
-    let open = match blackbox::open(&file) {
+/// A black box that has been opened.
+pub(crate) struct Found {
+    /// As it was found, perhaps a link.
+    name: PathBuf,
+    /// Where it is.
+    pub(crate) real: PathBuf,
+    pub(crate) file: File,
+    /// It is this user's own.
+    ours: bool,
+}
+
+impl Found {
+    /// One that lies about in a folder, where anybody may have put it: it must be this user's, and a link one that the
+    /// recorder makes, which has the black box's own name.
+    pub(crate) fn open(name: &Path) -> Result<Found, String> {
+        let about = fs::symlink_metadata(name).map_err(|e| e.to_string())?;
+        let user = memtrace_files::user().map_err(|e| e.to_string())?;
+        let real = match fs::read_link(name) {
+            Ok(to) => memtrace_files::folder_of(name).join(to),
+            Err(_) => name.to_owned(),
+        };
+        if real.file_name() != name.file_name() {
+            return Err(format!(
+                "a link to {}, which is no black box of this name",
+                real.display()
+            ));
+        }
+        let found = Found::at(name, real)?;
+        if about.uid() != user || !found.ours {
+            return Err("belongs to another user: name it alone to recover it".to_owned());
+        }
+        Ok(found)
+    }
+
+    /// One that the user has named.
+    fn open_named(name: &Path) -> Result<Found, String> {
+        Found::at(name, name.canonicalize().unwrap_or_else(|_| name.to_owned()))
+    }
+
+    fn at(name: &Path, real: PathBuf) -> Result<Found, String> {
+        let file = memtrace_files::open(&real).map_err(|e| match fs::read_link(name) {
+            Ok(to) if e.kind() == std::io::ErrorKind::NotFound => format!(
+                "the black box {} is gone; folders that are kept in memory are empty after a restart",
+                to.display()
+            ),
+            _ => format!("cannot be read: {e}"),
+        })?;
+        let ours = memtrace_files::is_ours(&file).map_err(|e| e.to_string())?;
+        Ok(Found { name: name.to_owned(), real, file, ours })
+    }
+}
+
+/// What is known of a black box's process.
+pub(crate) enum Writer {
+    /// It lives, under this number.
+    Alive(u64),
+    /// It has ended.
+    Dead,
+    /// It can't be seen from here: for people, why.
+    Unknown(String),
+}
+
+impl Found {
+    /// Does its process live?
+    pub(crate) fn writer(&self, open: &BlackBox<OnDisk<'_>>) -> Result<Writer, String> {
+        let (pid, about) = (open.header(at::PID), open.about());
+        let elsewhere =
+            about["pid_namespace"].as_str().is_some_and(|n| n != leftovers::namespace());
+        if elsewhere {
+            // Its number there may be another process's here.
+            if let Ok(Some(pid)) = process::writer(&self.real, &self.file) {
+                return Ok(Writer::Alive(pid));
+            }
+        } else if runs(pid, &self.real, &self.file)? {
+            return Ok(Writer::Alive(pid));
+        }
+        Ok(match about["host"].as_str() {
+            // A process of another machine can't be seen from here.
+            Some(host) if host != leftovers::here() => {
+                let host: String = host.chars().take(64).flat_map(char::escape_debug).collect();
+                Writer::Unknown(format!("on {host}"))
+            }
+            _ if elsewhere => Writer::Unknown("in another container".to_owned()),
+            _ => Writer::Dead,
+        })
+    }
+}
+
+fn one(found: &Found, folder: &Path, args: &Recover) -> Result<Fate, String> {
+    let Found { name, real, file, ours } = found;
+    let open = match blackbox::open(file) {
         Ok(open) => open,
         // No number is in it yet, but in its name there is.
-        Err(OpenError::NotReady) => {
-            if let Some(pid) = number(&real)
-                && runs(pid, &real, &file)?
-            {
+        Err(OpenError::NotReady) if let Some(pid) = number(real) => {
+            if runs(pid, real, file)? {
                 return Ok(Fate::Alive(pid));
             }
-            if !args.keep {
-                remove(name, &real, None);
+            if !args.keep && *ours {
+                remove(found, None);
             }
             return Ok(Fate::Empty);
         }
         Err(e) => return Err(e.to_string()),
     };
-    let (pid, about) = (open.header(at::PID), open.about());
-    let elsewhere = about["pid_namespace"].as_str().is_some_and(|n| n != namespace());
-    if elsewhere {
-        // Its number there may be another process's here.
-        if let Ok(Some(pid)) = process::writer(&real, &file) {
-            return Ok(Fate::Alive(pid));
-        }
-    } else if runs(pid, &real, &file)? {
+    let writer = found.writer(&open)?;
+    if let Writer::Alive(pid) = writer {
         return Ok(Fate::Alive(pid));
     }
     let fate = if open.header(at::HEAD) == 0 {
@@ -153,17 +224,13 @@ fn one(name: &Path, folder: &Path, args: &Recover) -> Result<Fate, String> {
     if args.keep {
         return Ok(fate);
     }
-    match about["host"].as_str() {
-        // A process of another machine can't be seen from here.
-        Some(host) if host != here() => tell(&format!(
-            "{}: kept, since it was written on {host} and nobody here knows whether its process has ended",
+    match writer {
+        Writer::Unknown(place) => tell(&format!(
+            "{}: kept, since it was written {place} and nobody here knows whether its process has ended",
             name.display()
         )),
-        _ if elsewhere => tell(&format!(
-            "{}: kept, since it was written in another container and nobody here knows whether its process has ended",
-            name.display()
-        )),
-        _ => remove(name, &real, about["out"].as_str().map(Path::new)),
+        _ if !ours => tell(&format!("{}: kept, since it belongs to another user", name.display())),
+        _ => remove(found, open.about()["out"].as_str().map(Path::new)),
     }
     Ok(fate)
 }
@@ -176,17 +243,6 @@ fn runs(pid: u64, real: &Path, file: &File) -> Result<bool, String> {
 /// The process id in `memtrace-HOST-PID-START.blackbox`.
 fn number(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.rsplit('-').nth(1)?.parse().ok()
-}
-
-/// The namespace of this process's number as the recorder writes it.
-fn namespace() -> String {
-    fs::read_link("/proc/self/ns/pid").unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// The machine's name as the recorder writes it.
-fn here() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim_end().replace(['/', ' '], "_")
 }
 
 fn write(
@@ -202,8 +258,8 @@ fn write(
         about = serde_json::json!({ "pid": file.header(at::PID) });
     }
     let mut overwritten = 0;
-    let written = output::write_new(folder, &about, format, |path| {
-        overwritten = blackbox::snapshot(file, alive, reason, path, format)?.overwritten;
+    let written = output::write_new(folder, &about, format, |new| {
+        overwritten = blackbox::snapshot(file, alive, reason, new, format)?.overwritten;
         Ok(())
     });
     let path = written.map_err(|e| match e.get_ref().and_then(|e| e.downcast_ref()) {
@@ -223,14 +279,15 @@ fn write(
 }
 
 /// Removes the file and the links to it: the one that led here, and the one in the process's output folder.
-fn remove(name: &Path, real: &Path, out: Option<&Path>) {
+fn remove(found: &Found, out: Option<&Path>) {
+    let real = &found.real;
     let link = out.and_then(|out| Some(out.join(real.file_name()?)));
-    for path in [Some(name), link.as_deref()].into_iter().flatten() {
-        if path.is_symlink() && fs::canonicalize(path).is_ok_and(|to| to == real) {
+    for path in [Some(&*found.name), link.as_deref()].into_iter().flatten() {
+        if path.is_symlink() && fs::canonicalize(path).is_ok_and(|to| to == *real) {
             let _ = fs::remove_file(path); // one that leads nowhere does no harm
         }
     }
-    if let Err(e) = fs::remove_file(real) {
+    if let Err(e) = memtrace_files::remove(real, &found.file) {
         tell(&format!("{} is recovered, but cannot be removed: {e}", real.display()));
     }
 }

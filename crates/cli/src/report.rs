@@ -128,7 +128,11 @@ impl Told {
         self.sites("held at the peak", &d.at_peak, top);
         // Where the peak is the end, this would be the same list again.
         if d.now.bytes != d.allocated.bytes {
-            self.sites("held at the end", &d.at_end, top);
+            let title = match d.at_process_end {
+                Some(_) => "held when Python began to end",
+                None => "held at the end",
+            };
+            self.sites(title, &d.at_end, top);
         }
         if let Some(driver) = &d.driver {
             self.sites("held outside PyTorch's allocator at the most", &driver.at_peak, top);
@@ -157,7 +161,13 @@ impl Told {
                 format!("{bytes} in {blocks} blocks, counted in all totals"),
             );
         }
-        self.line("live at the end", amount(d.now, "block"));
+        let mut now = amount(d.now, "block");
+        if let Some(left) = d.at_process_end {
+            let left = Amount { bytes: left.allocated, count: left.blocks };
+            let left = amount(left, "block");
+            let _ = write!(now, " when Python began to end; {left} at the end of the process");
+        }
+        self.line("live at the end", now);
         let s = d.segments;
         let mut segments = format!(
             "{} in {}: {} in {} large, {} in {} small",

@@ -9,17 +9,20 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memtrace_devices::Spec;
+use memtrace_files::{NewFile, Readers};
 
 use crate::args::{Run, Switch};
 use crate::failure::Failure;
 use crate::inspect::{find, inspect};
 use crate::standin::Folder;
+use crate::{leftovers, orphans, output};
 
 /// What PyTorch and Triton compile and time on one GPU they keep for the next run. What they find out on a virtual
 /// one must not be found by a run on a real card, so it is kept apart, unless the user has said where.
@@ -58,15 +61,25 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
         let out = out_folder(args.out.as_deref())?;
         // The recorder tells this process, which the user started, from those that it starts; these say in the list
         // what they have written.
-        let list = list_of_run(&out);
         command.env("MEMTRACE_RUN_PID", std::process::id().to_string());
-        command.env("MEMTRACE_RUN_LIST", list);
+        if quiet() {
+            command.env_remove(LIST); // nobody would read it
+        } else {
+            command.env(LIST, leftovers::list_of_run(&out));
+        }
+        leftovers::clear(&out);
         command.env("MEMTRACE_OUT", out);
         if let Some(stacks) = args.stacks {
             command.env("MEMTRACE_STACKS", stacks.name());
         }
         if let Some(format) = args.format {
             command.env("MEMTRACE_FORMAT", format.expanded(args.expand).name());
+        }
+        if let Some(permissions) = args.permissions {
+            command.env(output::PERMISSIONS, permissions.name());
+        }
+        if !quiet() {
+            orphans::mention();
         }
     }
     if let Some(spec) = spec {
@@ -92,6 +105,14 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
     }
     let error = command.exec();
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
+}
+
+/// Where processes of a run find the name of its list.
+const LIST: &str = "MEMTRACE_RUN_LIST";
+
+/// Does the user want to hear of nothing but errors?
+fn quiet() -> bool {
+    env::var_os("MEMTRACE_QUIET").is_some_and(|v| v == "1")
 }
 
 /// Where NVTX looks for the library that wants to know of ranges.
@@ -164,21 +185,10 @@ pub(crate) fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     fs::create_dir_all(&out).map_err(fail)?;
     let out = fs::canonicalize(&out).map_err(fail)?;
     // Permissions, a full disk and a read-only file system all show only when somebody writes.
-    let probe = out.join(format!(".memtrace-{}", std::process::id()));
-    fs::write(&probe, b"memtrace").and_then(|()| fs::remove_file(&probe)).map_err(fail)?;
+    NewFile::within(&out, Readers::Owner)
+        .and_then(|new| new.file().write_all(b"memtrace"))
+        .map_err(fail)?;
     Ok(out)
-}
-
-/// How the name of a list of this machine's begins.
-fn list_prefix() -> String {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!(".memtrace-{}-", host.trim_end().replace(['/', ' '], "_"))
-}
-
-/// Where the processes of a run say what they have written.
-fn list_of_run(out: &Path) -> PathBuf {
-    forget_killed_runs(out);
-    out.join(format!("{}{}.run", list_prefix(), std::process::id()))
 }
 
 /// Where the processes of a run say what they hold of its virtual cards: a name that nobody can guess, in memory if
@@ -190,41 +200,9 @@ fn cards_of_run() -> PathBuf {
     if memory.is_dir() { memory.join(name) } else { env::temp_dir().join(name) }
 }
 
-/// Lists whose run was killed, so that nobody reads them any more, go.
-pub(crate) fn forget_killed_runs(out: &Path) {
-    let prefix = list_prefix();
-    let own = std::process::id().to_string();
-    for entry in fs::read_dir(out).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|n| n.strip_prefix(&prefix)?.strip_suffix(".run"));
-        let is_number = |pid: &str| pid.bytes().all(|b| b.is_ascii_digit());
-        let is_left = |pid: &str| pid == own || !Path::new("/proc").join(pid).exists();
-        if pid.is_some_and(|pid| is_number(pid) && is_left(pid)) {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_killed_runs_go_and_others_stay() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let name = |pid: &str| folder.path().join(format!("{}{pid}.run", list_prefix()));
-        let (killed, alive) = (name("4194305"), name("1"));
-        let foreign = folder.path().join(".memtrace-elsewhere-4194305.run");
-        for path in [&killed, &alive, &foreign] {
-            fs::write(path, "").expect("written");
-        }
-        forget_killed_runs(folder.path());
-        assert_eq!(
-            [&killed, &alive, &foreign].map(|p| p.exists()),
-            [false, true, true],
-            "no process has so high a number, process 1 lives, other machines' are theirs"
-        );
-    }
 
     #[test]
     fn what_was_preloaded_stays_and_nothing_comes_twice() {

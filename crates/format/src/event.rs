@@ -114,6 +114,35 @@ impl Kind {
         Kind::Mark,
     ];
 
+    /// Memory comes with it, or would have.
+    #[inline]
+    pub const fn takes(self) -> bool {
+        matches!(
+            self,
+            Kind::Alloc
+                | Kind::SegmentAlloc
+                | Kind::SegmentMap
+                | Kind::HandleCreate
+                | Kind::Map
+                | Kind::Oom
+        )
+    }
+
+    /// Memory goes with it, or is given back.
+    #[inline]
+    pub const fn gives_back(self) -> bool {
+        matches!(
+            self,
+            Kind::FreeRequested
+                | Kind::SegmentFree
+                | Kind::SegmentUnmap
+                | Kind::HandleRelease
+                | Kind::Unmap
+                | Kind::Destroy
+                | Kind::Reset
+        )
+    }
+
     /// The kind with this number, if there is one.
     pub fn from_u8(n: u8) -> Option<Kind> {
         Kind::ALL.get(usize::from(n).checked_sub(1)?).copied()
@@ -247,6 +276,9 @@ pub const FLAG_SMALL: u8 = 8;
 pub const FLAG_PROCESSES: u8 = 16;
 /// Flag: page-locked memory that a framework's allocator took, to hand out as [`What::HostBlock`]s.
 pub const FLAG_OF_BLOCKS: u8 = 32;
+
+/// Flag: memory went while Python ended, by no doing of the program's.
+pub const FLAG_ENDING: u8 = 64;
 
 /// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc`
 /// or `HandleCreate` that failed has the answer as its `extra`, and as its `addr` the bytes that the device had free then (0: not

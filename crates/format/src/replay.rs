@@ -431,7 +431,8 @@ impl State {
 
     /// The table of who holds what, for the snapshot's `memtrace` key: the driver's books, and what the framework's
     /// allocator has reserved.
-    fn ledger_json(&self) -> serde_json::Value {
+    /// The books of the ledger, with what frameworks have reserved.
+    pub fn ledger_json(&self) -> serde_json::Value {
         let mut totals = self.ledger.totals();
         for (d, state) in self.devices.iter().enumerate() {
             let Ok(ordinal) = i8::try_from(d) else { break };

@@ -11,6 +11,7 @@
 
 mod accounts;
 mod doors;
+mod end;
 mod file;
 mod labels;
 mod lines;
@@ -30,4 +31,4 @@ pub use lines::line;
 pub use names::{Namer, Splice};
 pub use snapshot::snapshot;
 pub use symbols::{demangle, names_at};
-pub use write::{Counts, Encoding, carry_over, write};
+pub use write::{Counts, Encoding, Moment, carry_over, write};

@@ -170,6 +170,31 @@ impl<W: Words> Namer<W> {
         }
     }
 
+    /// Is it the stack of a call that Python made because it ends?
+    pub(crate) fn is_of_python_s_end(&mut self, id: StackId) -> bool {
+        /// What ends Python; from 3.13 on the first calls the second as its last act.
+        const ENDS: [&str; 2] = ["Py_FinalizeEx", "_Py_Finalize"];
+        /// What an exception that nobody caught comes to, `SystemExit` too: where no Python frame is left, its frames go.
+        const LAST_WORDS: [&str; 3] = ["PyErr_PrintEx", "_PyErr_PrintEx", "_Py_HandleSystemExit"];
+        let words = frames(&self.depot, id).unwrap_or_default();
+        let (mut python, mut last_words) = (false, false);
+        // They are among the outermost frames.
+        for frame in words.iter().rev().filter_map(|word| RawFrame::unpack(*word)) {
+            match frame {
+                RawFrame::Python { .. } => python = true,
+                RawFrame::Native { pc, epoch } => {
+                    let name = self.native(pc, epoch).name;
+                    if ENDS.contains(&&*name) {
+                        return true;
+                    }
+                    last_words |= LAST_WORDS.contains(&&*name);
+                }
+                RawFrame::Missing(_) | RawFrame::Elided => {}
+            }
+        }
+        last_words && !python
+    }
+
     fn name(&mut self, id: StackId) -> Option<Vec<FrameIx>> {
         let words = frames(&self.depot, id)?;
         let raw: Vec<(u64, RawFrame)> =

@@ -4,8 +4,8 @@
 //! of itself when it began stands in the file; what it would have counted since then is worked out.
 
 use std::io;
-use std::path::Path;
 
+use memtrace_files::NewFile;
 use memtrace_format::blackbox::{BlackBox, Bytes, Life, Region, at};
 use memtrace_format::recording::Recording;
 use memtrace_format::settings;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::doors::{cost, doors};
 use crate::names::{Namer, Splice};
-use crate::write::{Counts, Encoding, carry_over, write};
+use crate::write::{Counts, Encoding, Moment, carry_over, write};
 
 /// Keys of the description that are for the reader alone.
 const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
@@ -31,10 +31,10 @@ pub fn snapshot<B: Bytes>(
     alive: bool,
     reason: &str,
     written_us: u64,
-    target: (&Path, Encoding),
+    target: (&NewFile, Encoding),
 ) -> io::Result<Counts> {
     let mut recording = file.recording(alive)?;
-    let to = recording.written()?;
+    let moment = if alive { Moment::Ticket(recording.written()?) } else { Moment::End };
     let about = file.about();
     let api = |i: u16| about["entry_points"][usize::from(i)].as_str().unwrap_or("unknown");
     // After the last ticket, so that every stack is there.
@@ -47,7 +47,7 @@ pub fn snapshot<B: Bytes>(
     let words = [codes.word(HEAD_NEXT), libraries.word(HEAD_NEXT)];
     let labels = file.part(Region::Labels)?;
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch).with_labels(labels);
-    write(&mut recording, to, &mut namer, &api, target, &mut |snapshot, counts, namer| {
+    write(&mut recording, moment, &mut namer, &api, target, &mut |snapshot, counts, namer| {
         let conf = about["allocator_conf"].as_str().unwrap_or_default();
         snapshot.allocator_settings = settings::from_conf(conf);
         let known = std::mem::take(&mut snapshot.memtrace);
@@ -137,6 +137,7 @@ fn bound(value: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_files::Readers;
     use memtrace_format::blackbox::{HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, VERSION};
     use memtrace_format::event::{Event, Kind, Layer, Pool, WORDS, What};
     use memtrace_format::snapshot::{BlockState, Snapshot};
@@ -215,10 +216,11 @@ mod tests {
     }
 
     fn written(bytes: &[u8]) -> io::Result<Vec<u8>> {
-        let out = tempfile::NamedTempFile::new()?;
+        let folder = tempfile::tempdir()?;
+        let new = NewFile::within(folder.path(), Readers::Owner)?;
         let file = BlackBox::open(bytes)?;
-        snapshot(&file, false, "recovered", 5, (out.path(), Encoding::Pickle))?;
-        std::fs::read(out.path())
+        snapshot(&file, false, "recovered", 5, (&new, Encoding::Pickle))?;
+        std::fs::read(new.path())
     }
 
     fn read(words: &[u64]) -> Snapshot {

@@ -9,14 +9,15 @@
 //! events. A reader that is overtaken all the same, because it did not get a processor for that long, begins again and
 //! copies at once. So the state is exact whatever happens, and what the history lacks at its beginning is counted.
 
-use std::fs::{File, OpenOptions};
+use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 
+use memtrace_files::NewFile;
 use memtrace_format::event::{Event, NO_LABEL, WORDS};
 use memtrace_format::json;
-use memtrace_format::recording::Recording;
+use memtrace_format::recording::{self, Recording};
 use memtrace_format::replay::{self, ApiName, State};
 use memtrace_format::snapshot::{Snapshot, TraceEntry};
 use memtrace_format::stacks::Words;
@@ -24,6 +25,7 @@ use memtrace_format::stream::Stream;
 use serde_json::Value;
 
 use crate::accounts::Accounts;
+use crate::end;
 use crate::labels::Labels;
 use crate::names::Namer;
 
@@ -78,21 +80,39 @@ impl Counts {
     }
 }
 
-/// Writes the state before ticket `to`, or the present one if that is lower, and the history until then, into the file at
-/// `path`, which it makes or empties. Scratch files lie beside it, without a name. `rest` adds to what is known at the end
-/// what only the caller knows.
+/// The moment that a snapshot shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The state before this ticket, or the present one if that is lower.
+    Ticket(u64),
+    /// Of a process that ends or has ended: the state in which Python began to end, if it did and that is still in the
+    /// history; the last one if not.
+    End,
+}
+
+/// Writes the state of a moment, and the history until then, into a new file. Scratch files lie beside it, without a name.
+/// `rest` adds to what is known at the end what only the caller knows.
 ///
 /// # Errors
 /// Those of the recording and of the file.
 pub fn write<W: Words>(
     recording: &mut dyn Recording,
-    to: u64,
+    moment: Moment,
     namer: &mut Namer<W>,
     api: ApiName<'_>,
-    (path, encoding): (&Path, Encoding),
+    (file, encoding): (&NewFile, Encoding),
     rest: &mut dyn FnMut(&mut Snapshot, &Counts, &Namer<W>),
 ) -> io::Result<Counts> {
     namer.read_libraries();
+    let ending = match moment {
+        Moment::End => {
+            let mut known = HashMap::new();
+            let mut is_of_end =
+                |stack| *known.entry(stack).or_insert_with(|| namer.is_of_python_s_end(stack));
+            recording::ending(recording, &mut is_of_end)?
+        }
+        Moment::Ticket(_) => None,
+    };
     let (mut oldest, mut present) = (None, 0);
     for tries in 0..TRIES {
         let (mut state, first) = recording.live()?;
@@ -102,7 +122,12 @@ pub fn write<W: Words>(
         if tries < NEW_PRESENTS {
             present = recording.written()?;
         }
-        let to = to.min(present);
+        // Where Python's end is longer than the history, the end of the process must do.
+        let ending = ending.filter(|ticket| *ticket >= first);
+        let to = match (moment, ending) {
+            (Moment::Ticket(ticket), _) | (Moment::End, Some(ticket)) => ticket.min(present),
+            (Moment::End, None) => present,
+        };
         let events = to.max(first);
         let mut counts = Counts {
             events,
@@ -112,23 +137,31 @@ pub fn write<W: Words>(
             ..Counts::default()
         };
         let source = if tries == 0 {
-            let may_lag = Some((recording.written()?.saturating_sub(first), path));
+            let may_lag = Some((recording.written()?.saturating_sub(first), file));
             Source::Ring { recording: &mut *recording, next: first, end: events, may_lag }
-        } else if let Some(aside) = copy_aside(recording, first..events, path)? {
+        } else if let Some(aside) = copy_aside(recording, first..events, file)? {
             Source::Aside(aside)
         } else {
             continue;
         };
-        let mut stream = open(path, encoding)?;
+        let mut stream = begin(file, encoding)?;
         let mut accounts = Accounts::new(&state, first > 0, namer);
         let mut labels = Labels::new(&state);
         state.watch();
         let to = (&mut stream, &mut counts, &mut accounts, &mut labels);
         if history(source, &mut state, api, namer, to)? {
+            let after = match ending {
+                Some(ticket) => end::events_after(recording, ticket..present)?,
+                None => Vec::new(),
+            };
+            end::measured(&after, &mut |event| accounts.note(event, &[], namer));
             let mut snapshot = replay::assemble(&state, &mut |id| namer.stack(id));
             accounts.tell(&mut snapshot.memtrace, api, namer);
             labels.tell(&mut snapshot.memtrace, namer);
             snapshot.external_annotations = labels.annotations(namer);
+            if let Some(ticket) = ending {
+                snapshot.memtrace["end"] = end::tell(state, ticket, &after, api);
+            }
             rest(&mut snapshot, &counts, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);
@@ -149,6 +182,7 @@ pub fn carry_over(known: &Value, about: &mut Value) {
         "deferred_frees",
         "labels",
         "marks",
+        "end",
     ] {
         if let Some(value) = known.get(key) {
             about[key] = value.clone();
@@ -159,8 +193,13 @@ pub fn carry_over(known: &Value, about: &mut Value) {
 /// Where the events of the history come from.
 enum Source<'a> {
     /// The ring itself, from the ticket `next` to `end`. If the program gets ahead by clearly more than the events that
-    /// `may_lag` names, which it was ahead by at the beginning, the rest is put beside the path.
-    Ring { recording: &'a mut dyn Recording, next: u64, end: u64, may_lag: Option<(u64, &'a Path)> },
+    /// `may_lag` names, which it was ahead by at the beginning, the rest is put beside the file.
+    Ring {
+        recording: &'a mut dyn Recording,
+        next: u64,
+        end: u64,
+        may_lag: Option<(u64, &'a NewFile)>,
+    },
     /// A copy of it.
     Aside(Aside),
 }
@@ -187,13 +226,13 @@ enum Next {
 impl Source<'_> {
     /// Changes the ring for a copy of what is left, if the program gains on the reader. `false`: it was too late for that.
     fn keep_up(&mut self) -> io::Result<bool> {
-        let Source::Ring { recording, next, end, may_lag: Some((lag, path)) } = self else {
+        let Source::Ring { recording, next, end, may_lag: Some((lag, file)) } = self else {
             return Ok(true);
         };
         if recording.written()?.saturating_sub(*next) <= lag.saturating_add(*lag / 32 + BATCH) {
             return Ok(true);
         }
-        let aside = copy_aside(&mut **recording, *next..*end, path)?;
+        let aside = copy_aside(&mut **recording, *next..*end, file)?;
         Ok(aside.map(|aside| *self = Source::Aside(aside)).is_some())
     }
 
@@ -229,11 +268,11 @@ impl Source<'_> {
 fn copy_aside(
     recording: &mut dyn Recording,
     tickets: Range<u64>,
-    path: &Path,
+    beside: &NewFile,
 ) -> io::Result<Option<Aside>> {
     let Range { start: next, end } = tickets;
     let mut ring = Source::Ring { recording, next, end, may_lag: None };
-    let mut file = scratch(path, ".ring")?;
+    let mut file = memtrace_files::scratch(beside.folder())?;
     let mut events = Vec::with_capacity(BATCH as usize);
     let mut bytes = Vec::with_capacity(BATCH as usize * EVENT_BYTES);
     let (mut left, mut unpublished) = (0, 0);
@@ -312,30 +351,24 @@ fn history<W: Words>(
     written.map(|()| true)
 }
 
-fn open(path: &Path, encoding: Encoding) -> io::Result<Stream<File>> {
-    let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+/// From the file's beginning, whatever is in it.
+fn begin(new: &NewFile, encoding: Encoding) -> io::Result<Stream<File>> {
+    let mut file = new.file().try_clone()?;
+    file.set_len(0)?;
+    file.rewind()?;
     match encoding {
         Encoding::Pickle => Stream::pickle(file),
         Encoding::Json(stacks) => {
-            let path = path.to_owned();
-            Ok(Stream::json(file, stacks, Box::new(move || scratch(&path, ".trace"))))
+            let folder = new.folder().to_owned();
+            Ok(Stream::json(file, stacks, Box::new(move || memtrace_files::scratch(&folder))))
         }
     }
-}
-
-/// An empty file beside another one, without a name.
-fn scratch(path: &Path, extension: &str) -> io::Result<File> {
-    let mut path = path.as_os_str().to_owned();
-    path.push(extension);
-    let path = PathBuf::from(path);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
-    std::fs::remove_file(path)?;
-    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_files::Readers;
     use memtrace_format::event::{Kind, Layer, Pool, What};
     use proptest::prelude::*;
 
@@ -441,16 +474,17 @@ mod tests {
         whole
     }
 
-    fn written(tape: &mut Tape, to: u64) -> (Counts, Snapshot) {
+    fn written(tape: &mut Tape, moment: Moment) -> (Counts, Snapshot) {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("snapshot");
+        let new = NewFile::within(folder.path(), Readers::Owner).expect("made");
         let nothing: &[u64] = &[];
         let mut namer = Namer::new(nothing, nothing, nothing, Splice::PyTorch);
-        let target = (&*path, Encoding::Pickle);
-        let counts = write(tape, to, &mut namer, &|_| "", target, &mut |_, _, _| ());
+        let target = (&new, Encoding::Pickle);
+        let counts = write(tape, moment, &mut namer, &|_| "", target, &mut |_, _, _| ());
         let files = folder.path().read_dir().expect("readable").count();
         assert_eq!(files, 1, "scratch is left");
-        let snapshot = Snapshot::read(&std::fs::read(path).expect("a file")).expect("a snapshot");
+        let snapshot =
+            Snapshot::read(&std::fs::read(new.path()).expect("a file")).expect("a snapshot");
         (counts.expect("written"), snapshot)
     }
 
@@ -467,7 +501,7 @@ mod tests {
     fn a_program_that_waits_loses_nothing() {
         let events = program(10_000);
         let mut tape = Tape::of(&events, 8192, 10_000, 0);
-        let (counts, found) = written(&mut tape, u64::MAX);
+        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
         let first = 10_000 - 8192;
         let expect = Counts {
             events: 10_000,
@@ -489,7 +523,7 @@ mod tests {
     fn a_program_as_fast_as_the_reader_loses_nothing() {
         let events = program(60_000);
         let mut tape = Tape::of(&events, 8192, 7000, BATCH);
-        let (counts, found) = written(&mut tape, u64::MAX);
+        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
         assert_eq!((counts.events, counts.first, counts.overwritten), (7000, 0, 0));
         assert!(tape.head > 13_000, "it went on meanwhile");
         same(&found, &expected(&events, 0, 7000));
@@ -499,7 +533,7 @@ mod tests {
     fn what_the_second_beginning_finds_is_kept() {
         let events = program(20_000);
         let mut tape = Tape { rest_after: 1, ..Tape::of(&events, 8192, 8192, 2000) };
-        let (counts, found) = written(&mut tape, u64::MAX);
+        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
         assert_eq!((counts.events, counts.first, counts.overwritten), (10_192, 2000, 2000));
         assert_eq!((counts.kept, counts.late), (8192, 0));
         same(&found, &expected(&events, 2000, 10_192));
@@ -509,7 +543,7 @@ mod tests {
     fn a_program_twice_as_fast_as_the_reader_loses_nothing() {
         let events = program(60_000);
         let mut tape = Tape { meanwhile: 2 * BATCH, ..Tape::of(&events, 1 << 14, 10_000, 128) };
-        let (counts, found) = written(&mut tape, u64::MAX);
+        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
         assert_eq!((counts.first, counts.overwritten, counts.late), (0, 0, 0));
         assert_eq!(counts.events, 10_000 + 2 * BATCH);
         same(&found, &expected(&events, 0, counts.events));
@@ -519,7 +553,7 @@ mod tests {
     fn a_state_that_has_passed_is_said_to_be_later() {
         let events = program(10_000);
         let mut tape = Tape::of(&events, 1024, 10_000, 0);
-        let (counts, found) = written(&mut tape, 5000);
+        let (counts, found) = written(&mut tape, Moment::Ticket(5000));
         let retired = 10_000 - 1024;
         assert_eq!((counts.events, counts.first, counts.kept), (retired, retired, 0));
         assert_eq!(counts.late, retired - 5000);
@@ -543,7 +577,7 @@ mod tests {
             let mut tape = Tape { rest_after, ..Tape::of(&events, capacity, head, pace) };
             let oldest = tape.retired();
             let to = head.saturating_sub(before);
-            let (counts, found) = written(&mut tape, to);
+            let (counts, found) = written(&mut tape, Moment::Ticket(to));
             prop_assert_eq!(counts.events, to + counts.late);
             prop_assert_eq!(counts.first, oldest + counts.overwritten);
             prop_assert_eq!(counts.events, counts.first + counts.kept + counts.unpublished);

@@ -89,6 +89,9 @@ pub struct Layout {
     pub ascii: usize,
     /// Characters of any other compact string.
     pub compact: usize,
+    /// Interpreter: an `int` that is 1 from the moment when Python begins to end, before `atexit` handlers; since 3.12,
+    /// where the main interpreter is static memory, which may be read at any time.
+    pub ending: Option<usize>,
 }
 
 impl Layout {
@@ -186,6 +189,7 @@ pub const LAYOUTS: [Layout; 5] = [
         instructions: 0,
         ascii: 48,
         compact: 72,
+        ending: None,
     },
     Layout {
         minor: 10,
@@ -209,6 +213,7 @@ pub const LAYOUTS: [Layout; 5] = [
         instructions: 0,
         ascii: 48,
         compact: 72,
+        ending: None,
     },
     Layout {
         minor: 11,
@@ -232,6 +237,7 @@ pub const LAYOUTS: [Layout; 5] = [
         instructions: 184,
         ascii: 48,
         compact: 72,
+        ending: None,
     },
     Layout {
         minor: 12,
@@ -255,6 +261,7 @@ pub const LAYOUTS: [Layout; 5] = [
         instructions: 192,
         ascii: 40,
         compact: 56,
+        ending: Some(44),
     },
     Layout {
         minor: 13,
@@ -278,6 +285,7 @@ pub const LAYOUTS: [Layout; 5] = [
         instructions: 200,
         ascii: 40,
         compact: 56,
+        ending: Some(INTERPRETER_ID_3_13 + 48),
     },
 ];
 
@@ -288,6 +296,8 @@ pub struct Runtime {
     pub which: usize,
     thread_state: unsafe extern "C" fn() -> usize,
     finalizing: unsafe extern "C" fn() -> c_int,
+    /// Where the word is that [`Layout::ending`] is about; 0 if that is not known.
+    ending: usize,
     /// Where things are.
     pub layout: &'static Layout,
     /// Address of `PyCode_Type`.
@@ -319,6 +329,19 @@ impl Runtime {
     pub fn finalizing(&self) -> bool {
         // SAFETY: reads one word of the runtime; needs no GIL.
         unsafe { (self.finalizing)() != 0 }
+    }
+}
+
+impl Runtime {
+    /// Is the interpreter at its end: running its `atexit` handlers (on the main thread; others may have work to do until
+    /// they are waited for), or taken apart?
+    #[inline]
+    pub fn ending(&self, main_thread: bool) -> bool {
+        match self.ending {
+            0 => self.finalizing(),
+            // SAFETY: a word of the interpreter's static memory.
+            at => (unsafe { read::<c_int>(at) }) == 1 && (main_thread || self.finalizing()),
+        }
     }
 }
 
@@ -408,12 +431,39 @@ fn find() -> Result<Runtime, Reason> {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(finalizing),
         )
     };
-    Ok(Runtime { layout, which, code_type, eval: eval(), version, thread_state, finalizing })
+    let ending = ending(layout, finalizing).unwrap_or(0);
+    Ok(Runtime {
+        layout,
+        which,
+        code_type,
+        eval: eval(),
+        version,
+        thread_state,
+        finalizing,
+        ending,
+    })
+}
+
+/// Offset of an interpreter's number in 3.13, which is published.
+const INTERPRETER_ID_3_13: usize = 7272;
+
+/// Where the word of [`Layout::ending`] is in the main interpreter. It must be in static memory, since a hook may read it
+/// when Python has ended, and say what `finalizing` says so far.
+fn ending(layout: &Layout, finalizing: unsafe extern "C" fn() -> c_int) -> Option<usize> {
+    let (runtime, main) = (symbol(c"_PyRuntime")?, symbol(c"PyInterpreterState_Main")?);
+    // SAFETY: takes nothing, needs no GIL, and has had this prototype since 3.7.
+    let main =
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(main)() };
+    let at = main.checked_add(layout.ending?)?;
+    let inside = extent(runtime).contains(&at);
+    // SAFETY: a word of `_PyRuntime`; the function reads a word of it, too.
+    (inside && unsafe { read::<c_int>(at) == finalizing() }).then_some(at)
 }
 
 // Where the parts of the published block begin, in words, in 3.13: cookie, version and free-threaded; 3 words of
 // the runtime; 13 of an interpreter; 9 of a thread; 6 of a frame; then a code object.
-const THREAD: usize = 3 + 3 + 13;
+const INTERPRETER: usize = 3 + 3;
+const THREAD: usize = INTERPRETER + 13;
 const FRAME: usize = THREAD + 9;
 const CODE: usize = FRAME + 6;
 
@@ -429,6 +479,7 @@ fn published(layout: &Layout, version: u32) -> Result<(), Reason> {
         return Err(Reason::FreeThreaded);
     }
     let ours = [
+        (INTERPRETER + 1, INTERPRETER_ID_3_13),
         (THREAD + 4, layout.thread),
         (FRAME + 1, layout.previous),
         (FRAME + 2, layout.code),
@@ -476,7 +527,11 @@ const RTLD_DL_SYMENT: c_int = 1;
 
 /// The code of the interpreter's main loop.
 fn eval() -> Range<usize> {
-    let Some(at) = symbol(c"_PyEval_EvalFrameDefault") else { return 0..0 };
+    symbol(c"_PyEval_EvalFrameDefault").map_or(0..0, extent)
+}
+
+/// From where to where a symbol goes; empty if that is not known.
+fn extent(at: *mut c_void) -> Range<usize> {
     // SAFETY: an all-zero `Dl_info` is valid; with RTLD_DL_SYMENT the loader stores a pointer to the entry of
     // its symbol table, which lives as long as the interpreter's library.
     unsafe {

@@ -7,9 +7,9 @@ use memtrace_format::snapshot::{Action, BlockState, Segment, Snapshot, StackIx, 
 use super::{
     Amount, By, CodeLine, Device, Driver, Fragmentation, Oom, Peak, Segments, SiteUse, capacity,
 };
-use crate::conf;
 use crate::history::{Beginning, Change, Forward, Live, driver_call, rewind};
 use crate::sites::{Lines, Site};
+use crate::{conf, ends};
 
 /// PyTorch rounds every request up to a multiple of this, at least.
 const ROUNDING: u64 = 512;
@@ -206,6 +206,7 @@ pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) 
         reserved: Peak::start(totals.reserved),
         at_peak: Vec::new(),
         now: Amount::default(),
+        at_process_end: ends::process_end(snapshot, number as i64),
         at_end: Vec::new(),
         segments: Segments::default(),
         fragmentation: Fragmentation::default(),

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use memtrace_format::snapshot::{Action, BlockState, Snapshot, TraceEntry, Value};
 use serde::Serialize;
 
+use crate::ends::ProcessEnd;
 use crate::oom::size;
 use device::Sites;
 
@@ -228,8 +229,10 @@ pub struct Device {
     pub reserved: Peak,
     /// Who held the memory at the peak of `allocated`, the largest first.
     pub at_peak: Vec<SiteUse>,
-    /// Allocated at the end.
+    /// Allocated at the end; of a Python program, when Python began to end.
     pub now: Amount,
+    /// What was left at the end of the process, if that is another moment.
+    pub at_process_end: Option<ProcessEnd>,
     /// Who holds it, the largest first.
     pub at_end: Vec<SiteUse>,
     /// Segments at the end.

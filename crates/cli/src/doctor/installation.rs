@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
+use memtrace_files::{NewFile, Readers};
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 
-use super::{Check, Level, Scratch, recorded, snapshots, this_program};
+use super::{Check, Level, recorded, scratch, snapshots, this_program};
 use crate::failure::Failure;
 use crate::inspect::find;
 use crate::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
@@ -182,14 +183,9 @@ fn black_box() -> Check {
 }
 
 fn room(folder: &Path) -> std::io::Result<()> {
-    let path = folder.join(format!(".memtrace-doctor-{}", std::process::id()));
-    let written =
-        fs::OpenOptions::new().write(true).create_new(true).open(&path).and_then(|mut file| {
-            let piece = [0_u8; 1 << 14];
-            (0..BLACK_BOX / piece.len()).try_for_each(|_| file.write_all(&piece))
-        });
-    let _ = fs::remove_file(&path);
-    written
+    let new = NewFile::within(folder, Readers::Owner)?;
+    let piece = [0_u8; 1 << 14];
+    (0..BLACK_BOX / piece.len()).try_for_each(|_| new.file().write_all(&piece))
 }
 
 fn driver(virtual_gpu: bool) -> Check {
@@ -228,17 +224,17 @@ fn python(virtual_gpu: bool) -> Result<Vec<Check>, Failure> {
         let text = format!("{}: not tried, {VIRTUAL_GPU} is not there", path.display());
         return Ok(vec![Check::new(Level::Note, about, text)]);
     }
-    let out = Scratch::new("python")?;
+    let out = scratch()?;
     let code = "import ctypes; ctypes.CDLL(None).cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(4096))";
     let mut command: Command = this_program()?;
     command.args(["run", "--virtual", "h100", "--stacks", "all", "--format", "pickle", "--out"]);
-    command.arg(&out.0).arg("--").arg(&path).args(["-c", code]);
+    command.arg(out.path()).arg("--").arg(&path).args(["-c", code]);
     let done = command.env("MEMTRACE_QUIET", "1").stdin(Stdio::null()).output();
     let said = done.map_or_else(
         |e| e.to_string(),
         |done| String::from_utf8_lossy(&done.stderr).trim().to_owned(),
     );
-    let check = match snapshots(&out.0).first().map(|p| recorded::process(p)) {
+    let check = match snapshots(out.path()).first().map(|p| recorded::process(p)) {
         Some(Ok(process)) => recorded::python(&process),
         Some(Err(failure)) => Check::new(Level::Wrong, about, failure.to_string()),
         None => Check::new(

@@ -17,6 +17,7 @@ use std::{env, io};
 
 use memtrace_format::screen::Page;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::args::{Doctor, Format, Recover};
 use crate::failure::Failure;
@@ -55,27 +56,14 @@ impl Check {
     }
 }
 
-/// A folder that goes when nobody needs it any more.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(what: &str) -> Result<Scratch, Failure> {
-        let path = env::temp_dir().join(format!("memtrace-doctor-{what}-{}", std::process::id()));
-        let fail = |e: io::Error| {
-            Failure::new(format!("cannot make a folder in {}: {e}; set TMPDIR", path.display()))
-        };
-        match fs::remove_dir_all(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fail(e)),
-            _ => fs::create_dir_all(&path).map_err(fail)?,
-        }
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// A folder of this user's alone that goes when nobody needs it any more.
+fn scratch() -> Result<TempDir, Failure> {
+    tempfile::Builder::new().prefix("memtrace-doctor-").tempdir().map_err(|e| {
+        Failure::new(format!(
+            "cannot make a folder in {}: {e}; set TMPDIR",
+            env::temp_dir().display()
+        ))
+    })
 }
 
 pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
@@ -83,8 +71,8 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
     let mut processes = Vec::new();
     let mut exit = Value::Null;
     if !args.command.is_empty() {
-        let scratch = if args.out.is_none() { Some(Scratch::new("run")?) } else { None };
-        let out = args.out.as_deref().or(scratch.as_ref().map(|s| s.0.as_path()));
+        let scratch = if args.out.is_none() { Some(scratch()?) } else { None };
+        let out = args.out.as_deref().or(scratch.as_ref().map(TempDir::path));
         let out = out.unwrap_or(Path::new("."));
         checks.extend(args.command.first().and_then(|c| installation::program(c)));
         let before = snapshots(out);
@@ -99,6 +87,7 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
                 format: Format::Pickle,
                 keep: false,
                 expand: false,
+                json: false,
             };
             // What can't be read has been said; a process that lives goes on.
             let _ = recover::recover(&killed);

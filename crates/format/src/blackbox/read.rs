@@ -107,6 +107,10 @@ const HEADER_BYTES: usize = HEADER_WORDS * 8;
 const SLOT: usize = WORDS * 8;
 /// No region but the ring and the live tables has more bytes in use.
 const LARGEST_PART: u64 = 1 << 28;
+/// No process has so many threads in the middle of an event.
+const TORN: u64 = 1000;
+/// The largest ring that a recorder makes.
+const LARGEST_RING: u64 = 1 << 30;
 /// How long a process may change its live table faster than it can be read.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -244,7 +248,10 @@ impl<B: Bytes> BlackBox<B> {
         let capacity = self.header(at::RING_CAPACITY);
         let ring = self.region(Region::Ring)?;
         let length = ring.end - ring.start;
-        if !capacity.is_power_of_two() || length < capacity.saturating_mul(SLOT as u64) {
+        if !capacity.is_power_of_two()
+            || capacity > LARGEST_RING
+            || length < capacity.saturating_mul(SLOT as u64)
+        {
             return Err(OpenError::Damaged(format!(
                 "a ring of {capacity} slots in {length} bytes (was the file cut?)"
             )));
@@ -401,6 +408,11 @@ impl<B: Bytes> Recording for Reading<'_, B> {
                 Some(event) => events.push(event),
                 None => torn += 1,
             }
+        }
+        // Each thread may die in the middle of one; so many were never written.
+        if !self.alive && torn >= TORN && torn == to - from {
+            let why = "there are no events where there should be (was the file cut, or emptied?)";
+            return Err(OpenError::Damaged(why.to_owned()).into());
         }
         Ok(Some(torn))
     }

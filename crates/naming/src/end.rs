@@ -1,0 +1,82 @@
+//! The end of a Python program, of which there are two: when Python began to end, and when the process did.
+//!
+//! A snapshot of the end shows the first, because after it Python frees what the program held until then
+//! ([`memtrace_format::recording::ending`] finds it). What was left at the second stands beside it, under `end` of the
+//! `memtrace` key. What a device says of itself at the very end still goes into the accounts, as long as nothing was given
+//! back to it in between.
+
+use std::io;
+use std::ops::Range;
+
+use memtrace_format::event::{Event, Kind, Layer};
+use memtrace_format::recording::Recording;
+use memtrace_format::replay::{ApiName, State};
+use serde_json::{Value, json};
+
+/// Events that are read at a time.
+const BATCH: u64 = 1024;
+
+/// The events with these tickets: some frees, no more than there were blocks. Without the rest if some are gone.
+pub(crate) fn events_after(
+    recording: &mut dyn Recording,
+    tickets: Range<u64>,
+) -> io::Result<Vec<Event>> {
+    let mut events = Vec::new();
+    let mut next = tickets.start;
+    while next < tickets.end {
+        let to = next.saturating_add(BATCH).min(tickets.end);
+        if recording.read(next, to, &mut events)?.is_none() {
+            break;
+        }
+        next = to;
+    }
+    Ok(events)
+}
+
+/// Hands out what devices said of themselves before something was given back to them.
+pub(crate) fn measured(after: &[Event], note: &mut dyn FnMut(&Event)) {
+    let from_device = |e: &Event| {
+        e.kind.gives_back() && !(e.layer == Layer::Framework && e.kind == Kind::FreeRequested)
+    };
+    for event in after.iter().take_while(|e| !from_device(e)) {
+        if event.kind == Kind::Measured {
+            note(event);
+        }
+    }
+}
+
+/// Both ends, by device; `state` is that of the first, before `ticket`.
+pub(crate) fn tell(mut state: State, ticket: u64, after: &[Event], api: ApiName<'_>) -> Value {
+    let time_us = after.first().map(|event| event.time_ns / 1000);
+    let python = json!({"events": ticket, "time_us": time_us, "devices": devices(&state)});
+    for event in after {
+        state.apply(event, api, &mut |_, _| ());
+    }
+    let time_us = after.last().map(|event| event.time_ns / 1000);
+    let events = ticket + after.len() as u64;
+    let process = json!({"events": events, "time_us": time_us, "devices": devices(&state)});
+    json!({"shown": "python", "python": python, "process": process})
+}
+
+/// What PyTorch's allocator has handed out and reserved on each device, and what the process holds of it in all.
+fn devices(state: &State) -> Vec<Value> {
+    let handed_out = |device: &Value| {
+        let device = state.devices.get(usize::try_from(device.as_i64()?).ok()?)?;
+        let blocks = device.blocks.values().filter(|block| !block.pending);
+        Some(
+            blocks.fold((0_u64, 0_u64), |(bytes, n), b| (bytes.saturating_add(b.requested), n + 1)),
+        )
+    };
+    let books = state.ledger_json();
+    let one = |book: &Value| {
+        let (bytes, blocks) = handed_out(&book["device"]).unwrap_or_default();
+        json!({
+            "device": book["device"],
+            "allocated": bytes,
+            "blocks": blocks,
+            "reserved": book["framework"],
+            "held": book["held"],
+        })
+    };
+    books["devices"].as_array().into_iter().flatten().map(one).collect()
+}
