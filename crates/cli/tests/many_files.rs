@@ -232,6 +232,7 @@ fn what_is_no_snapshot_is_named_as_what_it_is() {
         ("a.xz", b"\xfd7zXZ\0\0\x04".to_vec(), "xz -d"),
         ("a.bz2", b"BZh91AY&SY".to_vec(), "bzip2 -d"),
         ("a.lz4", b"\x04\x22\x4d\x18\x64".to_vec(), "lz4 -d"),
+        ("a.zlib", b"\x78\x9c\xcb\x48".to_vec(), "pigz -d a.zlib"),
         ("a.7z", b"7z\xbc\xaf\x27\x1c\0\x04".to_vec(), "an archive (7z)"),
         ("twice.gz", gzip(&gzip(b"x")), "gzip, twice"),
         ("notes.txt", b"remember the milk".to_vec(), "a text file"),

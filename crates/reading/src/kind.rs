@@ -40,11 +40,11 @@ pub fn kind(bytes: &[u8], path: &Path) -> Option<String> {
     if head[0] == 0x80 || memtrace_format::looks_like_json(head) {
         return None;
     }
-    packed(head).or_else(|| other(head))
+    packed(head, path).or_else(|| other(head))
 }
 
 /// A file in which others are, or that is to be unpacked.
-fn packed(head: &[u8]) -> Option<String> {
+fn packed(head: &[u8], path: &Path) -> Option<String> {
     let (what, command) = match head {
         [b'P', b'K', 3 | 5 | 7, 4 | 6 | 8, ..] => ("a zip archive", "unzip"),
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => ("compressed with xz", "xz -d"),
@@ -53,6 +53,7 @@ fn packed(head: &[u8]) -> Option<String> {
         [0x1f, 0x8b, ..] => ("compressed with gzip, twice", "gzip -d"),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => ("compressed with zstd, twice", "zstd -d"),
         [0x1f, 0x9d, ..] => ("compressed with compress", "uncompress"),
+        [0x78, 0x01 | 0x5e | 0x9c | 0xda, ..] => ("compressed with zlib", "pigz -d"),
         [0x5d, 0, 0, ..] => ("compressed with lzma", "xz -d --format=lzma"),
         [0xff, 6, 0, 0, b's', b'N', b'a', b'P', b'p', b'Y', ..] => {
             ("compressed with snappy", "snzip -d")
@@ -69,7 +70,7 @@ fn packed(head: &[u8]) -> Option<String> {
             };
         }
     };
-    Some(format!("{what}: unpack it first ({command} FILE)"))
+    Some(format!("{what}: unpack it first ({command} {})", path.display()))
 }
 
 /// What begins neither as a pickle nor as JSON.

@@ -360,8 +360,8 @@ impl<B: Bytes> Recording for Reading<'_, B> {
 
     fn live(&mut self) -> io::Result<(State, u64)> {
         let (sequence, mut retired, bytes) = self.table()?;
-        let entries = bytes.chunks_exact(SLOT).map(words_of).filter(|words| words[0] == LIVE);
-        let mut live = State::restore(entries.filter_map(event_of));
+        let entries = bytes.chunks_exact(SLOT).filter(|slot| word_of(slot, 0) == LIVE);
+        let mut live = State::restore(entries.map(words_of).filter_map(event_of));
         live.anomalies = self.word(at::ANOMALIES)?;
         live.past = self.past()?;
         let mut half = Vec::new();
