@@ -26,6 +26,10 @@ pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
         let problems = match problems {
             Ok(problems) => problems,
             Err(trouble) => {
+                if args.json {
+                    let name = path.display().to_string();
+                    list.push(json!({"file": name, "error": trouble.to_string()}));
+                }
                 unread.push(trouble);
                 continue;
             }

@@ -42,17 +42,18 @@ fn one(path: &Path, args: &Symbolize) -> Result<Answer, Failure> {
 
 /// The file to write. One that is packed is not packed again, so it keeps its name only in another folder.
 fn target(path: &Path, args: &Symbolize, packed: bool) -> Result<PathBuf, Failure> {
-    let named = |out: &str| Failure::new(format!("{}: name the {out} with --out", path.display()));
+    let named = |out: &str| Failure::new(format!("{}: name the {out}", path.display()));
     match &args.out {
         Some(out) if out.is_dir() => {
             let name = if packed { path.file_stem() } else { path.file_name() };
             Ok(out.join(
-                name.filter(|_| path.as_os_str() != "-").ok_or_else(|| named("file to write"))?,
+                name.filter(|_| path.as_os_str() != "-")
+                    .ok_or_else(|| named("file to write with --out FILE"))?,
             ))
         }
         Some(out) if args.files.files.len() == 1 && !path_is_in_folder(args) => Ok(out.clone()),
-        Some(_) => Err(named("folder to write into")),
-        None if packed || path.as_os_str() == "-" => Err(named("file to write")),
+        Some(_) => Err(named("folder to write into with --out DIR")),
+        None if packed || path.as_os_str() == "-" => Err(named("file to write with --out FILE")),
         None => Ok(path.to_owned()),
     }
 }

@@ -193,8 +193,11 @@ fn plausible(event: &Event) -> bool {
     let tried = event.flags & FLAG_FAILED != 0 || event.kind == Kind::Oom;
     // Addresses are cheap: libraries reserve more of them than there is memory.
     let largest = if event.kind == Kind::Reserve { 1 << 57 } else { LARGEST };
+    // What a device says is less than it has room for, also of what others hold.
+    let measured = event.kind != Kind::Measured || numbers.iter().all(|n| *n < 1 << 57);
     let is_block = event.layer == Layer::Framework && event.kind == Kind::Alloc;
     numbers.iter().all(|n| *n < 1 << 63)
+        && measured
         && (tried || event.addr < 1 << 57 && event.size <= largest)
         && (!is_block || tried || event.extra <= LARGEST)
 }

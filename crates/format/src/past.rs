@@ -58,11 +58,14 @@ impl Past {
         Past { held, peak, taken, count }
     }
 
-    /// All devices that have been used, from the words of all places.
+    /// All devices that have been used, from the words of all places. A file may be damaged: no number is so large that it
+    /// can't be counted on from.
     pub fn of_all(words: &[u64]) -> BTreeMap<i8, Past> {
+        const MOST: u64 = 1 << 62;
         let places = words.as_chunks().0.iter().take(DEVICES).enumerate();
         let device = |place| if place == DEVICES - 1 { -1 } else { place as i8 };
-        let all = places.map(|(place, words)| (device(place), Past::unpack(*words)));
+        let all =
+            places.map(|(place, words)| (device(place), Past::unpack(words.map(|n| n.min(MOST)))));
         all.filter(|(_, past)| past.count > 0).collect()
     }
 }

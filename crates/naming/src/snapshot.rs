@@ -273,6 +273,26 @@ mod tests {
         }
     }
 
+    /// Found by the fuzz target `black_box`: a device's past that can't be counted on from.
+    #[test]
+    fn numbers_without_end_do_no_harm() {
+        let mut words = made();
+        words[at::PAST..at::PAST + 4].fill(u64::MAX);
+        let measured = Event {
+            kind: Kind::Measured,
+            size: u64::MAX >> 1,
+            addr: u64::MAX >> 1,
+            stream: u64::MAX >> 1,
+            extra: u64::MAX >> 1,
+            flags: u8::MAX,
+            ..event(Kind::Measured, Layer::Device, 0, 0)
+        };
+        let ring = words[at::REGIONS] as usize / 8;
+        words[ring + 6 * WORDS] = 23;
+        words[ring + 6 * WORDS + 1..][..WORDS - 1].copy_from_slice(&measured.pack());
+        assert_eq!(read(&words).device_traces[0].len(), 3);
+    }
+
     fn any_word() -> impl Strategy<Value = u64> {
         prop_oneof![
             any::<u64>(),

@@ -145,7 +145,7 @@ impl Device {
         }
         if one.came && time_us.is_some() {
             self.taken.bytes = self.taken.bytes.saturating_add(one.bytes);
-            self.taken.count += 1;
+            self.taken.count = self.taken.count.saturating_add(1);
         }
         if !one.came && std::mem::take(&mut self.at_peak) {
             self.peak_by = Some(self.by.clone());
@@ -172,8 +172,10 @@ impl Device {
 
     /// What lies between what the device says and what is booked.
     fn between(&self, used: u64, others: Option<u64>, nobodys: i64) -> i64 {
-        let booked = self.held + self.rounding.least() + others.unwrap_or(0);
-        used as i64 - booked as i64 - nobodys
+        let booked =
+            self.held.saturating_add(self.rounding.least()).saturating_add(others.unwrap_or(0));
+        let booked = i64::try_from(booked).unwrap_or(i64::MAX);
+        (used as i64).saturating_sub(booked).saturating_sub(nobodys)
     }
 
     pub(super) fn measure(&mut self, event: &Event, cut: bool) {
@@ -206,7 +208,7 @@ impl Device {
             self.first = sorts;
         }
         if sorts & !ELASTIC == 0 {
-            self.drift += delta;
+            self.drift = self.drift.saturating_add(delta);
         } else {
             *self.overhead.entry(sorts).or_default() += delta;
         }
