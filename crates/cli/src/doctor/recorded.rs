@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use memtrace_format::screen::Page;
+use memtrace_format::stacks::Reason;
 use memtrace_reading::{Limit, contents};
 use serde_json::{Value, json};
 
@@ -90,8 +91,15 @@ pub(super) fn python(about: &Value) -> Check {
     if ["no Python in this process", "not looked at"].contains(&said) {
         return Check::new(Level::Note, "Python", said);
     }
-    let text =
-        format!("{said}: stacks have no Python frames; use a CPython release from 3.9 to 3.14");
+    // What helps depends on what is wrong: another version, the build with the GIL, or nobody's own build.
+    let advice = if said == Reason::FreeThreaded.text() {
+        "use the build with the GIL (python3.13, not python3.13t)"
+    } else if said == Reason::LayoutCheckFailed.text() {
+        "use a build without options that change its objects (--with-trace-refs, patches)"
+    } else {
+        "use CPython 3.9 to 3.13"
+    };
+    let text = format!("{said}: stacks have no Python frames; {advice}");
     Check::new(Level::Wrong, "Python", text)
 }
 

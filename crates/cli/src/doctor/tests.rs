@@ -46,6 +46,14 @@ fn each_thing_that_is_wrong_has_its_line() {
         ("/full/stacks", json!(0.95), Level::Note, "tables", "the table of stacks is 95 % full"),
         ("/warnings", json!([{"text": "stray"}]), Level::Note, "warning", "stray"),
         ("/python", json!("nothing fits"), Level::Wrong, "Python", "stacks have no Python frames"),
+        ("/python", json!("nothing fits"), Level::Wrong, "Python", "use CPython 3.9 to 3.13"),
+        (
+            "/python",
+            json!("free-threaded Python is not supported"),
+            Level::Wrong,
+            "Python",
+            "the build with the GIL",
+        ),
         ("/python", json!("not looked at"), Level::Note, "Python", "not looked at"),
         ("/bound_elsewhere", Value::Null, Level::Note, "doors", "it was killed"),
     ] {
