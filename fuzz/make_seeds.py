@@ -83,6 +83,27 @@ def libraries():
             yield f"dwarf-{version}", built.read_bytes()
 
 
+def unwind_tables():
+    """An index of one entry, a part that entries have in common, and the entry, whose code is the page behind."""
+    def entry(body):
+        body += bytes(-(len(body) + 4) % 8)
+        return struct.pack("<I", len(body)) + body
+
+    common = entry(struct.pack("<I", 0) + b"\x01zR\0\x01\x78\x10\x01\0" + b"\x0c\x07\x08\x90\x01")
+    codes = {
+        "plain": b"\x0e\x10",
+        "frame-pointer": b"\x0e\x10\x86\x02\x0d\x06",
+        "realigned": b"\x0f\x03\x76\x78\x06\x10\x06\x02\x76\0",
+        "remembered": b"\x41\x0e\x20\x0a\x41\x0e\x08\x0b\x42\x0e\x30",
+        "registers": b"\x83\x03\x8c\x04\x09\x03\x0c\x14\x06\x01\x16\x0d\x02\x77\x08",
+    }
+    for name, code in codes.items():
+        place = 32 + len(common)
+        own = entry(struct.pack("<IQQB", place + 4 - 32, 0x101000, 0x1000, 0) + code)
+        head = struct.pack("<4BiIii", 1, 0x1B, 3, 0x3B, 28, 1, 0x1000, place)
+        yield name, head.ljust(32, b"\0") + common + own
+
+
 def nothing():
     yield "sound", b""
 
@@ -92,6 +113,7 @@ SEEDS = {
     "json": texts,
     "python_lines": line_tables,
     "dwarf": libraries,
+    "unwind_tables": unwind_tables,
     "black_box": nothing,
 }
 
