@@ -4,6 +4,7 @@
 //! makes no sense gets one line on stderr and the default: a typo must not cost somebody's training run.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use memtrace_files::Readers;
@@ -77,9 +78,24 @@ pub struct Config {
 pub const DEFAULT_EVENTS: usize = 1 << 20;
 
 impl Config {
-    /// Reads the environment of this process.
+    /// Reads the environment of this process; that of its beginning, if the program has cleared it since.
     pub fn from_env() -> Config {
-        Config::from(|name| std::env::var_os(name))
+        let is_ours = |name: &[u8]| name.starts_with(b"MEMTRACE_");
+        let is_there = std::env::vars_os().any(|(name, _)| is_ours(name.as_bytes()));
+        let first = if is_there {
+            Vec::new()
+        } else {
+            std::fs::read("/proc/self/environ").unwrap_or_default()
+        };
+        let cleared = |name: &str| {
+            let value = |text: &[u8]| {
+                Some(text.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_owned())
+            };
+            is_ours(name.as_bytes()).then(|| first.split(|b| *b == 0).find_map(value)).flatten()
+        };
+        Config::from(|name| {
+            std::env::var_os(name).or_else(|| cleared(name).map(OsString::from_vec))
+        })
     }
 
     /// Reads from any environment.

@@ -10,7 +10,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_analysis::report::told_warning;
@@ -81,10 +81,28 @@ pub const NOW: Moment = Moment::Ticket(u64::MAX);
 /// One dump at a time; the others wait. Never taken in a hook.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+/// The program has another root folder now, in which the user's folder is not. What is recorded is kept outside.
+fn say_elsewhere(recorder: &Recorder) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Some(path) =
+        recorder.blackbox.path.as_ref().filter(|_| !SAID.swap(true, Ordering::Relaxed))
+    {
+        message!(
+            "the program has changed its root folder, where {} is another folder: when it has ended, memtrace recover {}",
+            recorder.config.out.display(),
+            path.display()
+        );
+    }
+}
+
 /// Writes the state of a moment under the next free name in the user's folder, and says where.
 /// Trouble is one line on stderr: the program must not notice.
 pub fn to_folder(recorder: &Recorder, moment: Moment, reason: Reason) -> Option<PathBuf> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if tree::is_elsewhere() {
+        say_elsewhere(recorder);
+        return None;
+    }
     if matches!(moment, NOW | Moment::End) {
         measure::sample(recorder);
     }

@@ -17,6 +17,7 @@ use std::ffi::{CStr, CString, c_int};
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -71,9 +72,24 @@ static LAST: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 /// Remembers the recorder for children that are forked from here, and adds to the run's list.
 pub fn began(recorder: &'static Recorder) {
     LAST.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+    if let Some(root) = root_folder() {
+        let _ = ROOT_FOLDER.set(root);
+    }
     if let Some(path) = &recorder.blackbox.path {
         add(&recorder.config, 'r', path);
     }
+}
+
+/// The root folder when recording began, by device and number.
+static ROOT_FOLDER: OnceLock<(u64, u64)> = OnceLock::new();
+
+fn root_folder() -> Option<(u64, u64)> {
+    fs::metadata("/").ok().map(|m| (m.dev(), m.ino()))
+}
+
+/// Has the process locked itself into another root folder since (`chroot`)? Paths mean something else there.
+pub fn is_elsewhere() -> bool {
+    ROOT_FOLDER.get().copied().is_some_and(|then| root_folder() != Some(then))
 }
 
 /// Adds a snapshot to the run's list.

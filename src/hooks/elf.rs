@@ -16,6 +16,7 @@ use crate::stack::objects;
 pub struct Tables {
     base: usize,
     strings: usize,
+    strings_size: usize,
     symbols: usize,
     hashes: usize,
     /// The versions of the symbols, and those that other libraries' must have.
@@ -64,6 +65,36 @@ impl Tables {
     /// # Safety
     /// `info` describes a loaded library, which stays.
     pub unsafe fn of(info: &libc::dl_phdr_info) -> Option<Tables> {
+        let base = info.dlpi_addr as usize;
+        let (mut dynamic, mut protected, mut mapped) = (None, 0..0, 0..0);
+        let process = Process::default();
+        let is_readable = |p: &Range<usize>| process.is_readable(p.start as u64, p.end as u64);
+        for header in objects::headers(info, &process) {
+            let start = base + header.p_vaddr as usize;
+            let end = start + header.p_memsz as usize;
+            match header.p_type {
+                libc::PT_DYNAMIC => dynamic = Some(start..end),
+                libc::PT_GNU_RELRO => protected = start..end,
+                // In ascending order.
+                libc::PT_LOAD if mapped.is_empty() => mapped = start..end,
+                libc::PT_LOAD => mapped.end = end,
+                _ => {}
+            }
+        }
+        let dynamic = dynamic.filter(is_readable)?;
+        // SAFETY: promised by the caller: what a program header calls the dynamic section is one.
+        let tables = unsafe { Tables::at(base, dynamic.start)? };
+        // The other tables lie beside the strings.
+        let strings_end = tables.strings + tables.strings_size;
+        let is_whole = is_readable(&(strings_end.saturating_sub(8)..strings_end));
+        is_whole.then_some(Tables { protected, mapped, ..tables })
+    }
+
+    /// The same by the dynamic section; what is mapped isn't known.
+    ///
+    /// # Safety
+    /// The section is that of a loaded library, which stays.
+    pub unsafe fn at(base: usize, dynamic: usize) -> Option<Tables> {
         const PLTRELSZ: i64 = 2;
         const STRTAB: i64 = 5;
         const SYMTAB: i64 = 6;
@@ -76,40 +107,22 @@ impl Tables {
         const VERSYM: i64 = 0x6fff_fff0;
         const VERDEF: i64 = 0x6fff_fffc;
         const VERNEED: i64 = 0x6fff_fffe;
-        let base = info.dlpi_addr as usize;
         let mut tables = Tables {
             base,
             strings: 0,
+            strings_size: 0,
             symbols: 0,
             hashes: 0,
             versions: [0; 2],
             has_versions: false,
             own_name: None,
-            dynamic: 0,
+            dynamic,
             relocations: [(0, 0); 2],
             protected: 0..0,
             mapped: 0..0,
         };
-        let mut strings_size = 0;
-        let process = Process::default();
-        let is_readable = |p: &Range<usize>| process.is_readable(p.start as u64, p.end as u64);
-        // SAFETY: the dynamic section that one of the program headers names is mapped, and ends with a zero.
+        // SAFETY: promised by the caller: the section and what it names are mapped.
         unsafe {
-            let mut dynamic = None;
-            for header in objects::headers(info, &process) {
-                let start = base + header.p_vaddr as usize;
-                let end = start + header.p_memsz as usize;
-                match header.p_type {
-                    libc::PT_DYNAMIC => dynamic = Some(start..end),
-                    libc::PT_GNU_RELRO => tables.protected = start..end,
-                    // In ascending order.
-                    libc::PT_LOAD if tables.mapped.is_empty() => tables.mapped = start..end,
-                    libc::PT_LOAD => tables.mapped.end = end,
-                    _ => {}
-                }
-            }
-            let dynamic = dynamic.filter(is_readable)?;
-            tables.dynamic = dynamic.start;
             let mut entry = tables.dynamic as *const [i64; 2];
             while (*entry)[0] != 0 {
                 let value = (*entry)[1] as usize;
@@ -117,7 +130,7 @@ impl Tables {
                 let at = if value < base { base + value } else { value };
                 match (*entry)[0] {
                     STRTAB => tables.strings = at,
-                    STRSZ => strings_size = value,
+                    STRSZ => tables.strings_size = value,
                     SYMTAB => tables.symbols = at,
                     SONAME => tables.own_name = Some(value),
                     GNU_HASH => tables.hashes = at,
@@ -133,10 +146,7 @@ impl Tables {
                 entry = entry.add(1);
             }
         }
-        // The other tables lie beside the strings.
-        let strings_end = tables.strings + strings_size;
-        let whole = is_readable(&(strings_end.saturating_sub(8)..strings_end));
-        (tables.strings != 0 && tables.symbols != 0 && whole).then_some(tables)
+        (tables.strings != 0 && tables.symbols != 0).then_some(tables)
     }
 
     /// Does this address lie in the library?

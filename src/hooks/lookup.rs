@@ -156,7 +156,7 @@ pub(crate) fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 }
 
 /// The C library's own function of this name, in which an interposer, which may not know who is asking, plays no part.
-fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+pub(super) fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = place.load(Ordering::Acquire);
     if !known.is_null() {
         return known;

@@ -7,7 +7,7 @@
 //! A function of CUDA's name is not always CUDA's. By symbol a library may mean its own, and a look-up may have found one that
 //! does something else; that is for [`super::routes`] to know, which asks here.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -284,30 +284,42 @@ pub fn counts() -> [u64; 2] {
         1
     }
     let mut counts = [0_u64; 2];
-    // SAFETY: the callback matches the prototype and the counters outlive the call.
-    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut counts).cast()) };
+    iterate(first, (&raw mut counts).cast());
     counts
 }
 
 /// Shows the loaded libraries, by path, in the loader's order, until `f` has seen enough. Asks the loader nothing while it does.
-pub fn visit(mut f: impl FnMut(&CStr, &Tables) -> bool) {
-    unsafe extern "C" fn each<F: FnMut(&CStr, &Tables) -> bool>(
+pub fn visit(f: impl FnMut(&CStr, &Tables) -> bool) {
+    visit_from(0, f);
+}
+
+/// The same from a place in that order on. Says how many there are, if it comes to the end.
+pub fn visit_from(from: usize, mut f: impl FnMut(&CStr, &Tables) -> bool) -> usize {
+    unsafe extern "C" fn each(
         info: *mut libc::dl_phdr_info,
         _: usize,
-        f: *mut c_void,
+        visit: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader hands in a valid record of a loaded library, and our own function.
+        // SAFETY: the loader hands in a valid record of a loaded library, and our own data.
         unsafe {
-            let (info, f) = (&*info, &mut *f.cast::<F>());
+            let (info, visit) = (&*info, &mut *visit.cast::<Visit<'_>>());
+            visit.place += 1;
+            if visit.place <= visit.from {
+                return 0;
+            }
             let path = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
-            c_int::from(Tables::of(info).is_some_and(|tables| f(path, &tables)))
+            c_int::from(Tables::of(info).is_some_and(|tables| (visit.f)(path, &tables)))
         }
     }
-    fn call<F: FnMut(&CStr, &Tables) -> bool>(f: &mut F) {
-        // SAFETY: the callback matches the prototype, and the function outlives the call.
-        unsafe { libc::dl_iterate_phdr(Some(each::<F>), std::ptr::from_mut(f).cast()) };
-    }
-    call(&mut f);
+    let mut visit = Visit { place: 0, from, f: &mut f };
+    iterate(each, (&raw mut visit).cast());
+    visit.place
+}
+
+struct Visit<'a> {
+    place: usize,
+    from: usize,
+    f: &'a mut dyn FnMut(&CStr, &Tables) -> bool,
 }
 
 /// A symbol of an already loaded library, found by the start of its file name.
@@ -398,13 +410,60 @@ pub fn loaded(name: &str) -> Option<Loaded> {
     search.found
 }
 
-/// A function of the C library, by its own symbol table: `dlsym` can't find itself.
+/// A function of the C library, by its own symbol table: `dlsym` can't find itself. Calls nothing: a sanitizer's runtime asks for
+/// `dlsym` when its own functions, which stand in front of the C library's, can't be called yet. So the libraries are
+/// gone through as debuggers do, by the list that the loader keeps for them; those that a program begins with come first.
 pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
-    // Until glibc 2.34 these functions had a library of their own.
-    in_tables(name, |path, _| {
-        let file = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default();
-        file.starts_with(b"libc.so") || file.starts_with(b"libdl.so")
-    })
+    /// As `link.h` has them.
+    #[repr(C)]
+    struct Link {
+        base: usize,
+        name: *const c_char,
+        dynamic: usize,
+        next: *const Link,
+    }
+    #[repr(C)]
+    struct Debug {
+        version: c_int,
+        first: *const Link,
+    }
+    unsafe extern "C" {
+        safe static _r_debug: Debug;
+    }
+    let mut link = _r_debug.first;
+    // SAFETY: the loader's list, whose entries describe loaded libraries; the C library is never unloaded.
+    unsafe {
+        while let Some(library) = link.as_ref() {
+            let path = CStr::from_ptr(library.name).to_bytes();
+            let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+            // Until glibc 2.34 some of these functions had a library of their own.
+            if (file.starts_with(b"libc.so") || file.starts_with(b"libdl.so"))
+                && let Some(found) =
+                    Tables::at(library.base, library.dynamic).and_then(|tables| tables.symbol(name))
+            {
+                return Some(found);
+            }
+            link = library.next;
+        }
+    }
+    None
+}
+
+/// `dl_iterate_phdr`, the C library's own.
+fn iterate(
+    each: unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int,
+    data: *mut c_void,
+) {
+    type Iterate = unsafe extern "C" fn(
+        unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int,
+        *mut c_void,
+    ) -> c_int;
+    static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    // SAFETY: the C library's function, and a callback that goes with the data.
+    unsafe {
+        let own: Iterate = std::mem::transmute(lookup::of_c_library(&OWN, c"dl_iterate_phdr"));
+        own(each, data);
+    }
 }
 
 /// Is this function the one of a row's name in the library that it lies in?

@@ -61,22 +61,22 @@ pub fn look() {
 /// Takes down who defines what, of the libraries from a place in the loader's list on. Says how many there are, and whether a
 /// name has come to mean several functions.
 fn define(from: usize) -> (usize, bool) {
-    let (mut place, mut is_changed) = (0, false);
-    resolve::visit(|path, tables| {
-        if place >= from && !resolve::is_own(tables.start()) {
-            let is_nvidias =
-                || resolve::is_nvidias_name(path.to_bytes()) || resolve::has_nvidias_name(tables);
-            for row in defined_by(tables) {
-                let before = DEFINED[row].load(Ordering::Relaxed);
-                let now = if before == NOBODY && is_nvidias() { ONE_OF_NVIDIAS } else { SEVERAL };
-                is_changed |= now == SEVERAL && before != SEVERAL;
-                DEFINED[row].store(now, Ordering::Relaxed);
-            }
+    let mut is_changed = false;
+    let count = resolve::visit_from(from, |path, tables| {
+        if resolve::is_own(tables.start()) {
+            return false;
         }
-        place += 1;
+        let is_nvidias =
+            || resolve::is_nvidias_name(path.to_bytes()) || resolve::has_nvidias_name(tables);
+        for row in defined_by(tables) {
+            let before = DEFINED[row].load(Ordering::Relaxed);
+            let now = if before == NOBODY && is_nvidias() { ONE_OF_NVIDIAS } else { SEVERAL };
+            is_changed |= now == SEVERAL && before != SEVERAL;
+            DEFINED[row].store(now, Ordering::Relaxed);
+        }
         false
     });
-    (place, is_changed)
+    (count, is_changed)
 }
 
 fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
@@ -85,22 +85,19 @@ fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
 
 /// Words for names that mean several functions, as far as they are bound to us.
 fn words(from: usize) -> Vec<Word> {
-    let (mut place, mut found) = (0, Vec::new());
+    let mut found = Vec::new();
     let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
     let rows: Vec<usize> = (1..ROWS).filter(several).collect();
     if rows.is_empty() {
         return found;
     }
-    resolve::visit(|_, tables| {
-        if place >= from && !resolve::is_own(tables.start()) {
-            for word in tables.references() {
-                let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
-                if let Some(row) = row.filter(|row| is_ours(**row, &word, tables)) {
-                    found.push(Word { row: *row, library: tables.start(), place: word.place });
-                }
+    resolve::visit_from(from, |_, tables| {
+        for word in tables.references().filter(|_| !resolve::is_own(tables.start())) {
+            let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
+            if let Some(row) = row.filter(|row| is_ours(**row, &word, tables)) {
+                found.push(Word { row: *row, library: tables.start(), place: word.place });
             }
         }
-        place += 1;
         false
     });
     found

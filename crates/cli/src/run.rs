@@ -100,8 +100,8 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
         for library in &preload {
             loadable(library)?;
         }
-        // The loader takes blanks for separators too.
-        command.env("LD_PRELOAD", list(preload, env::var_os("LD_PRELOAD"), b": "));
+        command.env("LD_PRELOAD", preloaded(&preload, env::var_os("LD_PRELOAD")));
+        command.env(SANITIZER.0, with_setting(env::var_os(SANITIZER.0), SANITIZER.1));
     }
     let error = command.exec();
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
@@ -133,6 +133,53 @@ fn list(
         }
     }
     all.join(OsStr::new(":"))
+}
+
+/// The runtime of `AddressSanitizer` ends a program in which it isn't the first library, unless it is told not to look. A program
+/// that needs the runtime has it loaded behind what is preloaded.
+const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "verify_asan_link_order=0");
+
+/// A setting in front of those that were there, which win.
+fn with_setting(old: Option<OsString>, setting: &str) -> OsString {
+    let mut all = OsString::from(setting);
+    if let Some(old) = old.filter(|old| !old.is_empty()) {
+        all.push(":");
+        all.push(old);
+    }
+    all
+}
+
+/// The runtimes of compilers' sanitizers, which replace functions of the C library and must come before everybody else.
+fn is_sanitizer(path: &[u8]) -> bool {
+    let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    ["asan", "tsan", "lsan", "msan", "hwasan", "ubsan"].iter().any(|name| {
+        [format!("lib{name}."), format!("libclang_rt.{name}")]
+            .iter()
+            .any(|start| file.starts_with(start.as_bytes()))
+    })
+}
+
+/// The value of `LD_PRELOAD`: sanitizers that the user preloads, then ours, then what else was there. The loader takes blanks for
+/// separators too.
+fn preloaded(ours: &[PathBuf], old: Option<OsString>) -> OsString {
+    let old = old.unwrap_or_default();
+    let parts = old.as_bytes().split(|b| b": ".contains(b));
+    let (first, others): (Vec<_>, Vec<_>) = parts.partition(|part| is_sanitizer(part));
+    let path = |part: &&[u8]| PathBuf::from(OsStr::from_bytes(part));
+    let new = first.iter().map(path).chain(ours.iter().map(|library| only_for_glibc(library)));
+    list(new, Some(OsStr::from_bytes(&others.join(&b':')).to_owned()), b":")
+}
+
+/// The same file by a path that glibc's loader alone can read. A program that this one starts may have another C library: musl's
+/// loader would load ours, miss glibc under it and give up. A file that it can't find it passes over. glibc puts the program's
+/// folder in the place of `$ORIGIN`; from there it goes up to the root.
+fn only_for_glibc(library: &Path) -> PathBuf {
+    /// Folders are not deeper; there is nothing above the root.
+    const UP: usize = 24;
+    let mut path = PathBuf::from("$ORIGIN");
+    path.extend([".."; UP]);
+    path.push(library.strip_prefix("/").unwrap_or(library));
+    path
 }
 
 /// `LD_PRELOAD` has no way to write a path with its separators in it.
@@ -215,6 +262,18 @@ mod tests {
             list(new(), Some("/with blank:/c".into()), b":"),
             "/m/a.so:/m/b.so:/with blank:/c"
         );
+    }
+
+    #[test]
+    fn sanitizers_stay_first_and_ours_are_for_glibc_alone() {
+        let ours = || vec![PathBuf::from("/m/a.so")];
+        let up = format!("$ORIGIN{}/m/a.so", "/..".repeat(24));
+        assert_eq!(preloaded(&ours(), None), up.as_str());
+        let old = "/x.so /usr/lib/libasan.so.8:/y/libclang_rt.tsan-x86_64.so".into();
+        let expected = format!("/usr/lib/libasan.so.8:/y/libclang_rt.tsan-x86_64.so:{up}:/x.so");
+        assert_eq!(preloaded(&ours(), Some(old)), expected.as_str());
+        assert_eq!(with_setting(None, "a=0"), "a=0");
+        assert_eq!(with_setting(Some("a=1".into()), "a=0"), "a=0:a=1");
     }
 
     #[test]

@@ -7,6 +7,9 @@
 //! takes the vendor's libraries for loaded, never maps them, and a look-up goes through the dependency to the
 //! virtual GPU. The vendor's packages need not even be installed.
 //!
+//! NVIDIA's libraries give their symbols a version, which is called as the library is. Who was linked to one asks for it, and
+//! the loader says so when it is missing; so a stand-in has it, too, though no symbol.
+//!
 //! A user's machine has no compiler, so the objects are written here, byte by byte; each is about 700 bytes.
 //! They live in a private folder that is made once for a build of the virtual GPU and used again.
 
@@ -16,7 +19,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use object::write::elf::{Encoder, FileHeader, FileHeaderLayout, ProgramHeader};
+use object::write::elf::{Encoder, FileHeader, FileHeaderLayout, ProgramHeader, Verdef};
 use object::{Endianness, elf};
 
 /// The name under which the virtual GPU is loaded, and which every stand-in depends on.
@@ -64,6 +67,11 @@ pub const LIBRARIES: &[&str] = &[
     "libnvToolsExt.so.1",
     "libnvidia-ml.so.1",
 ];
+
+/// Libraries whose symbols have no version.
+const UNVERSIONED: &[&str] = &["libnccl.so.2", "libcufile.so.0", "libcusparseLt.so.0"];
+/// A version beside the one that is called as the library is.
+const NVSHMEM: (&str, &str) = ("libnvshmem_host.so.3", "NVSHMEM");
 
 #[cfg(target_arch = "x86_64")]
 const MACHINE: elf::Machine = elf::EM_X86_64;
@@ -161,7 +169,7 @@ fn name(library: &Path) -> io::Result<String> {
     let file = fs::metadata(library)?;
     let mut hash = DefaultHasher::new();
     (library, file.mtime(), file.mtime_nsec(), file.size()).hash(&mut hash);
-    (env!("CARGO_PKG_VERSION"), LIBRARIES).hash(&mut hash);
+    (env!("CARGO_PKG_VERSION"), LIBRARIES, shared_object(NVSHMEM.0, DRIVER)).hash(&mut hash);
     Ok(format!("memtrace-{}-{:016x}", uid()?, hash.finish()))
 }
 
@@ -188,7 +196,17 @@ fn private(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A shared object that has a name and needs one other, and nothing else: no symbols, no code, no sections.
+/// The versions that a stand-in defines; the first is that of the library as a whole.
+fn versions(soname: &str) -> Vec<&str> {
+    if UNVERSIONED.contains(&soname) {
+        return Vec::new();
+    }
+    let mut versions = vec![soname, soname];
+    versions.extend((soname == NVSHMEM.0).then_some(NVSHMEM.1));
+    versions
+}
+
+/// A shared object that has a name and needs one other, and versions, and nothing else: no symbols, no code, no sections.
 ///
 /// Two parts are mapped: one to read (headers, an empty table of symbols, names), one to write (the dynamic
 /// section, in which older loaders adjust addresses).
@@ -199,18 +217,38 @@ fn shared_object(soname: &str, needed: &str) -> Vec<u8> {
     let hash = elf.file_header_size() + u64::from(PARTS) * elf.program_header_size();
     let symbols = hash + elf.hash_size(1, 1);
     let names = symbols + elf.sym_size();
-    let names_size = (1 + soname.len() + 1 + needed.len() + 1) as u64;
-    let dynamic = (names + names_size).next_multiple_of(8);
-    let entries = [
-        (elf::DT_NEEDED, 1 + soname.len() as u64 + 1),
-        (elf::DT_SONAME, 1),
+    let mut strings = vec![0];
+    let mut string = |text: &str| {
+        let at = strings.len() as u64;
+        strings.extend(text.as_bytes());
+        strings.push(0);
+        at
+    };
+    let (own_name, other) = (string(soname), string(needed));
+    let versions = versions(soname);
+    let version_names: Vec<_> = versions.iter().map(|v| string(v)).collect();
+    let names_size = strings.len() as u64;
+    let numbers = (names + names_size).next_multiple_of(8);
+    let defined = numbers + elf.gnu_versym_size(1).next_multiple_of(8);
+    let definitions = elf.gnu_verdef_size(versions.len() as u16, versions.len());
+    let dynamic = (defined + definitions).next_multiple_of(8);
+    let mut entries = vec![
+        (elf::DT_NEEDED, other),
+        (elf::DT_SONAME, own_name),
         (elf::DT_HASH, hash),
         (elf::DT_STRTAB, names),
         (elf::DT_SYMTAB, symbols),
         (elf::DT_STRSZ, names_size),
         (elf::DT_SYMENT, elf.sym_size()),
-        (elf::DT_NULL, 0),
     ];
+    if !versions.is_empty() {
+        entries.extend([
+            (elf::DT_VERSYM, numbers),
+            (elf::DT_VERDEF, defined),
+            (elf::DT_VERDEFNUM, versions.len() as u64),
+        ]);
+    }
+    entries.push((elf::DT_NULL, 0));
     let part = |kind, flags, offset, address, size, align| ProgramHeader {
         p_type: kind,
         p_flags: flags,
@@ -224,7 +262,7 @@ fn shared_object(soname: &str, needed: &str) -> Vec<u8> {
     let read_write = elf::PF_R | elf::PF_W;
     let (at, size) = (dynamic + PAGE, entries.len() as u64 * elf.dyn_size());
     let parts: [_; PARTS as usize] = [
-        part(elf::PT_LOAD, elf::PF_R, 0, 0, names + names_size, PAGE),
+        part(elf::PT_LOAD, elf::PF_R, 0, 0, dynamic, PAGE),
         part(elf::PT_LOAD, read_write, dynamic, at, size, PAGE),
         part(elf::PT_DYNAMIC, read_write, dynamic, at, size, 8),
         part(elf::PT_GNU_STACK, read_write, 0, 0, 0, 16),
@@ -253,9 +291,18 @@ fn shared_object(soname: &str, needed: &str) -> Vec<u8> {
     }
     elf.hash_table(&mut bytes, 1, 1, |_| None);
     elf.null_symbol(&mut bytes);
-    for name in ["", soname, needed] {
-        bytes.extend(name.as_bytes());
-        bytes.push(0);
+    bytes.extend(strings);
+    bytes.resize(defined as usize, 0);
+    for (i, (version, name)) in versions.iter().zip(&version_names).enumerate() {
+        let definition = Verdef {
+            version: elf::VER_DEF_CURRENT,
+            flags: if i == 0 { elf::VER_FLG_BASE } else { elf::VersionFlags(0) },
+            index: elf::VersionIndex(i as u16 + 1),
+            aux_count: 1,
+            name: *name as u32,
+            hash: elf::hash(version.as_bytes()),
+        };
+        elf.gnu_verdef(&mut bytes, i + 1 < versions.len(), &definition);
     }
     bytes.resize(dynamic as usize, 0);
     for (tag, value) in entries {

@@ -10,6 +10,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const DEFAULT: &str = "h100";
+const SPEC: &str = "MEMTRACE_VIRTUAL";
+
+/// A variable as it was when the process began: for a program that has cleared its environment since.
+fn at_start(name: &str) -> Option<String> {
+    let all = std::fs::read("/proc/self/environ").ok()?;
+    let value =
+        |text: &[u8]| Some(text.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_owned());
+    String::from_utf8(all.split(|b| *b == 0).find_map(value)?).ok()
+}
 
 /// The machine.
 pub struct Machine {
@@ -152,7 +161,9 @@ fn choose(list: &str, gpus: &[Device]) -> Vec<usize> {
 pub fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
     MACHINE.get_or_init(|| {
-        let spec = std::env::var("MEMTRACE_VIRTUAL").ok();
+        let spec = std::env::var(SPEC)
+            .ok()
+            .or_else(|| if std::env::vars_os().next().is_none() { at_start(SPEC) } else { None });
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         Machine::read(spec.as_deref(), visible.as_deref()).unwrap_or_else(|error| {
             super::log::warn(&format!("{error}; there is no GPU"));

@@ -140,7 +140,7 @@ pub fn book() -> MutexGuard<'static, Book> {
     static BOOK: OnceLock<Mutex<Book>> = OnceLock::new();
     let fresh = || {
         let accounts: Vec<Account> = machine().devices().map(Account::of).collect();
-        Mutex::new(Book::new(address::init(), &accounts, machine().placement))
+        Mutex::new(Book::new(address::init(machine().gpus.len()), &accounts, machine().placement))
     };
     BOOK.get_or_init(fresh).lock().unwrap_or_else(PoisonError::into_inner)
 }

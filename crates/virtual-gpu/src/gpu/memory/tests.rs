@@ -13,7 +13,7 @@ fn fresh(total_mib: u64, devices: usize) -> Book {
         Account { used, total: total_mib * MIB, card: None }
     };
     let accounts: Vec<Account> = (0..devices).map(|_| account()).collect();
-    Book::new(address::init(), &accounts, Placement::default())
+    Book::new(address::init(16), &accounts, Placement::default())
 }
 
 fn used(book: &Book, device: usize) -> u64 {
