@@ -296,7 +296,7 @@ fn recover_takes_several() {
     let (code, _, err) = here.run(&["recover", "a.blackbox", "folder", "none"]);
     assert_eq!(code, Some(2), "{err}");
     for says in
-        ["a.blackbox: the process recorded nothing", "folder/b.blackbox: not a", "cannot read none"]
+        ["a.blackbox: the black box is empty", "folder/b.blackbox: not a", "cannot read none"]
     {
         assert!(err.contains(says), "{err}");
     }
