@@ -32,8 +32,8 @@ fn main() {
             ("MEMTRACE_STACKS", stacks.into()),
             ("MEMTRACE_QUIET", "1".into()),
         ]);
-        let recorder: &Recorder =
-            Box::leak(Box::new(Recorder::new(Config::from(|name| set.get(name).cloned()))));
+        let config = Config::from(|name| set.get(name).cloned());
+        let recorder: &Recorder = Box::leak(Box::new(Recorder::new(config).expect("memory")));
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

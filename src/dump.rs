@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use memtrace_analysis::report::told_warning;
 use memtrace_analysis::sites::Lines;
 use memtrace_files::NewFile;
-use memtrace_format::blackbox::at;
+use memtrace_format::blackbox::{at, lacking};
 use memtrace_format::event::Event;
 use memtrace_format::json::Stacks;
 use memtrace_format::recording::Recording;
@@ -30,6 +30,7 @@ use crate::config::{Config, Format};
 use crate::hooks::{deepbind, table};
 use crate::labels::{self, store::Store};
 use crate::measure;
+use crate::memory;
 use crate::message;
 use crate::record::live::Live;
 use crate::record::{Recorder, clock, truncated};
@@ -142,11 +143,31 @@ pub fn to_folder(recorder: &Recorder, moment: Moment, reason: Reason) -> Option<
         Err(_) if truncated::happened() => None, // which has been said
         Err(e) => {
             message!(
-                "cannot write a snapshot into {}: {e}; set MEMTRACE_OUT to a folder that can be written",
-                recorder.config.out.display()
+                "cannot write a snapshot into {}: {e}; {}",
+                recorder.config.out.display(),
+                advice(recorder, &e)
             );
             None
         }
+    }
+}
+
+/// What helps against an error.
+fn advice(recorder: &Recorder, error: &io::Error) -> String {
+    let recover = recorder.blackbox.path.as_ref().map_or_else(String::new, |path| {
+        format!("; once the process has ended, `memtrace recover {}` writes it", path.display())
+    });
+    match error.kind() {
+        io::ErrorKind::OutOfMemory => {
+            format!("the limit on memory is too low for that (ulimit -v, ulimit -d){recover}")
+        }
+        io::ErrorKind::FileTooLarge => {
+            format!("the limit on the size of files is too low (ulimit -f){recover}")
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            format!("set MEMTRACE_OUT to a folder with more room{recover}")
+        }
+        _ => "set MEMTRACE_OUT to a folder that can be written".to_owned(),
     }
 }
 
@@ -231,6 +252,10 @@ fn write_new(
     new.place(names).map(|(path, _)| (path, counts))
 }
 
+/// Bytes that writing a snapshot takes, about: for names, and for each thing that is alive.
+const NEEDED: usize = 24 << 20;
+const NEEDED_EACH: usize = 1 << 10;
+
 /// Writes the state of a moment into this file. An error if the black box was cut short meanwhile: part of what was
 /// written is zeros then.
 fn write(
@@ -245,6 +270,13 @@ fn write(
         Format::Pickle => Encoding::Pickle,
         Format::Json(stacks) => Encoding::Json(stacks),
     };
+    if !memory::has(
+        NEEDED
+            + recorder.blackbox.header()[at::LIVE_USED].load(Ordering::Relaxed) as usize
+                * NEEDED_EACH,
+    ) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
     let mut namer = recorder.stacks.namer();
     memtrace_naming::write(
         &mut Own(recorder),
@@ -277,6 +309,10 @@ fn write(
     })
 }
 
+fn enough_memory() -> io::Result<()> {
+    if memory::is_short() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+}
+
 /// What this process records, read while it does.
 struct Own<'a>(&'a Recorder);
 
@@ -288,12 +324,14 @@ impl Recording for Own<'_> {
     fn live(&mut self) -> io::Result<(State, u64)> {
         self.0.retire_ahead();
         let (copied, from) = self.0.ring.live(Live::copy);
+        enough_memory()?;
         Ok((copied.state(), from))
     }
 
     fn read(&mut self, from: u64, to: u64, events: &mut Vec<Event>) -> io::Result<Option<u64>> {
         // This may be the thread that keeps room in the ring, and what is retired can still be read.
         self.0.retire_ahead();
+        enough_memory()?;
         let read = self.0.ring.read_range(from..to, events);
         // The rest reads as zeros, for whose publication there is no need to wait.
         if truncated::happened() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
@@ -357,7 +395,9 @@ fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
     about["stacks"] = recorder.stacks.about();
     about["counters"] = counts.to_json();
     about["counters"]["stalls"] = counter(at::STALLS).into();
-    about["counters"]["live_refused"] = counter(at::LIVE_REFUSED).into();
+    for (name, n) in lacking(&counter, false) {
+        about["counters"][name] = n.into();
+    }
     about["counters"]["measured"] = counter(at::OWN_EVENTS).into();
     about["cost"] = memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS));
     about["not_recorded"] = NOT_RECORDED.into();
@@ -380,6 +420,8 @@ pub fn statistics(recorder: Option<&Recorder>) -> Value {
         "history": recorder.ring.written() - recorder.ring.retired(),
         "stalls": counter(at::STALLS),
         "live_refused": counter(at::LIVE_REFUSED),
+        "live_outside": counter(at::LIVE_OUTSIDE),
+        "interrupted": counter(at::INTERRUPTED),
         "cost": memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS)),
         "stacks": recorder.stacks.about(),
         "labels_refused": labels::store::existing().map_or(0, Store::refused),

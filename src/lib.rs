@@ -18,6 +18,7 @@ pub mod hot;
 pub mod labels;
 pub mod life;
 pub mod measure;
+pub mod memory;
 pub mod message;
 pub mod record;
 pub mod stack;
@@ -103,7 +104,13 @@ fn wake_up() {
 }
 
 fn turn_on() {
-    let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(Config::from_env())));
+    let Some(recorder) = Recorder::new(Config::from_env()) else {
+        message!(
+            "there is no memory to record in (ulimit -v, ulimit -d): nothing is recorded; the program goes on"
+        );
+        return;
+    };
+    let recorder: &'static Recorder = Box::leak(Box::new(recorder));
     let word = record::word_of_this_process();
     word.store(std::ptr::from_ref(recorder) as usize, Ordering::Release);
     HOT.recorder.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);

@@ -79,7 +79,7 @@ fn end(status: c_int) -> ! {
     {
         recorder.emitter.farewell(PATIENCE_NS);
     }
-    tree::ending();
+    guard::uncancelled(tree::ending);
     let next = NEXT_EXIT.load(Ordering::Relaxed);
     // SAFETY: the C library's (or the next interposer's) function of this name; failing that, the system call
     // that it is made of. Neither returns.
@@ -162,7 +162,7 @@ extern "C" fn forked() {
 /// Runs when a process ends. Of the one that `memtrace run` became, says what its processes have written, or why there
 /// is nothing to look at.
 extern "C" fn unloading() {
-    if tree::ending() || WOKEN.load(Ordering::Relaxed) != ASLEEP {
+    if guard::uncancelled(tree::ending) || WOKEN.load(Ordering::Relaxed) != ASLEEP {
         return;
     }
     let Some(pid) = std::env::var_os("MEMTRACE_RUN_PID") else { return };

@@ -71,6 +71,25 @@ pub fn zeroed_memory(n: usize) -> &'static [Real] {
     }
 }
 
+/// What all-zero bytes are a value of, and no pointer.
+///
+/// # Safety
+/// They are.
+pub unsafe trait Plain: Copy + 'static {}
+
+/// `n` records of zeros that live for ever, or as many as there is address space for.
+pub fn zeroed_records<T: Plain>(mut n: usize) -> &'static mut [T] {
+    while n > 0 {
+        let words = zeroed_memory((n * size_of::<T>()).div_ceil(8));
+        if !words.is_empty() {
+            // SAFETY: a fresh mapping that nobody else knows, large enough, aligned as a page; zeros are a value.
+            return unsafe { std::slice::from_raw_parts_mut(words.as_ptr().cast_mut().cast(), n) };
+        }
+        n /= 2;
+    }
+    &mut []
+}
+
 /// `n` zeros that live for ever, for a ring without a file.
 #[cfg(not(loom))]
 pub fn zeroed_words(n: usize) -> &'static [AtomicU64] {

@@ -285,9 +285,14 @@ static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 /// The runtime has been used: it keeps primary contexts as long as it likes.
 static RUNTIME: AtomicBool = AtomicBool::new(false);
 
+/// Is this a door of the runtime's (or of a library's above it)?
+pub(super) fn is_runtime(door: Door) -> bool {
+    (door.api as u16) < Api::cuCtxCreate as u16
+}
+
 /// A call came in by this door.
 pub(super) fn entered(door: Door) {
-    if (door.api as u16) < Api::cuCtxCreate as u16 && !RUNTIME.load(Ordering::Relaxed) {
+    if is_runtime(door) && !RUNTIME.load(Ordering::Relaxed) {
         RUNTIME.store(true, Ordering::Relaxed);
     }
 }

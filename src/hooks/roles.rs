@@ -10,7 +10,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 
 use memtrace_format::event::{
     Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool,
@@ -39,36 +39,64 @@ thread_local! {
     static CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes the real call.
+/// Makes the real call. At each moment of it a signal handler finds the thread outside, or in a real call.
 fn real(call: impl FnOnce() -> c_int) -> c_int {
-    let code = guard::nested(|| {
-        CALLING.set(true);
-        call()
-    });
-    CALLING.set(false);
+    let was = CALLING.replace(true);
+    compiler_fence(Ordering::SeqCst);
+    let code = guard::nested(call);
+    compiler_fence(Ordering::SeqCst);
+    CALLING.set(was);
     code
+}
+
+/// Runs `f` as the program's own doing, inside a real call.
+fn reopened(f: impl FnOnce() -> c_int) -> c_int {
+    guard::reopened(|| {
+        CALLING.set(false);
+        let code = f();
+        CALLING.set(true);
+        code
+    })
 }
 
 /// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
 pub(super) fn also_inside(f: impl FnOnce()) {
-    if CALLING.replace(false) {
-        guard::reopened(f);
-        CALLING.set(true);
+    if CALLING.get() {
+        reopened(|| {
+            f();
+            0
+        });
     } else {
         f();
     }
 }
 
+/// A call of the runtime inside a real call: CUDA makes none, so it is the program's own, from a signal handler.
+pub(super) fn of_program(f: impl FnOnce() -> c_int) -> c_int {
+    if CALLING.get() { reopened(f) } else { f() }
+}
+
+/// A call of the driver may be the runtime's.
+pub(super) fn of_anybody(f: impl FnOnce() -> c_int) -> c_int {
+    f()
+}
+
 /// Passes a call on. Says, too, whether the call is the program's own.
 pub(super) fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
     entered(door);
-    if guard::inside() { (call(), false) } else { (real(call), true) }
+    if guard::inside() {
+        guard::passes_by(is_runtime(door));
+        (call(), false)
+    } else {
+        (real(call), true)
+    }
 }
 
 /// Passes a call on that gives something back, which `before` writes down.
 pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -> c_int {
     entered(door);
     if guard::inside() {
+        guard::passes_by(is_runtime(door));
         return call();
     }
     before();

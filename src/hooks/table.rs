@@ -263,6 +263,8 @@ macro_rules! entry_points {
             )*)*
         }
     };
+    (@by runtime) => { crate::hooks::roles::of_program };
+    (@by $module:ident) => { crate::hooks::roles::of_anybody };
     (@do $door:ident $module:ident $name:ident ($($arg:ident),*) own) => {
         crate::hooks::$module::$name($door $(, $arg)*)
     };
@@ -270,7 +272,9 @@ macro_rules! entry_points {
         // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
         unsafe {
             let _under_way = crate::hooks::contexts::UnderWay::begin();
-            crate::hooks::roles::$role($door $(, $what)*, || real::$name($door $(, $arg)*))
+            entry_points!(@by $module)(|| {
+                crate::hooks::roles::$role($door $(, $what)*, || real::$name($door $(, $arg)*))
+            })
         }
     };
 }

@@ -16,6 +16,7 @@ use memtrace_format::labels::{DEEPEST, LABEL_FIXED, LABEL_MAGIC, LABEL_WORDS, So
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
 use crate::record::Recorder;
+use crate::record::space::Space;
 use crate::stack::arena::Arena;
 use crate::sync::zeroed_memory;
 
@@ -74,7 +75,7 @@ impl Store {
         if slots.len() < SLOTS {
             return None;
         }
-        Some(Store { words, arena: Arena::new(words, LABEL_MAGIC, HEADER)?, slots })
+        Some(Store { words, arena: Arena::new(words, LABEL_MAGIC, HEADER, Space::MEMORY)?, slots })
     }
 
     /// The label of this name inside `parent`; `None` if there is no room for it.
@@ -230,20 +231,19 @@ impl Store {
     fn mirror(&self, at: usize) {
         fence(Ordering::SeqCst);
         if let Some(recorder) = crate::recorder() {
-            self.copy(recorder.blackbox.region(Region::Labels), at);
+            self.copy(recorder, at);
         }
     }
 
     /// Writes everything into a black box that has just come into use.
     pub fn mirror_all(&self, recorder: &Recorder) {
         fence(Ordering::SeqCst);
-        let region = recorder.blackbox.region(Region::Labels);
         let mut at = HEADER;
         let next = self.words[HEAD_NEXT].load(Ordering::Acquire) as usize;
         while at < next {
             let head = self.words[at].load(Ordering::Acquire);
             if head & RECORD_READY != 0 {
-                self.copy(region, at);
+                self.copy(recorder, at);
             }
             match self.length(at) {
                 0 => break, // its thread was lost in a fork, right here
@@ -258,12 +258,16 @@ impl Store {
         (0..1000).map(|_| length()).find(|words| *words != 0).unwrap_or(0)
     }
 
-    fn copy(&self, region: &[AtomicU64], at: usize) {
+    fn copy(&self, recorder: &Recorder, at: usize) {
+        let region = recorder.blackbox.region(Region::Labels);
         let head = self.words[at].load(Ordering::Acquire);
         let end = at + head as u32 as usize;
         let (Some(from), Some(to)) = (self.words.get(at + 1..end), region.get(at + 1..end)) else {
             return;
         };
+        if !recorder.labels.reaches(end) {
+            return; // in the file the label has no name
+        }
         for (from, to) in from.iter().zip(to) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }

@@ -4,13 +4,11 @@
 //! wait for a disk; then the user's output folder; then plain memory with one warning, for a machine where no
 //! file can be mapped. Where the file lies elsewhere, a symbolic link in the output folder leads to it.
 //!
-//! A page of a mapping that the file system has no room for is a SIGBUS in the host program, so every page is
-//! reserved (`fallocate`) before it is written, in steps that double as the history grows. A step that fails
-//! leaves the ring as large as it is, with one line that says so.
+//! It begins small and grows as it is used; every page is reserved before it is written ([`super::space`]). Where the program
+//! may make only small files, or has little address space, the box is made for less.
 //!
 //! A file of mode 0600 with a name of its own: nobody else's data, never somebody else's file.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,107 +17,26 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::blackbox::{
-    DOOR_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_WORDS, Life, MAGIC, REGIONS, Region, VERSION, at,
+    DOOR_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_MOST, Life, MAGIC, REGIONS, Region, VERSION, at,
 };
 use memtrace_format::event::WORDS;
 use memtrace_format::labels::LABEL_WORDS;
 
 use crate::config::Config;
 use crate::hooks::table::ROWS;
+use crate::memory::limit;
 use crate::message;
-use crate::record::{guard, truncated};
+use crate::record::space::{ROOM_STEP, Room, Space, in_memory};
+use crate::record::truncated;
 
 /// Slots of the ring at the start; it doubles from there.
-pub const FIRST_SLOTS: usize = 1 << 14;
-/// Words of the depot of stacks: some 400,000 nodes and their index.
-const DEPOT_WORDS: usize = (5 << 18) + 8;
-/// Words for Python code objects: some 20,000.
-const CODE_WORDS: usize = 1 << 20;
+pub const FIRST_SLOTS: usize = 1 << 12;
 /// Words for the list of libraries: some 6,000.
 const MODULE_WORDS: usize = 1 << 17;
 /// Words for the description.
 const ABOUT_WORDS: usize = 1 << 13;
-
-/// Reserves pages of the file behind the mapping.
-#[derive(Clone, Copy)]
-pub struct Space {
-    /// The file; −1 for plain memory, which the kernel gives as it is touched.
-    file: i32,
-    base: usize,
-    /// Which file that is: file system and number.
-    identity: (u64, u64),
-    length: usize,
-    /// Its pages are memory anyway.
-    in_memory: bool,
-}
-
-impl Space {
-    /// For words that need no reserving.
-    pub const MEMORY: Space =
-        Space { file: -1, base: 0, identity: (0, 0), length: 0, in_memory: true };
-
-    fn of(file: &OwnedFd, words: &[AtomicU64], in_memory: bool) -> Space {
-        let file = file.as_raw_fd();
-        let (identity, length) = Space::look(file).unwrap_or_default();
-        let base = words.as_ptr() as usize;
-        Space { file, base, identity, length, in_memory }
-    }
-
-    /// Which file, and how long it is.
-    fn look(file: i32) -> Option<((u64, u64), usize)> {
-        let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
-        // SAFETY: the record is read only if the call filled it.
-        unsafe {
-            (libc::fstat(file, found.as_mut_ptr()) == 0).then(|| {
-                let found = found.assume_init();
-                ((found.st_dev, found.st_ino), found.st_size as usize)
-            })
-        }
-    }
-
-    /// Makes sure that these words can be written. Idempotent.
-    pub fn reserve<T>(&self, words: &[T]) -> bool {
-        if self.file < 0 {
-            return true;
-        }
-        match Space::look(self.file) {
-            Some((file, length)) if file == self.identity => {
-                if length < self.length {
-                    // Reserving would make it longer again, full of zeros.
-                    truncated::replace();
-                    return false;
-                }
-            }
-            // A program that closes every descriptor may get ours again for a file of its own.
-            _ => return false,
-        }
-        let offset = words.as_ptr() as usize - self.base;
-        let (offset, length) = (offset as libc::off_t, size_of_val(words) as libc::off_t);
-        // SAFETY: plain system call on our own descriptor.
-        guard::uncancelled(|| unsafe { libc::posix_fallocate(self.file, offset, length) == 0 })
-    }
-
-    /// Brings words that have been reserved into the page table, so that no hook meets them for the first time: that is a
-    /// fault, which costs as much as twenty events, on every page of them. Takes milliseconds: for the background thread.
-    /// Does nothing to a file on a disk, where it would only make the kernel write zeros, nor on kernels before
-    /// 5.14, which can't.
-    pub fn settle<T>(&self, words: &[T]) {
-        const STEP: usize = 256 << 10; // the program's own mappings wait for a step
-        let (mut at, end) = (words.as_ptr() as usize, words.as_ptr_range().end as usize);
-        at &= !(PAGE - 1);
-        while self.in_memory && at < end {
-            let length = STEP.min(end - at);
-            // SAFETY: the range is part of a mapping of ours that is never unmapped. Nothing is changed in it; a page
-            // that has gone from the file is an error here, and no signal.
-            if unsafe { libc::madvise(at as *mut _, length, libc::MADV_POPULATE_WRITE) } != 0 {
-                break;
-            }
-            at += length;
-        }
-    }
-}
-
-const PAGE: usize = 4096;
+/// A box isn't begun where no more than this share of what is free would be left.
+const BEGIN_SHARE: u64 = 2;
 
 /// The mapping. It is never unmapped: a hook of another thread may be in it.
 pub struct Mapped {
@@ -131,51 +48,84 @@ pub struct Mapped {
     _file: Option<OwnedFd>,
 }
 
-fn layout(slots: usize) -> ([(usize, usize); REGIONS], usize) {
-    let lengths = [
-        slots * WORDS,
-        LIVE_WORDS,
-        DEPOT_WORDS,
-        CODE_WORDS,
-        MODULE_WORDS,
-        ABOUT_WORDS,
-        ROWS * DOOR_WORDS,
-        LABEL_WORDS,
-    ];
-    let mut next = HEADER_WORDS;
-    let regions = lengths.map(|len| {
-        let start = next;
-        next += len;
-        (start, len)
-    });
-    (regions, next)
+/// What a black box is made for at most.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Events of history.
+    slots: usize,
+    /// Entries of the live table.
+    live: usize,
+    /// Words of the depot of stacks: some 400,000 nodes and their index.
+    depot: usize,
+    /// Words for Python code objects: some 20,000.
+    codes: usize,
+}
+
+impl Sizes {
+    fn of(slots: usize) -> Sizes {
+        Sizes { slots, live: LIVE_MOST, depot: (5 << 18) + 8, codes: 1 << 20 }
+    }
+
+    /// Half of everything; `None` if that is too little to be of use.
+    fn half(self) -> Option<Sizes> {
+        let half = Sizes {
+            slots: self.slots.min((self.slots / 2).max(FIRST_SLOTS)),
+            live: (self.live / 2).max(4 * LIVE_FIRST),
+            depot: (self.depot / 2).max((5 << 12) + 8),
+            codes: (self.codes / 2).max(1 << 14),
+        };
+        (half.bytes() < self.bytes()).then_some(half)
+    }
+
+    /// What fits into a file, or into so much of the address space, that this process may make.
+    fn within_limits(slots: usize, in_file: bool) -> Option<Sizes> {
+        // The program wants the rest.
+        let mut most = limit(libc::RLIMIT_AS).min(limit(libc::RLIMIT_DATA)) / 8;
+        if in_file {
+            most = most.min(limit(libc::RLIMIT_FSIZE));
+        }
+        std::iter::successors(Some(Sizes::of(slots)), |sizes| sizes.half())
+            .find(|sizes| sizes.bytes() as u64 <= most)
+    }
+
+    fn bytes(self) -> usize {
+        self.layout().1 * 8
+    }
+
+    /// Where each region begins and how long it is, and the length of the whole, in words.
+    fn layout(self) -> ([(usize, usize); REGIONS], usize) {
+        let lengths = [
+            self.slots * WORDS,
+            self.live * WORDS,
+            self.depot,
+            self.codes,
+            MODULE_WORDS,
+            ABOUT_WORDS,
+            ROWS * DOOR_WORDS,
+            LABEL_WORDS,
+        ];
+        let mut next = HEADER_WORDS;
+        let regions = lengths.map(|len| {
+            let start = next;
+            next = (start + len).next_multiple_of(HEADER_WORDS); // each has its pages to itself
+            (start, len)
+        });
+        (regions, next)
+    }
 }
 
 impl Mapped {
-    /// A fresh black box for at most `slots` events.
-    pub fn create(config: &Config, name: &str) -> Mapped {
-        let (_, total) = layout(config.events);
+    /// A fresh black box for at most so many events as the user wants. `None`: there is no memory, not even for
+    /// the smallest one.
+    pub fn create(config: &Config, name: &str) -> Option<Mapped> {
+        Sizes::within_limits(config.events, false)?;
+        let sizes = Sizes::within_limits(config.events, true);
         let mut trouble = None;
         for folder in folders(config) {
-            let path = folder.join(name);
-            match open(&path, total).and_then(|file| {
-                map(&file, total).map(|words| (file, words)).inspect_err(|_| {
-                    let _ = std::fs::remove_file(&path);
-                })
-            }) {
-                Ok((file, words)) => {
-                    let space = Space::of(&file, words, in_memory(&folder));
-                    let mut mapped =
-                        Mapped { words, path: Some(path), link: None, space, _file: Some(file) };
-                    if mapped.begin(config.events) {
-                        if let Some(path) = &mapped.path {
-                            truncated::survive(words, path);
-                        }
-                        mapped.link_from(&config.out);
-                        return mapped;
-                    }
-                    mapped.remove();
-                    trouble = Some(format!("{} has no room", folder.display()));
+            match sizes.map_or_else(too_small, |sizes| Mapped::in_folder(&folder, name, sizes)) {
+                Ok(mut mapped) => {
+                    mapped.link_from(&config.out);
+                    return Some(mapped);
                 }
                 Err(e) => trouble = trouble.or(Some(format!("{}: {e}", folder.display()))),
             }
@@ -190,28 +140,54 @@ impl Mapped {
         Mapped::anonymous(config.events)
     }
 
+    fn in_folder(folder: &Path, name: &str, sizes: Sizes) -> io::Result<Mapped> {
+        let path = folder.join(name);
+        let (_, total) = sizes.layout();
+        let file = open(&path, total)?;
+        let made = map(&file, total).and_then(|words| {
+            let space = Space::of(&file, folder, words);
+            let (link, path) = (None, Some(path.clone()));
+            let mapped = Mapped { words, path, link, space, _file: Some(file) };
+            let no_room = io::Error::other("has no room");
+            mapped.begin(sizes).then_some(mapped).ok_or(no_room)
+        });
+        match &made {
+            Ok(mapped) => truncated::survive(mapped.words, &path),
+            Err(_) => _ = std::fs::remove_file(&path),
+        }
+        made
+    }
+
     /// In plain memory.
-    pub fn anonymous(slots: usize) -> Mapped {
-        let (_, total) = layout(slots);
+    fn anonymous(slots: usize) -> Option<Mapped> {
+        let sizes = Sizes::within_limits(slots, false)?;
+        let (_, total) = sizes.layout();
         let words = crate::sync::zeroed_memory(total);
-        let slots = if words.len() < total { FIRST_SLOTS } else { slots };
         let mapped = Mapped { words, path: None, link: None, space: Space::MEMORY, _file: None };
-        mapped.begin(slots);
-        mapped
+        (words.len() >= total && mapped.begin(sizes)).then_some(mapped)
     }
 
     /// Reserves what every black box needs and writes the header. `false`: no room.
-    fn begin(&self, slots: usize) -> bool {
-        let (regions, _) = layout(slots);
-        let first = FIRST_SLOTS.min(slots);
-        let [ring, live, rest @ ..] = regions;
+    fn begin(&self, sizes: Sizes) -> bool {
+        let (regions, _) = sizes.layout();
+        let first = FIRST_SLOTS.min(sizes.slots);
+        let part = |(start, len): (usize, usize), most: usize| {
+            let needed = &self.words[start..start + len.min(most)];
+            self.space.reserve(needed, BEGIN_SHARE)
+        };
+        let [ring, live, depot, codes, modules, about, doors, labels] = regions;
         let needed = [
-            &self.words[..HEADER_WORDS],
-            &self.words[ring.0..ring.0 + first * WORDS],
-            &self.words[live.0..live.0 + LIVE_FIRST * WORDS],
-            &self.words[rest[0].0..],
+            part((0, HEADER_WORDS), usize::MAX),
+            part(ring, first * WORDS),
+            part(live, LIVE_FIRST * WORDS),
+            part(depot, ROOM_STEP),
+            part(codes, ROOM_STEP),
+            part(modules, ROOM_STEP),
+            part(about, usize::MAX),
+            part(doors, usize::MAX),
+            part(labels, ROOM_STEP),
         ];
-        if !needed.iter().all(|words| self.space.reserve(words)) {
+        if needed.contains(&false) {
             return false;
         }
         let set = |i: usize, value: u64| self.words[i].store(value, Ordering::Relaxed);
@@ -239,6 +215,11 @@ impl Mapped {
         let (start, len) =
             (word(at::REGIONS + 2 * region as usize), word(at::REGIONS + 2 * region as usize + 1));
         &self.words[start..start + len]
+    }
+
+    /// A region that is used from its first word on.
+    pub fn room(&self, region: Region) -> Room {
+        Room::new(self.region(region), self.space)
     }
 
     /// For reserving more of it.
@@ -298,16 +279,8 @@ fn folders(config: &Config) -> Vec<PathBuf> {
     memory.chain([config.out.clone()]).collect()
 }
 
-/// Is this folder's file system kept in memory?
-fn in_memory(folder: &Path) -> bool {
-    use std::os::unix::ffi::OsStrExt;
-    let Ok(path) = CString::new(folder.as_os_str().as_bytes()) else { return false };
-    let mut info = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: a C string and a record of the right type; it is read only if the call filled it.
-    unsafe {
-        libc::statfs(path.as_ptr(), info.as_mut_ptr()) == 0
-            && info.assume_init().f_type == libc::TMPFS_MAGIC
-    }
+fn too_small() -> io::Result<Mapped> {
+    Err(io::Error::other("the limit on the size of files is too low (ulimit -f)"))
 }
 
 fn open(path: &Path, words: usize) -> io::Result<OwnedFd> {
@@ -335,7 +308,7 @@ fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {
         let at = libc::mmap(
             std::ptr::null_mut(),
             words * 8,
-            libc::PROT_READ | libc::PROT_WRITE,
+            libc::PROT_NONE,
             libc::MAP_SHARED | libc::MAP_NORESERVE,
             file.as_raw_fd(),
             0,
@@ -343,53 +316,13 @@ fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // Not locked in memory, all of it, if the program wants that of its mappings (`mlockall`).
+        libc::munlock(at, words * 8);
+        if libc::mprotect(at, words * 8, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+            return Err(io::Error::last_os_error());
+        }
         // A forked child has a recorder of its own; it must not be able to write into this one.
         libc::madvise(at, words * 8, libc::MADV_DONTFORK);
         Ok(std::slice::from_raw_parts(at.cast(), words))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn faults() -> i64 {
-        let mut used = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: a record of the right type, of which zeros are valid.
-        unsafe {
-            libc::getrusage(libc::RUSAGE_THREAD, used.as_mut_ptr());
-            used.assume_init().ru_minflt
-        }
-    }
-
-    #[test]
-    fn words_that_were_settled_are_written_without_a_fault() {
-        const LENGTH: usize = 1 << 20;
-        let touch = |settle: bool| {
-            // SAFETY: a fresh private mapping of zeros, never unmapped, used as plain words.
-            let words: &[AtomicU64] = unsafe {
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-                let protection = libc::PROT_READ | libc::PROT_WRITE;
-                let at = libc::mmap(std::ptr::null_mut(), LENGTH, protection, flags, -1, 0);
-                assert_ne!(at, libc::MAP_FAILED);
-                libc::madvise(at, LENGTH, libc::MADV_NOHUGEPAGE);
-                std::slice::from_raw_parts(at.cast(), LENGTH / 8)
-            };
-            if settle {
-                Space::MEMORY.settle(&words[100..]);
-            }
-            let before = faults();
-            words[100..].iter().for_each(|word| word.store(1, Ordering::Relaxed));
-            faults() - before
-        };
-        let pages = (LENGTH / PAGE) as i64;
-        assert!(touch(false) >= pages - 1, "each page is met for the first time");
-        // Kernels before 5.14 can't.
-        // SAFETY: no memory is named: the call only says whether the kernel knows this advice.
-        let known =
-            unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_WRITE) == 0 };
-        if known {
-            assert!(touch(true) < pages / 10);
-        }
     }
 }

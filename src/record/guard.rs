@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use memtrace_format::blackbox::at;
 use memtrace_format::event::{LabelId, NO_LABEL, Pool};
@@ -18,6 +18,13 @@ use memtrace_format::event::{LabelId, NO_LABEL, Pool};
 use crate::labels::{operators, torch::Work};
 use crate::record::{Recorder, clock, this_thread};
 use crate::stack::Mine;
+
+/// A thread is outside: what it calls is the program's doing.
+const OUTSIDE: u8 = 0;
+/// It is inside a real call that the program has made, or at work of ours.
+const NESTED: u8 = 1;
+/// It is writing something down.
+const RECORDING: u8 = 2;
 
 /// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
 #[derive(Clone, Copy)]
@@ -34,7 +41,7 @@ pub const MAX_WAITS: usize = 64;
 /// What the thread knows of itself; what every allocation needs, first.
 #[repr(C, align(64))]
 pub struct Local {
-    inside: Cell<bool>,
+    inside: Cell<u8>,
     /// Visits to the recorder, of which some are timed.
     visits: Cell<u8>,
     tid: Cell<u32>,
@@ -73,7 +80,7 @@ pub struct Local {
 thread_local! {
     static LOCAL: Local = const {
         Local {
-            inside: Cell::new(false),
+            inside: Cell::new(OUTSIDE),
             visits: Cell::new(0),
             tid: Cell::new(0),
             device: Cell::new(0),
@@ -120,15 +127,19 @@ impl Local {
     #[inline]
     pub fn observe<R>(&self, f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
         let recorder = crate::recorder()?;
-        if self.inside.replace(true) {
+        if self.inside.get() != OUTSIDE {
+            self.pass_over(recorder, false);
             return None;
         }
+        self.inside.set(RECORDING);
+        compiler_fence(Ordering::SeqCst); // a signal handler of this thread's may look
         let result = if self.stacks.has_room() {
             self.visit(recorder, f)
         } else {
             self.stacks.aside(|| self.visit(recorder, f))
         };
-        self.inside.set(false);
+        compiler_fence(Ordering::SeqCst);
+        self.inside.set(OUTSIDE);
         result
     }
 
@@ -151,10 +162,20 @@ impl Local {
         result.inspect_err(|_| crate::switch_off("an internal error")).ok()
     }
 
+    /// Counts what can't be written down. While a thread writes, only a signal handler can come in between: what it does about
+    /// memory would have to wait for what it has interrupted.
+    #[cold]
+    fn pass_over(&self, recorder: &Recorder, at_work: bool) {
+        let inside = self.inside.get();
+        if inside == RECORDING || at_work && inside == NESTED {
+            recorder.blackbox.header()[at::INTERRUPTED].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// A forked child is another thread with another id.
     pub fn forget_thread(&self) {
         self.tid.set(0);
-        self.inside.set(false);
+        self.inside.set(OUTSIDE);
         self.request.set(None);
         self.recorded_len.set(0);
     }
@@ -185,7 +206,7 @@ pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
 
 /// Runs a real CUDA call so that what it calls in turn is not taken for the program's own calls.
 pub fn nested<R>(f: impl FnOnce() -> R) -> R {
-    let was = local(|l| l.inside.replace(true));
+    let was = local(|l| l.inside.replace(NESTED));
     let result = f();
     local(|l| l.inside.set(was));
     result
@@ -194,29 +215,98 @@ pub fn nested<R>(f: impl FnOnce() -> R) -> R {
 /// Runs `f` as if the thread were outside: for what CUDA does inside a call of the program's and what is worth an event
 /// of its own. Never inside the recorder.
 pub fn reopened<R>(f: impl FnOnce() -> R) -> R {
-    let was = local(|l| l.inside.replace(false));
+    let was = local(|l| l.inside.replace(OUTSIDE));
     let result = f();
     local(|l| l.inside.set(was));
     result
 }
 
 /// Runs something that may open, write or wait. A thread that is being cancelled (`pthread_cancel`) would end in there,
-/// by unwinding through our frames, which ends the process.
+/// by unwinding through our frames, which ends the process; and a write beyond the limit on files (`RLIMIT_FSIZE`), or to
+/// a pipe that nobody reads, is a signal that ends it. For us, either is just an error.
 pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
-    const DISABLE: c_int = 1;
-    unsafe extern "C" {
-        fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    let _undisturbed = Undisturbed::begin();
+    f()
+}
+
+/// Signals that the kernel sends to a thread for what it writes.
+const OF_WRITING: [c_int; 2] = [libc::SIGXFSZ, libc::SIGPIPE];
+
+/// What is put back in the end.
+struct Undisturbed {
+    cancel: c_int,
+    mask: libc::sigset_t,
+    /// Signals that had come already.
+    pending: libc::sigset_t,
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+impl Undisturbed {
+    fn begin() -> Undisturbed {
+        const DISABLE: c_int = 1;
+        // SAFETY: POSIX's functions, which change what is this thread's own; the places for old values are ours.
+        unsafe {
+            let mut before: Undisturbed = std::mem::zeroed();
+            pthread_setcancelstate(DISABLE, &raw mut before.cancel);
+            let mut held = std::mem::zeroed();
+            libc::sigemptyset(&raw mut held);
+            for signal in OF_WRITING {
+                libc::sigaddset(&raw mut held, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const held, &raw mut before.mask);
+            libc::sigpending(&raw mut before.pending);
+            before
+        }
     }
-    let mut before = 0;
-    // SAFETY: POSIX's function; it changes a word of this thread's, and the place for the old value is ours.
-    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
-    let result = f();
-    // SAFETY: as above; the old value comes from the same function.
-    unsafe { pthread_setcancelstate(before, &raw mut before) };
-    result
+
+    /// Takes a signal away that has come meanwhile, unless somebody else has sent it.
+    unsafe fn take(signal: c_int) {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: initialised records; sending a signal to one's own process.
+        unsafe {
+            let (mut one, mut info) = (std::mem::zeroed(), std::mem::zeroed::<libc::siginfo_t>());
+            libc::sigemptyset(&raw mut one);
+            libc::sigaddset(&raw mut one, signal);
+            if libc::sigtimedwait(&raw const one, &raw mut info, &raw const now) == signal
+                && info.si_code <= 0
+                && info.si_pid() != libc::getpid()
+            {
+                libc::kill(libc::getpid(), signal);
+            }
+        }
+    }
+}
+
+impl Drop for Undisturbed {
+    fn drop(&mut self) {
+        // SAFETY: as in `begin`; the old values come from the same functions. The error number is that of the work.
+        unsafe {
+            let errno = *libc::__errno_location();
+            for signal in OF_WRITING {
+                let had = |set| libc::sigismember(set, signal) == 1;
+                if !had(&raw const self.mask) && !had(&raw const self.pending) {
+                    Undisturbed::take(signal);
+                }
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut());
+            pthread_setcancelstate(self.cancel, &raw mut self.cancel);
+            *libc::__errno_location() = errno;
+        }
+    }
 }
 
 /// Is this thread inside the recorder or inside a call that is being recorded?
 pub fn inside() -> bool {
-    local(|l| l.inside.get())
+    local(|l| l.inside.get() != OUTSIDE)
+}
+
+/// A call of somebody's comes by while this thread is inside: is it one that should have been recorded? `at_work`: also if
+/// the thread is at work of ours, or about to make a real call.
+pub fn passes_by(at_work: bool) {
+    if let Some(recorder) = crate::recorder() {
+        local(|local| local.pass_over(recorder, at_work));
+    }
 }

@@ -1,60 +1,46 @@
 //! The table of what is alive, for everything that the ring no longer remembers.
 //!
-//! Open addressing in the black box's live region. An entry is the event that made the thing (a block, a
-//! segment, a mapped page, a CUDA event that a free waits for), so that a reader rebuilds the state by applying
-//! entries as it applies events. Only the holder of the retiring role writes, one word at a time, in an order
-//! that leaves the table right after every single store: an entry's first word is written last when it comes
-//! and first when it goes. The same event applied twice changes nothing, because a process may die between the
+//! An entry is the event that made the thing (a block, a segment, a mapped page, a CUDA event that a free waits for), so that a
+//! reader rebuilds the state by applying entries as it applies events. Only the holder of the retiring role writes, one word
+//! at a time, in an order that leaves the table right after every single store: an entry's first word is written last when
+//! it comes and first when it goes. The same event applied twice changes nothing, because a process may die between the
 //! table and the counter of retired events.
 //!
-//! The table doubles when it is half full: the next one is filled beside it, then one word switches over. If
-//! the file can't grow any more, the table fills further; an entry that finds no room at all is counted, and
-//! said once, because from then on the live set is not exact.
+//! Where entries lie and how they are found: [`crate::record::places`]. What a block's free waits for is no number in its
+//! entry, but the entries of those events themselves, which hang together in memory of this process. An entry that
+//! finds no room at all is counted, because from then on the live set is not exact.
 
-use std::ops::Range;
-
-use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, LIVE_TABLES, at, key, live_table};
+use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, at, key};
 use memtrace_format::event::{Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, WORDS};
 use memtrace_format::ledger::{self, Books, Move};
 use memtrace_format::past::{self, Past};
 use memtrace_format::replay::{PAGE, State, pages};
 
-use crate::message;
-use crate::record::blackbox::Space;
+use crate::record::places::{Entry, Place, Places, read};
+use crate::record::space::Space;
 use crate::sync::{AtomicU64, Ordering, fence};
-
-type Entry = [AtomicU64; WORDS];
-
-/// Where the count of events that a pending block waits for is kept, in the entry's head word.
-const WAITS_SHIFT: u32 = 56;
 
 /// See the module's essay.
 pub struct Live {
-    entries: &'static [Entry],
+    places: Places,
     header: &'static [AtomicU64],
-    space: Space,
-    /// Where the n-th table lies.
-    place: fn(usize) -> Range<usize>,
-    used: usize,
-    said_full: bool,
 }
 
 impl Live {
     /// An empty table over the live region (all zero) and the header words that describe it.
     pub fn new(entries: &'static [Entry], header: &'static [AtomicU64], space: Space) -> Live {
-        Live { entries, header, space, place: live_table, used: 0, said_full: false }
+        Live { places: Places::new(entries, header, space), header }
     }
 
-    /// One that begins with a single entry, for a model that tries everything.
+    /// One with room for a single entry at first and so many in memory, for a model that tries everything.
     #[cfg(test)]
-    pub fn tiny(entries: &'static [Entry], header: &'static [AtomicU64]) -> Live {
-        let place = |n: usize| (1 << n) - 1..(2 << n) - 1;
-        Live { place, ..Live::new(entries, header, Space::MEMORY) }
-    }
-
-    fn table(&self) -> &'static [Entry] {
-        let n = self.header[at::LIVE_TABLE].load(Ordering::Relaxed) as usize;
-        &self.entries[(self.place)(n)]
+    pub fn tiny(
+        entries: &'static [Entry],
+        header: &'static [AtomicU64],
+        most_outside: usize,
+    ) -> Live {
+        let places = Places::new(entries, header, Space::MEMORY).bounded(1, most_outside);
+        Live { places, header }
     }
 
     /// Takes a retired event into account.
@@ -93,16 +79,14 @@ impl Live {
                 self.put(Class::Block, event.addr, event);
             }
             (Layer::Framework, Kind::FreeRequested) => {
-                if let Some(entry) = self.find(Class::Block, event.addr) {
-                    entry[1].fetch_or(u64::from(FLAG_PENDING) << 24, Ordering::Relaxed);
-                }
+                self.update(Class::Block, event.addr, &|block| block.flags |= FLAG_PENDING);
             }
             (Layer::Framework, Kind::WaitsFor) => {
-                if let Some(block) = self.find(Class::Block, event.addr)
-                    && self.find(Class::Wait, event.extra).is_none()
+                if let Some(block) = self.places.find(Class::Block, event.addr)
+                    && self.places.find(Class::Wait, event.extra).is_none()
+                    && let Some(wait) = self.put(Class::Wait, event.extra, event)
                 {
-                    block[1].fetch_add(1 << WAITS_SHIFT, Ordering::Relaxed);
-                    self.put(Class::Wait, event.extra, event);
+                    self.places.wait(block, wait);
                 }
             }
             (_, Kind::EventReady) => self.event_ready(event.extra),
@@ -124,69 +108,82 @@ impl Live {
 
     /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
     fn forget_waits(&mut self, addr: u64) {
-        let waits =
-            self.find(Class::Block, addr).map(|e| e[1].load(Ordering::Relaxed) >> WAITS_SHIFT);
-        if waits.unwrap_or(0) == 0 {
-            return;
-        }
-        for entry in self.table() {
-            let words = words_of(entry);
-            let event = unpack(&words).filter(|_| words[0] == LIVE);
-            if let Some((Class::Wait, handle)) = event.as_ref().and_then(key)
-                && words[3] == addr
-            {
-                self.remove(Class::Wait, handle);
-            }
+        let Some(block) = self.places.find(Class::Block, addr) else { return };
+        while let Some(wait) = self.places.waits_for(block) {
+            self.places.ready(block, wait);
+            self.take_out(Class::Wait, wait);
         }
     }
 
     fn event_ready(&mut self, handle: u64) {
-        let Some(wait) = self.find(Class::Wait, handle) else { return };
-        let addr = wait[3].load(Ordering::Relaxed);
-        self.remove(Class::Wait, handle);
-        let Some(block) = self.find(Class::Block, addr) else { return };
-        let head = block[1].load(Ordering::Relaxed);
-        let waits = (head >> WAITS_SHIFT).saturating_sub(1);
-        block[1].store(head & !(u64::MAX << WAITS_SHIFT) | waits << WAITS_SHIFT, Ordering::Relaxed);
-        if waits == 0 && head & u64::from(FLAG_PENDING) << 24 != 0 {
-            self.remove(Class::Block, addr);
+        let Some(wait) = self.places.find(Class::Wait, handle) else { return };
+        let addr = read(self.places.entry(wait)).map_or(0, |e| e.addr);
+        if let Some(block) = self.places.find(Class::Block, addr) {
+            self.places.ready(block, wait);
+            let pending = |e: Event| e.flags & FLAG_PENDING != 0;
+            if self.places.waits_for(block).is_none()
+                && read(self.places.entry(block)).is_some_and(pending)
+            {
+                // Before the event, or a process that dies in between leaves a block that waits for nothing.
+                self.take_out(Class::Block, block);
+            }
         }
+        self.take_out(Class::Wait, wait);
     }
 
-    fn find(&self, class: Class, k: u64) -> Option<&'static Entry> {
-        probe(self.table(), class, k)
-            .take_while(|e| e[0].load(Ordering::Relaxed) != 0)
-            .find(|e| e[0].load(Ordering::Relaxed) == LIVE && is(e, class, k))
-    }
-
-    fn put(&mut self, class: Class, k: u64, event: &Event) {
-        let known = self.find(class, k);
-        self.note(known.and_then(|e| Move::of(class, &unpack(&words_of(e))?, false)));
-        self.note(Move::of(class, event, true));
-        if let Some(entry) = known {
+    /// Enters something new, or in place of what had this key. `None`: there is no room.
+    fn put(&mut self, class: Class, k: u64, event: &Event) -> Option<Place> {
+        let known = self.places.find(class, k);
+        if let Some(place) = known {
+            let entry = self.places.entry(place);
+            self.gone(class, place);
             entry[0].store(FREE_AGAIN, Ordering::Release);
-            fill(entry, event);
-            return;
         }
-        if self.used * 2 >= self.table().len() {
-            self.grow();
-        }
-        let free = probe(self.table(), class, k).find(|e| e[0].load(Ordering::Relaxed) != LIVE);
-        let Some(entry) = free else {
-            self.refuse();
-            return;
+        let Some(place) = known.or_else(|| self.places.add(class, k)) else {
+            self.add_to(at::LIVE_REFUSED, 1);
+            self.add_to(at::LIVE_REFUSED_BYTES, bytes(class, event));
+            return None;
         };
-        fill(entry, event);
-        self.count(1);
+        self.note(Move::of(class, event, true));
+        if self.places.is_outside(place) {
+            self.add_to(at::LIVE_OUTSIDE, 1);
+            self.add_to(at::LIVE_OUTSIDE_BYTES, bytes(class, event));
+        }
+        fill(self.places.entry(place), event);
+        self.count();
+        Some(place)
     }
 
     fn remove(&mut self, class: Class, k: u64) {
-        if let Some(entry) = self.find(class, k) {
-            self.note(unpack(&words_of(entry)).and_then(|e| Move::of(class, &e, false)));
-            entry[0].store(FREE_AGAIN, Ordering::Release);
-            self.tidy(entry);
-            self.count(-1);
+        if let Some(place) = self.places.find(class, k) {
+            self.take_out(class, place);
         }
+    }
+
+    fn take_out(&mut self, class: Class, place: Place) {
+        self.gone(class, place);
+        self.places.entry(place)[0].store(FREE_AGAIN, Ordering::Release);
+        self.places.remove(place, class);
+        self.count();
+    }
+
+    /// What the header says of an entry is so no more.
+    fn gone(&self, class: Class, place: Place) {
+        let Some(event) = read(self.places.entry(place)) else { return };
+        self.note(Move::of(class, &event, false));
+        if self.places.is_outside(place) {
+            self.add_to(at::LIVE_OUTSIDE, 1_u64.wrapping_neg());
+            self.add_to(at::LIVE_OUTSIDE_BYTES, bytes(class, &event).wrapping_neg());
+        }
+    }
+
+    fn count(&self) {
+        self.header[at::LIVE_USED].store(self.places.used() as u64, Ordering::Relaxed);
+    }
+
+    fn add_to(&self, word: usize, n: u64) {
+        let word = &self.header[word];
+        word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
     /// What each device has seen stands in the header (a model's is too short for that).
@@ -201,67 +198,10 @@ impl Live {
         }
     }
 
-    /// Entries that are free again lengthen every search that passes them. Where a run of them ends at an
-    /// entry never used, they may become never used, too.
-    fn tidy(&self, entry: &'static Entry) {
-        let table = self.table();
-        let mask = table.len() - 1;
-        let here =
-            (std::ptr::from_ref(entry) as usize - table.as_ptr() as usize) / size_of::<Entry>();
-        if table[(here + 1) & mask][0].load(Ordering::Relaxed) != 0 {
-            return;
-        }
-        let mut i = here;
-        while table[i][0].load(Ordering::Relaxed) == FREE_AGAIN {
-            table[i][0].store(0, Ordering::Release);
-            i = i.wrapping_sub(1) & mask;
-        }
-    }
-
-    fn count(&mut self, by: isize) {
-        self.used = self.used.saturating_add_signed(by);
-        self.header[at::LIVE_USED].store(self.used as u64, Ordering::Relaxed);
-    }
-
-    fn grow(&mut self) {
-        let n = self.header[at::LIVE_TABLE].load(Ordering::Relaxed) as usize;
-        if n + 1 >= LIVE_TABLES || self.entries.len() < (self.place)(n + 1).end {
-            return;
-        }
-        let next = &self.entries[(self.place)(n + 1)];
-        if !self.space.reserve(next) {
-            return;
-        }
-        for entry in self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE) {
-            let words = words_of(entry);
-            let Some((class, k)) = unpack(&words).as_ref().and_then(key) else { continue };
-            let mut free = probe(next, class, k).filter(|e| e[0].load(Ordering::Relaxed) != LIVE);
-            if let Some(to) = free.next() {
-                for (cell, word) in to[1..].iter().zip(&words[1..]) {
-                    cell.store(*word, Ordering::Relaxed);
-                }
-                to[0].store(LIVE, Ordering::Release);
-            }
-        }
-        self.header[at::LIVE_TABLE].store(n as u64 + 1, Ordering::Release);
-    }
-
-    fn refuse(&mut self) {
-        self.header[at::LIVE_REFUSED].fetch_add(1, Ordering::Relaxed);
-        if !std::mem::replace(&mut self.said_full, true) {
-            message!(
-                "no room for more live blocks in the black box: older blocks will be missing from snapshots; \
-                 set MEMTRACE_BLACKBOX to a folder with more room, or MEMTRACE_EVENTS higher"
-            );
-        }
-    }
-
     /// What is in the table, copied and nothing else: whoever retires waits for this.
     pub fn copy(&self) -> Copied {
-        let mut entries = Vec::with_capacity(self.used);
-        for entry in self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE) {
-            entries.push(words_of(entry));
-        }
+        let mut entries = Vec::with_capacity(self.places.used());
+        entries.extend(self.places.all().map(words_of));
         let past = at::PAST..at::PAST + past::WORDS * past::DEVICES;
         let past = self.header.get(past).unwrap_or_default();
         Copied {
@@ -291,14 +231,15 @@ impl Copied {
 
 impl Books for Live {
     fn get(&self, class: Class, k: u64) -> Option<Event> {
-        unpack(&words_of(self.find(class, k)?))
+        read(self.places.entry(self.places.find(class, k)?))
     }
     fn put(&mut self, class: Class, k: u64, event: &Event) {
         Live::put(self, class, k, event);
     }
     fn update(&mut self, class: Class, k: u64, change: &dyn Fn(&mut Event)) {
-        let Some(entry) = self.find(class, k) else { return };
-        let Some(mut event) = unpack(&words_of(entry)) else { return };
+        let Some(place) = self.places.find(class, k) else { return };
+        let entry = self.places.entry(place);
+        let Some(mut event) = read(entry) else { return };
         change(&mut event);
         // A rule changes one word; each is right after its own store.
         for (cell, word) in entry[1..].iter().zip(event.pack()) {
@@ -310,13 +251,9 @@ impl Books for Live {
     fn remove(&mut self, class: Class, k: u64) {
         Live::remove(self, class, k);
     }
-    fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)> {
-        let live = self.table().iter().filter(|e| e[0].load(Ordering::Relaxed) == LIVE);
-        live.filter_map(|entry| {
-            let event = unpack(&words_of(entry))?;
-            key(&event).filter(|(class, _)| is(*class, &event))
-        })
-        .collect()
+    fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64> {
+        let all = self.places.of_class(class).filter_map(|place| read(self.places.entry(place)));
+        all.filter(is).filter_map(|event| Some(key(&event)?.1)).collect()
     }
 }
 
@@ -336,14 +273,14 @@ fn fill(entry: &Entry, event: &Event) {
     entry[0].store(LIVE, Ordering::Release);
 }
 
-fn is(entry: &Entry, class: Class, k: u64) -> bool {
-    unpack(&words_of(entry)).as_ref().and_then(key) == Some((class, k))
+/// How much memory an entry stands for; a segment and the blocks in it are both counted.
+fn bytes(class: Class, event: &Event) -> u64 {
+    match class {
+        Class::Block => event.extra,
+        _ => Move::of(class, event, true).map_or(0, |m| m.bytes),
+    }
 }
 
-/// The entries of a table in the order in which a key looks at them.
-fn probe(table: &'static [Entry], class: Class, k: u64) -> impl Iterator<Item = &'static Entry> {
-    let mask = table.len() - 1;
-    let hash = (k ^ (class as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let first = (hash >> 32) as usize;
-    (0..table.len()).map(move |i| &table[(first + i) & mask])
-}
+#[cfg(all(test, not(loom)))]
+#[path = "live_tests.rs"]
+mod tests;

@@ -7,12 +7,14 @@ pub mod blackbox;
 pub mod clock;
 pub mod guard;
 pub mod live;
+pub mod places;
 pub mod ring;
+pub mod space;
 pub mod stacks;
 pub mod this_thread;
 pub mod truncated;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::{Event, FLAG_ENDING, Kind, NO_STACK, StackId};
@@ -26,7 +28,8 @@ use crate::message;
 use crate::record::blackbox::Mapped;
 use crate::record::guard::Local;
 use crate::record::live::Live;
-use crate::record::ring::Ring;
+use crate::record::ring::{LOOK_EVERY, Ring};
+use crate::record::space::Room;
 use crate::record::stacks::Stacks;
 use crate::stack::Site;
 use crate::stack::python::offsets;
@@ -57,18 +60,22 @@ pub struct Recorder {
     pub usage: Usage,
     /// Where this process stands among those of its run.
     pub place: Place,
+    /// For the names of labels in the box.
+    pub labels: Room,
+    /// What has been said of want of room, a bit each.
+    told: AtomicU32,
 }
 
 impl Recorder {
-    /// A recorder for this process.
-    pub fn new(config: Config) -> Recorder {
+    /// A recorder for this process; `None` if there is no memory for it.
+    pub fn new(config: Config) -> Option<Recorder> {
         clock::prepare();
         let started_ns = clock::now_ns();
         let pid = std::process::id();
         let name =
             format!("memtrace-{}-{pid}-{}.blackbox", crate::dump::host(), started_ns / 1_000_000);
         let place = Place::find(&config, &name);
-        let blackbox = Mapped::create(&config, &name);
+        let blackbox = Mapped::create(&config, &name)?;
         let stacks = Stacks::new(config.stacks, config.stacks_of_frees, &blackbox);
         let room = size_of_val(blackbox.region(Region::About));
         let about = crate::dump::description(&config, started_ns, &place, stacks.about(), room);
@@ -76,7 +83,7 @@ impl Recorder {
         let header = of_file(blackbox.header());
         let slots = |region| of_file(blackbox.region(region)).as_chunks().0;
         let live = Live::new(slots(Region::Live), header, blackbox.space());
-        Recorder {
+        Some(Recorder {
             ring: Ring::new(slots(Region::Ring), header, blackbox.space(), live),
             stacks,
             emitter: Emitter::new(),
@@ -85,9 +92,11 @@ impl Recorder {
             started_ns,
             usage: Usage::new(&blackbox),
             place,
+            labels: blackbox.room(Region::Labels),
             blackbox,
             config,
-        }
+            told: AtomicU32::new(0),
+        })
     }
 
     /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
@@ -148,27 +157,43 @@ impl Recorder {
 
     /// Makes room so that producers always find some. Called by the background thread.
     pub fn retire_ahead(&self) {
-        let cut_short = self.ring.retire_ahead(Live::apply);
+        self.ring.retire_ahead(Live::apply);
         // A file that somebody truncated reads as zeros: what it says is not so.
-        if cut_short && !truncated::happened() {
+        if !truncated::happened() {
+            self.tell_of_want();
+        }
+    }
+
+    /// Says, once, what there was no room for.
+    fn tell_of_want(&self) {
+        let header = |word: usize| self.blackbox.header()[word].load(Ordering::Relaxed);
+        let path = self.blackbox.path.as_ref();
+        let folder = path.and_then(|path| path.parent()).unwrap_or("memory".as_ref()).display();
+        let history = self.ring.retired() > 0 && self.ring.capacity() < self.config.events as u64;
+        if history && self.first_time(1) {
             message!(
-                "only the last {} events of history fit into {}; what is alive stays exact. \
+                "only the last {} events of history fit into {folder}; what is alive stays exact. \
                  Set MEMTRACE_BLACKBOX to a folder with more room",
                 self.ring.capacity(),
-                self.blackbox
-                    .path
-                    .as_ref()
-                    .and_then(|p| p.parent())
-                    .unwrap_or("memory".as_ref())
-                    .display()
+            );
+        }
+        if header(at::LIVE_OUTSIDE) > 0 && self.first_time(2) {
+            message!(
+                "no room in {folder} for everything that is alive: the rest is kept in the program's memory, and would \
+                 be missing if it is killed. Set MEMTRACE_BLACKBOX to a folder with more room"
+            );
+        }
+        if header(at::LIVE_REFUSED) > 0 && self.first_time(4) {
+            message!(
+                "no memory for everything that is alive: what comes from here on is counted, and missing from snapshots"
             );
         }
     }
-}
 
-/// Every so many events it is looked whether the background thread is needed, which costs two system calls and another
-/// processor; the smallest ring has 32 times as many.
-const LOOK_EVERY: u64 = 512;
+    fn first_time(&self, what: u32) -> bool {
+        self.told.fetch_or(what, Ordering::Relaxed) & what == 0
+    }
+}
 
 /// A word that is 0 in a forked child, before any code runs there: the kernel wipes it. Here it is 0, too, so far.
 pub fn word_of_this_process() -> &'static AtomicUsize {

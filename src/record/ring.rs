@@ -28,13 +28,18 @@ use std::sync::{PoisonError, TryLockError};
 use memtrace_format::blackbox::at;
 use memtrace_format::event::{Event, WORDS};
 
-use crate::record::blackbox::Space;
+use crate::record::space::Space;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, hint, prefetch};
 
 type Slot = [AtomicU64; WORDS];
 
 /// Word 0 of a slot while it is being filled.
 const WRITING: u64 = 0;
+/// Every so many events a producer looks whether the background thread is needed, which costs two system calls and another
+/// processor; the ring that one begins with has eight times as many.
+pub const LOOK_EVERY: u64 = 512;
+/// Of what the file system has left, the history takes at most one part in so many at a time: what is alive matters more.
+const SHARE: u64 = 4;
 
 /// See the module's essay. `L` is the live table.
 #[repr(C)]
@@ -52,8 +57,6 @@ struct Role<L> {
     live: L,
     /// The capacity is final.
     grown: bool,
-    /// It has been told that the capacity is less than it should be.
-    told: bool,
 }
 
 impl<L> Ring<L> {
@@ -72,7 +75,7 @@ impl<L> Ring<L> {
             header,
             space,
             settled: 0.into(),
-            live: Mutex::new(Role { live, grown: false, told: false }),
+            live: Mutex::new(Role { live, grown: false }),
         };
         assert!(slots.len().is_power_of_two() && ring.capacity().is_power_of_two());
         ring
@@ -106,7 +109,7 @@ impl<L> Ring<L> {
     /// Has the background thread let the ring run down to half of what it keeps free, at this ticket?
     pub fn is_short(&self, ticket: u64) -> bool {
         let capacity = self.capacity();
-        ticket + capacity / 16 >= self.retired() + capacity
+        ticket + (capacity / 16).max(LOOK_EVERY) >= self.retired() + capacity
     }
 
     fn has_room(&self, ticket: u64) -> bool {
@@ -173,7 +176,7 @@ impl<L> Ring<L> {
         if role.grown || capacity >= self.slots.len() {
             return false;
         }
-        if self.retired() > 0 || !self.space.reserve(&self.slots[capacity..2 * capacity]) {
+        if self.retired() > 0 || !self.space.reserve(&self.slots[capacity..2 * capacity], SHARE) {
             role.grown = true;
             return false;
         }
@@ -200,9 +203,8 @@ impl<L> Ring<L> {
     }
 
     /// Keeps an eighth of the ring free, by growing it as long as that is possible. For the background
-    /// thread; never in a hook. Returns `true` the first time that it finds a ring that could not grow as large
-    /// as it should have.
-    pub fn retire_ahead(&self, mut apply: impl FnMut(&mut L, &Event)) -> bool {
+    /// thread; never in a hook.
+    pub fn retire_ahead(&self, mut apply: impl FnMut(&mut L, &Event)) {
         loop {
             let capacity = self.capacity();
             self.settle(capacity as usize);
@@ -211,7 +213,7 @@ impl<L> Ring<L> {
             let retired = self.retired();
             let used = self.written() - retired;
             if used <= keep {
-                return self.is_cut_short();
+                return;
             }
             let mut role = self.lock();
             if self.grow(&mut role) {
@@ -221,7 +223,7 @@ impl<L> Ring<L> {
             self.retire(&mut role, (used - keep).min(self.batch()), &mut apply);
             drop(role);
             if self.retired() == before {
-                return self.is_cut_short(); // its producer is still writing: come back later
+                return; // its producer is still writing: come back later
             }
         }
     }
@@ -232,14 +234,6 @@ impl<L> Ring<L> {
         if let Some(new) = self.slots.get(settled..n).filter(|new| !new.is_empty()) {
             self.space.settle(new);
         }
-    }
-
-    /// Something has been retired before the ring had its full size, so it will never have it. Said once.
-    fn is_cut_short(&self) -> bool {
-        if self.retired() == 0 || self.capacity() as usize >= self.slots.len() {
-            return false;
-        }
-        !std::mem::replace(&mut self.lock().told, true)
     }
 
     /// What `copy` makes of the live table, and the first ticket that is not in it. Holds the retiring role meanwhile,

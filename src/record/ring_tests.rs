@@ -156,7 +156,7 @@ mod model {
     }
 
     fn table() -> &'static [[AtomicU64; WORDS]] {
-        crate::sync::zeroed_words(7 * WORDS).as_chunks().0
+        crate::sync::zeroed_words(4 * WORDS).as_chunks().0
     }
 
     /// The block at `addr`, of its `n`-th life.
@@ -177,7 +177,7 @@ mod model {
     fn small_ring(slots: usize) -> Arc<Ring<Live>> {
         let header = header(slots);
         let words = crate::sync::zeroed_words(slots * WORDS).as_chunks().0;
-        Arc::new(Ring::new(words, header, Space::MEMORY, Live::tiny(table(), header)))
+        Arc::new(Ring::new(words, header, Space::MEMORY, Live::tiny(table(), header, 0)))
     }
 
     fn state(ring: &Ring<Live>) -> Vec<(u64, u64)> {
@@ -249,7 +249,7 @@ mod model {
         builder.preemption_bound = Some(2);
         builder.check(move || {
             let (header, entries) = (header(2), table());
-            let mut live = Live::tiny(entries, header);
+            let mut live = Live::tiny(entries, header, 0);
             let event = |(allocates, addr, n): (bool, u64, u64)| {
                 if allocates { alloc(addr, n) } else { free(addr) }
             };
@@ -260,9 +260,9 @@ mod model {
             });
             let before = header[at::LIVE_SEQUENCE].load(Ordering::Acquire);
             if before.is_multiple_of(2) {
-                let n = header[at::LIVE_TABLE].load(Ordering::Relaxed) as usize;
+                let n = header[at::LIVE_ROOM].load(Ordering::Relaxed) as usize;
                 // Of each entry only its first word, its address and its size, or there are too many ways.
-                let words = entries[(1 << n) - 1..(2 << n) - 1].iter();
+                let words = entries[..n].iter();
                 let words = words.map(|e| [0, 3, 5].map(|i| e[i].load(Ordering::Relaxed)));
                 let mut read: Vec<_> = words.collect();
                 fence(Ordering::Acquire);
@@ -325,12 +325,6 @@ mod model {
 #[cfg(not(loom))]
 mod threads {
     use super::*;
-    use crate::record::live::Live;
-    use memtrace_format::blackbox::{LIVE_FIRST, live_table};
-    use memtrace_format::event::FLAG_PENDING;
-    use memtrace_format::ledger::Totals;
-    use memtrace_format::replay::{PAGE, State};
-    use proptest::prelude::*;
     use std::sync::atomic::AtomicBool;
 
     #[test]
@@ -381,133 +375,6 @@ mod threads {
             assert_eq!(addr & 0xffff_ffff, next[t]);
             next[t] += 1;
         }
-    }
-
-    /// What may happen, in a small space so that addresses and handles meet again.
-    fn any_event() -> impl Strategy<Value = Event> {
-        let kinds = prop_oneof![
-            4 => Just((Layer::Framework, Kind::Alloc)),
-            3 => Just((Layer::Framework, Kind::FreeRequested)),
-            1 => Just((Layer::Framework, Kind::WaitsFor)),
-            1 => Just((Layer::Framework, Kind::EventReady)),
-            1 => Just((Layer::Framework, Kind::FreeCompleted)),
-            1 => Just((Layer::Framework, Kind::SegmentAlloc)),
-            1 => Just((Layer::Framework, Kind::SegmentFree)),
-            1 => Just((Layer::Framework, Kind::SegmentMap)),
-            1 => Just((Layer::Framework, Kind::SegmentUnmap)),
-            1 => Just((Layer::Device, Kind::Alloc)),
-            1 => Just((Layer::Device, Kind::FreeRequested)),
-            1 => Just((Layer::Host, Kind::Alloc)),
-            2 => Just((Layer::Device, Kind::HandleCreate)),
-            1 => Just((Layer::Device, Kind::HandleRetain)),
-            3 => Just((Layer::Device, Kind::HandleRelease)),
-            3 => Just((Layer::Device, Kind::Map)),
-            2 => Just((Layer::Device, Kind::Unmap)),
-            1 => Just((Layer::Device, Kind::Reserve)),
-            1 => Just((Layer::Device, Kind::Unreserve)),
-            1 => Just((Layer::Device, Kind::Create)),
-            1 => Just((Layer::Device, Kind::Destroy)),
-            1 => Just((Layer::Device, Kind::PoolReserved)),
-            1 => Just((Layer::Device, Kind::Reset)),
-        ];
-        let whats = prop::sample::select((0..15).filter_map(What::from_u8).collect::<Vec<_>>());
-        (kinds, whats, 0_u64..24, 1_u64..5, any::<bool>()).prop_map(
-            |((layer, kind), what, n, handle, odd)| {
-                let (mut what, mut size, mut stream) = (what, PAGE, n);
-                // The layers' addresses are apart, as the driver's are, and so are handles.
-                let mut addr = (n + if layer == Layer::Framework { 0 } else { 100 }) * PAGE;
-                match kind {
-                    _ if layer == Layer::Framework => what = What::Device,
-                    Kind::HandleCreate | Kind::HandleRetain | Kind::HandleRelease => {
-                        (addr, stream) = (handle, 1);
-                        what = if odd { What::Device } else { What::Imported };
-                    }
-                    Kind::Map => stream = n % 3 * PAGE,
-                    Kind::Unmap | Kind::Unreserve if odd => size *= 2,
-                    Kind::FreeRequested if odd => what = What::Device,
-                    _ => {}
-                }
-                let flags = if odd && kind == Kind::FreeRequested { FLAG_PENDING } else { 0 };
-                Event { kind, layer, what, addr, size, stream, extra: handle, flags, ..event(n) }
-            },
-        )
-    }
-
-    fn replayed(mut state: State, events: &[Event]) -> State {
-        for e in events {
-            state.apply(e, &|_| "", &mut |_, _| ());
-        }
-        state
-    }
-
-    /// What a reader can tell: segments with their blocks, and what the frees wait for.
-    fn visible(state: &State) -> (Vec<memtrace_format::snapshot::Segment>, usize, Totals) {
-        let waits =
-            state.devices.iter().flat_map(|d| d.blocks.values()).map(|b| b.waits as usize).sum();
-        (state.segments(&mut |_| None), waits, state.ledger.totals())
-    }
-
-    proptest! {
-        /// Whatever the mix of pushing, retiring and looking, state is the live table plus the replay, in the
-        /// process and for a reader of its memory.
-        #[test]
-        fn state_is_live_table_plus_replay(
-            steps in prop::collection::vec((0_u8..8, any_event()), 0..600)
-        ) {
-            let entries = crate::sync::zeroed_words(live_table(3).end * WORDS).as_chunks().0;
-            let header = crate::sync::zeroed_words(128);
-            header[at::RING_CAPACITY].store(16, Ordering::Relaxed);
-            let words = crate::sync::zeroed_words(64 * WORDS).as_chunks().0;
-            let live = Live::new(entries, header, Space::MEMORY);
-            let ring = Ring::new(words, header, Space::MEMORY, live);
-            let mut all = Vec::new();
-            for (what, e) in steps {
-                match what {
-                    0 => { ring.retire_ahead(Live::apply); }
-                    1 => {
-                        let (events, unpublished, from) = rest(&ring, u64::MAX);
-                        prop_assert_eq!((events.len() as u64, unpublished), (ring.written() - from, 0));
-                        let state = replayed(ring.live(Live::copy).0.state(), &events);
-                        prop_assert_eq!(visible(&state), visible(&replayed(State::default(), &all)));
-                    }
-                    _ => {
-                        all.push(e);
-                        ring.push(e.pack(), Live::apply);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_live_table_grows_and_stays_exact() {
-        let entries = crate::sync::zeroed_words(live_table(2).end * WORDS).as_chunks().0;
-        let header = crate::sync::zeroed_words(128);
-        let mut live = Live::new(entries, header, Space::MEMORY);
-        let n = 3 * LIVE_FIRST as u64;
-        for i in 0..n {
-            live.apply(&Event { addr: i * 512, ..event(i) });
-        }
-        for i in (0..n).filter(|i| i % 3 != 0) {
-            live.apply(&Event { kind: Kind::FreeRequested, addr: i * 512, ..event(i) });
-        }
-        let state = live.copy().state();
-        let left: Vec<_> = state.devices[0].blocks.keys().map(|a| a / 512).collect();
-        assert_eq!(left, (0..n).filter(|i| i % 3 == 0).collect::<Vec<_>>());
-        assert_eq!(header[at::LIVE_USED].load(Ordering::Relaxed), n / 3);
-        assert_eq!(header[at::LIVE_REFUSED].load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn a_full_live_table_counts_what_it_refuses() {
-        let entries = crate::sync::zeroed_words(live_table(0).end * WORDS).as_chunks().0;
-        let header = crate::sync::zeroed_words(128);
-        let mut live = Live::new(entries, header, Space::MEMORY);
-        for i in 0..LIVE_FIRST as u64 + 5 {
-            live.apply(&Event { addr: i * 512, ..event(i) });
-        }
-        assert_eq!(header[at::LIVE_REFUSED].load(Ordering::Relaxed), 5);
-        assert_eq!(live.copy().state().devices[0].blocks.len(), LIVE_FIRST);
     }
 
     /// Whoever waited for the reader would wait for ever: all this is one thread.

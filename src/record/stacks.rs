@@ -28,6 +28,7 @@ impl Stacks {
             depot: blackbox.region(Region::Depot),
             codes: blackbox.region(Region::Code),
             modules: blackbox.region(Region::Modules),
+            space: blackbox.space(),
         };
         Stacks { mode, of_frees, taker: Taker::new(regions) }
     }

@@ -9,22 +9,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
+use crate::record::space::{Room, Space};
+
 /// A region of records.
 pub struct Arena {
     words: &'static [AtomicU64],
+    room: Room,
 }
 
 impl Arena {
     /// An empty region in `words`, all of which must be 0, with records from word `first` on. `None` if they
     /// are not 0, or too few.
-    pub fn new(words: &'static [AtomicU64], magic: u64, first: usize) -> Option<Arena> {
-        if first < HEADER || words.len() < first + 64 || words[0].load(Ordering::Acquire) != 0 {
+    pub fn new(
+        words: &'static [AtomicU64],
+        magic: u64,
+        first: usize,
+        space: Space,
+    ) -> Option<Arena> {
+        let room = Room::new(words, space);
+        if first < HEADER
+            || words.len() < first + 64
+            || !room.reaches(first + 64)
+            || words[0].load(Ordering::Acquire) != 0
+        {
             return None;
         }
         words[HEAD_CAPACITY].store(first as u64, Ordering::Relaxed);
         words[HEAD_NEXT].store(first as u64, Ordering::Relaxed);
         words[0].store(magic, Ordering::Release);
-        Some(Arena { words })
+        Some(Arena { words, room })
     }
 
     /// The words, for a reader.
@@ -48,7 +61,8 @@ impl Arena {
         let end = self.words.len() as u64;
         let moved =
             self.words[HEAD_NEXT].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
-                at.checked_add(words as u64).filter(|next| *next <= end)
+                let next = at.checked_add(words as u64).filter(|next| *next <= end)?;
+                self.room.reaches(next as usize).then_some(next)
             });
         let Ok(at) = moved else {
             self.words[HEAD_REFUSED].fetch_add(1, Ordering::Relaxed);

@@ -14,7 +14,8 @@ use memtrace_format::stacks::{
     StackId,
 };
 
-use crate::sync::{AtomicU64, Ordering, Real};
+use crate::record::space::{Room, Space};
+use crate::sync::{AtomicU64, Ordering, Real, zeroed_words};
 
 /// The longest run of taken slots that is searched. At three quarters full, longer ones don't occur in
 /// practice; if one does, the depot counts as full for that frame.
@@ -24,14 +25,18 @@ const MAX_PROBES: usize = 256;
 pub struct Depot {
     words: &'static [AtomicU64],
     shape: DepotShape,
+    /// Ids by hash: in memory of the process's own, because no reader needs them and they are all over their place.
+    slots: &'static [AtomicU64],
+    room: Room,
 }
 
 impl Depot {
     /// An empty depot in `words`, all of which must be 0. `None` if they are not, or are too few.
-    pub fn new(words: &'static [AtomicU64]) -> Option<Depot> {
+    pub fn new(words: &'static [AtomicU64], space: Space) -> Option<Depot> {
         let shape = DepotShape::of(words.len())?;
-        let depot = Depot { words, shape };
-        if words[0].load(Ordering::Acquire) != 0 {
+        let (slots, room) = (zeroed_words(shape.slots), Room::new(words, space));
+        let depot = Depot { words, shape, slots, room };
+        if slots.len() < shape.slots || words[0].load(Ordering::Acquire) != 0 {
             return None;
         }
         words[HEAD_CAPACITY].store(shape.capacity as u64, Ordering::Relaxed);
@@ -68,7 +73,7 @@ impl Depot {
         let mut slot = hash as usize & mask;
         let mut made = 0;
         for _ in 0..MAX_PROBES {
-            let Some(cell) = self.words.get(self.shape.table + slot) else { break };
+            let Some(cell) = self.slots.get(slot) else { break };
             let mut seen = cell.load(Ordering::Acquire);
             if seen == 0 {
                 if made == 0 {
@@ -106,15 +111,15 @@ impl Depot {
     }
 
     fn make(&self, parent: StackId, frame: u64) -> StackId {
+        // A full depot's counter stays where it is, and readers go as far as it says.
+        let claim = |next: u64| {
+            let at = self.shape.node(StackId::try_from(next).ok()?)?;
+            self.room.reaches(at + 2).then_some(next + 1)
+        };
         let next = &self.words[HEAD_NEXT];
-        // Look before adding, so that a full depot's counter stays where it is.
-        if next.load(Ordering::Relaxed) >= self.shape.capacity as u64 {
+        let Ok(id) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim) else {
             return self.refuse();
-        }
-        let id = next.fetch_add(1, Ordering::Relaxed);
-        if id >= self.shape.capacity as u64 {
-            return self.refuse();
-        }
+        };
         self.write(id as u32, parent, frame);
         id as u32
     }

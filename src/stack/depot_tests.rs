@@ -26,7 +26,7 @@ mod model {
         builder.preemption_bound = Some(bound);
         builder.check(move || {
             let words = crate::sync::zeroed_words(HEADER + 32);
-            model(&Arc::new(Depot::new(words).expect("large enough and empty")));
+            model(&Arc::new(Depot::new(words, Space::MEMORY).expect("large enough and empty")));
         });
     }
 
@@ -128,7 +128,7 @@ mod threads {
 
     fn depot(words: usize) -> Depot {
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Depot::new(words.leak()).expect("large enough and empty")
+        Depot::new(words.leak(), Space::MEMORY).expect("large enough and empty")
     }
 
     proptest! {
@@ -188,10 +188,14 @@ mod threads {
     #[test]
     fn a_region_that_is_in_use_or_too_small_is_refused() {
         let used: &'static [AtomicU64] = depot(500).words();
-        assert!(Depot::new(used).is_none());
-        assert!(Depot::new(&[]).is_none());
+        assert!(Depot::new(used, Space::MEMORY).is_none());
+        assert!(Depot::new(&[], Space::MEMORY).is_none());
         assert!(
-            Depot::new((0..20).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()).is_none()
+            Depot::new(
+                (0..20).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak(),
+                Space::MEMORY
+            )
+            .is_none()
         );
     }
 

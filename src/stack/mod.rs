@@ -62,6 +62,7 @@ use self::room::Room;
 use self::scratch::Scratch;
 pub use self::scratch::{Mine, Site};
 use self::splice::{Source, splice};
+use crate::record::space::Space;
 use crate::sync::of_file;
 
 /// What a stack holds.
@@ -85,6 +86,8 @@ pub struct Regions {
     pub codes: &'static [AtomicU64],
     /// Libraries; about 20 words each.
     pub modules: &'static [AtomicU64],
+    /// What room for more of them is taken from.
+    pub space: Space,
 }
 
 impl Regions {
@@ -95,7 +98,7 @@ impl Regions {
     /// Regions of the usual size in memory of their own; `None` if there is no address space.
     pub fn anonymous() -> Option<Regions> {
         let [depot, codes, modules] = Regions::WORDS.map(anonymous);
-        Some(Regions { depot: depot?, codes: codes?, modules: modules? })
+        Some(Regions { depot: depot?, codes: codes?, modules: modules?, space: Space::MEMORY })
     }
 }
 
@@ -134,9 +137,9 @@ impl Stacks {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
         let stacks = Stacks {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-            depot: Depot::new(of_file(regions.depot))?,
-            codes: CodeTable::new(regions.codes)?,
-            modules: ModuleTable::new(regions.modules)?,
+            depot: Depot::new(of_file(regions.depot), regions.space)?,
+            codes: CodeTable::new(regions.codes, regions.space)?,
+            modules: ModuleTable::new(regions.modules, regions.space)?,
         };
         stacks.modules.refresh();
         Some(stacks)

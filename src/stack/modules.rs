@@ -16,6 +16,7 @@ use super::arena::Arena;
 use super::objects::{self, Listed};
 use super::rules;
 use crate::hot::HOT;
+use crate::record::space::Space;
 
 /// Which libraries addresses mean now.
 #[inline]
@@ -76,8 +77,8 @@ pub struct ModuleTable {
 
 impl ModuleTable {
     /// An empty list in `words`, all of which must be 0. `None` if they are not, or are too few.
-    pub fn new(words: &'static [AtomicU64]) -> Option<ModuleTable> {
-        let arena = Arena::new(words, MODULE_MAGIC, HEADER)?;
+    pub fn new(words: &'static [AtomicU64], space: Space) -> Option<ModuleTable> {
+        let arena = Arena::new(words, MODULE_MAGIC, HEADER, space)?;
         Some(ModuleTable { arena, known: Mutex::new(Known { counts: None, loaded: Vec::new() }) })
     }
 
@@ -213,7 +214,7 @@ mod tests {
 
     fn table() -> ModuleTable {
         let words: Vec<AtomicU64> = (0..1 << 16).map(|_| AtomicU64::new(0)).collect();
-        ModuleTable::new(words.leak()).expect("large enough and empty")
+        ModuleTable::new(words.leak(), Space::MEMORY).expect("large enough and empty")
     }
 
     #[test]

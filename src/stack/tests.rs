@@ -111,7 +111,12 @@ fn a_full_depot_gives_the_stack_that_says_so() {
     let words = |n: usize| -> &'static [AtomicU64] {
         (0..n).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
     };
-    let regions = Regions { depot: words(80), codes: words(4096), modules: words(1 << 16) };
+    let regions = Regions {
+        depot: words(80),
+        codes: words(4096),
+        modules: words(1 << 16),
+        space: Space::MEMORY,
+    };
     let stacks = Stacks::new(regions).expect("small, but regions");
     assert!(Stacks::new(regions).is_none(), "they are in use now");
     let mut last = 0;

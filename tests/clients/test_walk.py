@@ -1,7 +1,6 @@
 """A random walk over the driver's memory calls, against a model: a client in Rust that opens the driver itself."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import client
@@ -14,15 +13,7 @@ EVENTS = "4096"
 
 @pytest.fixture(scope="session")
 def walk():
-    """The client, built if it has not been."""
-    profile = ["--release"] if support.build_dir().name == "release" else []
-    command = ["cargo", "build", "--quiet", "--locked", "--package", "memtrace", "--example", "walk", *profile]
-    subprocess.run(command, cwd=support.ROOT, check=True)
-    target = subprocess.run(
-        ["cargo", "metadata", "--no-deps", "--format-version", "1"], cwd=support.ROOT, check=True, capture_output=True
-    )
-    folder = Path(json.loads(target.stdout)["target_directory"])
-    return folder / ("release" if profile else "debug") / "examples" / "walk"
+    return support.example("walk")
 
 
 def segments(snapshot):

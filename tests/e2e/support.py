@@ -29,6 +29,18 @@ MEMTRACE = build_dir() / "memtrace"
 LIBRARY = build_dir() / "libmemtrace.so"
 
 
+def example(name):
+    """A client program in Rust, built if it has not been."""
+    profile = ["--release"] if build_dir().name == "release" else []
+    command = ["cargo", "build", "--quiet", "--locked", "--package", "memtrace", "--example", name, *profile]
+    subprocess.run(command, cwd=ROOT, check=True)
+    target = subprocess.run(
+        ["cargo", "metadata", "--no-deps", "--format-version", "1"], cwd=ROOT, check=True, capture_output=True
+    )
+    folder = Path(json.loads(target.stdout)["target_directory"])
+    return folder / ("release" if profile else "debug") / "examples" / name
+
+
 def environment(extra=None):
     """A quiet and repeatable environment, without what the caller may have set for memtrace."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MEMTRACE_", "PYTORCH_", "LD_"))}

@@ -11,6 +11,8 @@ import support
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 # See programs/cuda.h.
 LINK = ["-Wl,-z,dynamic-undefined-weak", "-pthread", "-ldl"]
+# Libraries that go by another name.
+SONAMES = {"liblockfree": "libcudart.so.12"}
 
 
 def build(folder):
@@ -20,6 +22,8 @@ def build(folder):
         library = source.stem.startswith("lib")
         target = folder / (source.stem + (".so" if library else ""))
         kind = ["-shared", "-fPIC"] if library else []
+        if source.stem in SONAMES:
+            kind.append(f"-Wl,-soname,{SONAMES[source.stem]}")
         command = [compiler, "-O1", "-g", "-Wall", "-D_GNU_SOURCE", *kind, "-o", target, source, *LINK]
         support.must(support.execute(command))
     return folder

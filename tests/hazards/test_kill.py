@@ -64,6 +64,7 @@ class Acknowledged:
         assert counters["events"] == counters["events_kept"] + counters["events_retired"] + counters["unpublished"]
         assert counters["unpublished"] <= THREADS
         assert counters["anomalies"] == 0 and counters["live_refused"] == 0, counters
+        assert counters["interrupted"] == 0 and counters["live_outside"] == 0, counters
 
 
 def environments(gpu, out):
@@ -132,6 +133,47 @@ def test_killed_at_any_moment(programs, gpu, tmp_path, pytestconfig):
 
     recovered = sum(judge(*batch) for batch in batches(programs, gpu, tmp_path, count, end, seed=1))
     assert recovered > 0.8 * count
+
+
+def test_deferred_frees_in_high_pools(gpu, tmp_path, pytestconfig):
+    """Issue F, B8: frees that wait for events, in pools of any number from 128 on, killed 40 times (1,000 with --extended):
+    what is recovered of each thread is what its model says, after its last event that it has noted or one more."""
+    count = 1000 if pytestconfig.getoption("--extended") else 40
+    program = support.example("deferred")
+    rng = random.Random(3)
+    for first in range(0, count, BATCH):
+        out = tmp_path / f"{first}"
+        out.mkdir()
+        said = {}
+        for seed in range(first, min(first + BATCH, count)):
+            env = {**gpu, "MEMTRACE_OUT": str(out), "MEMTRACE_EVENTS": ("1024", "4096", "65536")[seed % 3]}
+            env.pop("LD_PRELOAD")
+            ledger = out / f"ledger-{seed}"
+            client = hazard.start([program, "run", ledger, seed], env)
+            end = time.monotonic() + 60
+            while not (ledger.exists() and any(ledger.read_bytes())):
+                assert time.monotonic() < end and client.poll() is None, client.communicate()
+                time.sleep(0.001)
+            time.sleep(rng.expovariate(1 / 0.01))
+            client.kill()
+            client.communicate()
+            said[client.pid] = seed, struct.unpack("<2Q", ledger.read_bytes())
+        found = {s["memtrace"]["pid"]: s for s in map(support.load, hazard.recover(out))}
+        assert found.keys() == said.keys()
+        for pid, (seed, done) in said.items():
+            recovered = {}
+            for segment in found[pid]["segments"]:
+                for block in segment["blocks"]:
+                    if block["state"] != "inactive":
+                        recovered[block["address"]] = block["state"]
+            for thread, n in enumerate(done):
+                told = support.must(support.execute([program, "expect", seed, thread, n])).stdout.splitlines()
+                expect = [dict((int(b.split()[0]), b.split()[1]) for b in line.split(",") if b) for line in told]
+                assert len(expect) == 2
+                own = {a: s for a, s in recovered.items() if a >> 40 == thread + 1}
+                assert own in expect, f"seed {seed}, thread {thread}, after {n} events"
+            counters = found[pid]["memtrace"]["counters"]
+            assert counters["anomalies"] == 0 and counters["live_refused"] == 0, counters
 
 
 @pytest.mark.parametrize(

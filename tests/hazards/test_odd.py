@@ -260,7 +260,7 @@ def test_no_room_at_all(programs, gpu, tmp_path):
     small.mkdir()
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("mount namespaces need root")
-    script = f"mount -t tmpfs -o size=1m tmpfs '{small}' && exec '{programs / 'odd'}' plain"
+    script = f"mount -t tmpfs -o size=256k tmpfs '{small}' && exec '{programs / 'odd'}' plain"
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path / "out"), "MEMTRACE_BLACKBOX": str(small)}
     done = support.must(support.execute(["unshare", "-m", "sh", "-c", script], env=env))
     said = [line for line in done.stderr.splitlines() if "wrote " not in line]

@@ -7,7 +7,7 @@
 //! | region | what | written |
 //! |---|---|---|
 //! | ring | slots of 8 words: sequence number, event | by every hook |
-//! | live | tables of what is alive, each twice the size of the one before | by whoever retires events |
+//! | live | the table of what is alive, in no order | by whoever retires events |
 //! | depot, code, modules | stacks, Python code, libraries ([`crate::stacks`]) | at first sight |
 //! | about | JSON: host, command, rank, settings | once, at the start |
 //! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
@@ -23,16 +23,14 @@
 
 mod read;
 
-use std::ops::Range;
-
-use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, WORDS, What};
+use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, What};
 
 pub use read::{BlackBox, Bytes, OpenError, Part, Reading};
 
 /// First word of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"memtrace");
 /// Version of everything below; it moves together with the event's.
-pub const VERSION: u64 = (3 << 32) | LAYOUT_VERSION as u64;
+pub const VERSION: u64 = (4 << 32) | LAYOUT_VERSION as u64;
 
 /// Words of the header page.
 pub const HEADER_WORDS: usize = 512;
@@ -55,16 +53,23 @@ pub mod at {
     pub const ABOUT_BYTES: usize = 24;
     /// Slots of the ring in use: a power of two that doubles while the ring fills for the first time.
     pub const RING_CAPACITY: usize = 32;
-    /// Which of the live tables is in use.
-    pub const LIVE_TABLE: usize = 33;
-    /// Entries in it.
+    /// Entries of the live table that have ever been in use: nothing stands behind them.
+    pub const LIVE_ROOM: usize = 33;
+    /// Entries that are there, in the file or outside.
     pub const LIVE_USED: usize = 34;
-    /// Entries that found no room: the live set is no longer exact.
+    /// Entries that found no room, neither in the file nor in memory: the live set is no longer exact.
     pub const LIVE_REFUSED: usize = 35;
     /// Twice the number of events applied to the table; odd while it is being changed.
     pub const LIVE_SEQUENCE: usize = 36;
     /// Events that contradict the live table.
     pub const ANOMALIES: usize = 37;
+    /// Entries that are kept in the process's own memory, because the file has no room for them. Who reads the file lacks
+    /// them.
+    pub const LIVE_OUTSIDE: usize = 38;
+    /// Bytes of the memory that those stand for.
+    pub const LIVE_OUTSIDE_BYTES: usize = 39;
+    /// Bytes of the memory that the refused entries stand for.
+    pub const LIVE_REFUSED_BYTES: usize = 40;
     /// The next ticket.
     pub const HEAD: usize = 64;
     /// Every ticket below has been applied to the live table.
@@ -79,6 +84,8 @@ pub mod at {
     pub const OWN_EVENTS: usize = 90;
     /// Which rank the process is, if it has joined a communicator: a [`crate::world::World`].
     pub const WORLD: usize = 91;
+    /// Calls about memory that came from a signal handler while its thread was inside the recorder: they are not recorded.
+    pub const INTERRUPTED: usize = 92;
     /// What each device has seen: [`crate::past::WORDS`] words for each of [`crate::past::DEVICES`].
     pub const PAST: usize = 128;
 }
@@ -113,24 +120,32 @@ pub enum Life {
     SwitchedOff = 3,
 }
 
-/// Entries of the smallest live table.
-pub const LIVE_FIRST: usize = 1 << 12;
-/// How many tables there are, each twice the one before.
-pub const LIVE_TABLES: usize = 10;
+/// Entries of the live table that there is room for at the start.
+pub const LIVE_FIRST: usize = 1 << 10;
+/// Entries that the live region is made for.
+pub const LIVE_MOST: usize = 1 << 21;
 
 /// First word of an entry that counts. 0 is an entry never used, 1 one that is free again.
 pub const LIVE: u64 = 2;
 /// First word of an entry that is free again.
 pub const FREE_AGAIN: u64 = 1;
 
-/// Where table `n` lies in the live region, in entries.
-pub fn live_table(n: usize) -> Range<usize> {
-    let start = (LIVE_FIRST << n) - LIVE_FIRST;
-    start..start + (LIVE_FIRST << n)
+/// What a snapshot lacks, as its `counters` say: from the header, and for a reader that has only the file or for the process
+/// itself.
+pub fn lacking(
+    header: &dyn Fn(usize) -> u64,
+    only_file: bool,
+) -> impl Iterator<Item = (&'static str, u64)> {
+    let outside = |word| if only_file { header(word) } else { 0 };
+    [
+        ("live_refused", header(at::LIVE_REFUSED)),
+        ("live_refused_bytes", header(at::LIVE_REFUSED_BYTES)),
+        ("live_outside", outside(at::LIVE_OUTSIDE)),
+        ("live_outside_bytes", outside(at::LIVE_OUTSIDE_BYTES)),
+        ("interrupted", header(at::INTERRUPTED)),
+    ]
+    .into_iter()
 }
-
-/// Words of the whole live region.
-pub const LIVE_WORDS: usize = ((LIVE_FIRST << LIVE_TABLES) - LIVE_FIRST) * WORDS;
 
 /// What a live entry is about; with an address (or a handle) it is the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -43,8 +43,8 @@ pub trait Books {
     fn update(&mut self, class: Class, key: u64, change: &dyn Fn(&mut Event));
     /// Takes an entry out.
     fn remove(&mut self, class: Class, key: u64);
-    /// The keys of the entries that `is` accepts.
-    fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)>;
+    /// The keys of the entries of one class that `is` accepts.
+    fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64>;
 }
 
 /// References to physical memory, as its entry's `stream` keeps them; the ticket of the last event that changed the
@@ -87,7 +87,7 @@ pub fn apply(
         Kind::Unreserve => unreserve(books, event),
         Kind::Destroy => destroy(books, event, gone),
         Kind::Reset => {
-            remove_all(books, gone, &|_, e| {
+            remove_all(books, gone, &|e| {
                 e.device == event.device
                     && (e.what == What::Pool || [0, event.extra].contains(&e.extra))
             });
@@ -202,8 +202,8 @@ fn unmap(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> 
 fn unreserve(books: &mut dyn Books, event: &Event) -> bool {
     let Some(found) = books.get(Class::Reservation, event.addr) else { return false };
     let range = event.addr..event.addr.saturating_add(event.size);
-    let inside = |class: Class, e: &Event| class == Class::Mapping && range.contains(&e.addr);
-    if found.size == event.size && books.select(&inside).is_empty() {
+    let inside = |e: &Event| range.contains(&e.addr);
+    if found.size == event.size && books.select(Class::Mapping, &inside).is_empty() {
         books.remove(Class::Reservation, event.addr);
     }
     true
@@ -214,7 +214,7 @@ fn destroy(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -
     match event.what {
         What::MemoryPool => books.remove(Class::PoolReserved, event.addr),
         What::Context if event.addr != 0 => {
-            remove_all(books, gone, &|_, e| e.what != What::Pool && e.extra == event.addr);
+            remove_all(books, gone, &|e| e.what != What::Pool && e.extra == event.addr);
         }
         _ => {}
     }
@@ -222,20 +222,17 @@ fn destroy(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -
 }
 
 /// What lies in a context: allocations (`extra` says which context) and what was loaded into it.
-fn remove_all(
-    books: &mut dyn Books,
-    gone: &mut dyn FnMut(&Event),
-    is: &dyn Fn(Class, &Event) -> bool,
-) {
+fn remove_all(books: &mut dyn Books, gone: &mut dyn FnMut(&Event), is: &dyn Fn(&Event) -> bool) {
     let in_context = |class: Class, e: &Event| match class {
-        Class::Driver | Class::Array => e.what != What::Imported,
         Class::Object => matches!(e.what, What::Module | What::Executable),
-        _ => false,
+        _ => e.what != What::Imported,
     };
-    for (class, k) in books.select(&|class, e| in_context(class, e) && is(class, e)) {
-        if let Some(e) = books.get(class, k) {
-            books.remove(class, k);
-            gone(&e);
+    for class in [Class::Driver, Class::Array, Class::Object] {
+        for k in books.select(class, &|e| in_context(class, e) && is(e)) {
+            if let Some(e) = books.get(class, k) {
+                books.remove(class, k);
+                gone(&e);
+            }
         }
     }
 }
@@ -265,8 +262,9 @@ impl Books for Ledger {
         let gone = self.entries.remove(&(class, key));
         self.moved(class, gone, false);
     }
-    fn select(&self, is: &dyn Fn(Class, &Event) -> bool) -> Vec<(Class, u64)> {
-        self.entries.iter().filter(|((class, _), e)| is(*class, e)).map(|(k, _)| *k).collect()
+    fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64> {
+        let all = self.entries.range((class, 0)..=(class, u64::MAX));
+        all.filter(|(_, e)| is(e)).map(|((_, k), _)| *k).collect()
     }
 }
 
@@ -415,7 +413,7 @@ impl Ledger {
     }
 
     /// Had this event, which was being applied when the process died, changed a number of references already?
-    pub(crate) fn counted(&self, event: &Event, ticket: u64) -> bool {
+    pub fn counted(&self, event: &Event, ticket: u64) -> bool {
         matches!(event.kind, Kind::HandleCreate | Kind::HandleRetain | Kind::HandleRelease)
             && self
                 .get(Class::Handle, event.addr)

@@ -6,7 +6,7 @@
 use std::io;
 
 use memtrace_files::NewFile;
-use memtrace_format::blackbox::{BlackBox, Bytes, Life, Region, at};
+use memtrace_format::blackbox::{BlackBox, Bytes, Life, Region, at, lacking};
 use memtrace_format::recording::Recording;
 use memtrace_format::settings;
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
@@ -118,7 +118,9 @@ fn counters<B: Bytes>(file: &BlackBox<B>, counts: &Counts, known: &Value) -> Val
     counters["events"] = (counts.events + waiting).into();
     counters["unpublished"] = (counts.unpublished + waiting).into();
     counters["stalls"] = file.header(at::STALLS).into();
-    counters["live_refused"] = file.header(at::LIVE_REFUSED).into();
+    for (name, n) in lacking(&|word| file.header(word), true) {
+        counters[name] = n.into();
+    }
     counters["measured"] = file.header(at::OWN_EVENTS).into();
     counters["anomalies"] = known["anomalies"].clone();
     counters
@@ -205,6 +207,7 @@ mod tests {
             (at::HEAD, 23),
             (at::RETIRED, 20),
             (at::LIVE_SEQUENCE, 40),
+            (at::LIVE_ROOM, LIVE_FIRST as u64),
         ] {
             words[i] = value;
         }

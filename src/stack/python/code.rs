@@ -15,6 +15,7 @@ use memtrace_format::stacks::{CODE_FIXED, CODE_LIMIT, CODE_MAGIC, HEADER, NO_COD
 use super::offsets::{BYTES_DATA, Layout, OB_SIZE, STR_HASH};
 use super::read;
 use super::text::{Text, read_word};
+use crate::record::space::Space;
 use crate::stack::arena::Arena;
 use crate::stack::depot::mix;
 
@@ -86,10 +87,10 @@ pub struct CodeTable {
 
 impl CodeTable {
     /// An empty table in `words`, all of which must be 0. `None` if they are not, or are too few.
-    pub fn new(words: &'static [AtomicU64]) -> Option<CodeTable> {
+    pub fn new(words: &'static [AtomicU64], space: Space) -> Option<CodeTable> {
         let words = words.get(..words.len().min(CODE_LIMIT as usize))?;
         let slots = 1 << (words.len() / 32).checked_ilog2()?;
-        let arena = Arena::new(words, CODE_MAGIC, HEADER + slots)?;
+        let arena = Arena::new(words, CODE_MAGIC, HEADER + slots, space)?;
         Some(CodeTable { arena, slots })
     }
 

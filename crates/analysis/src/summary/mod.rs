@@ -426,6 +426,18 @@ fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
     for (name, what) in [
         ("unpublished", "events were being written and could not be read"),
         ("anomalies", "events did not fit what was known of the memory; totals may be off"),
+        (
+            "live_refused",
+            "allocations found no room in the record and are missing from it; totals are too low",
+        ),
+        (
+            "live_outside",
+            "live allocations were kept outside the black box, which had no more room, and are missing here",
+        ),
+        (
+            "interrupted",
+            "calls about memory came from a signal handler that had interrupted the recorder, and are not recorded",
+        ),
     ] {
         if counter(name) > 0 {
             notes.push(format!("{} {what}", counter(name)));

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// A table that is fuller than this will be full soon.
 const NEARLY_FULL: f64 = 0.9;
 /// Counters of things that must not happen, and what it means if they do.
-const LOST: [(&str, &str); 3] = [
+const LOST: [(&str, &str); 5] = [
     (
         "unpublished",
         "events were not written to their end: the process was killed in a hook, or memtrace has a fault; report it",
@@ -21,6 +21,15 @@ const LOST: [(&str, &str); 3] = [
     (
         "live_refused",
         "allocations found no room among those that are alive: set MEMTRACE_BLACKBOX to a folder with more room",
+    ),
+    (
+        "live_outside",
+        "live allocations were not in the black box when the process was killed: set MEMTRACE_BLACKBOX to a folder with \
+         more room",
+    ),
+    (
+        "interrupted",
+        "calls about memory came from a signal handler that had interrupted the recorder, and are not recorded",
     ),
     (
         "anomalies",
@@ -119,7 +128,8 @@ pub(super) fn checks(about: &Value) -> Vec<Check> {
             say(Level::Wrong, "drops", format!("{n} {what}"));
         }
     }
-    if LOST.iter().all(|(key, _)| counters[*key].as_u64() == Some(0)) {
+    if counters.is_object() && LOST.iter().all(|(key, _)| counters[*key].as_u64().unwrap_or(0) == 0)
+    {
         say(Level::Ok, "drops", "0".to_owned());
     }
     let stalls = counters["stalls"].as_u64().unwrap_or(0);

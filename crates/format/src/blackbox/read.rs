@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{
-    DoorUse, HEADER_WORDS, LIVE, LIVE_TABLES, MAGIC, Region, VERSION, at, door_uses, live_table,
-    plausible,
+    DoorUse, HEADER_WORDS, LIVE, MAGIC, REGIONS, Region, VERSION, at, door_uses, plausible,
 };
 use crate::event::{Event, WORDS};
 use crate::past::{self, Past};
@@ -105,7 +104,7 @@ impl Bytes for &[u8] {
 
 const HEADER_BYTES: usize = HEADER_WORDS * 8;
 const SLOT: usize = WORDS * 8;
-/// No region but the ring and the live tables has more bytes in use.
+/// No region but the ring and the live table has more bytes in use.
 const LARGEST_PART: u64 = 1 << 28;
 /// No process has so many threads in the middle of an event.
 const TORN: u64 = 1000;
@@ -245,6 +244,16 @@ impl<B: Bytes> BlackBox<B> {
     /// # Errors
     /// The ring's place or size is impossible.
     pub fn recording(&self, alive: bool) -> Result<Reading<'_, B>, OpenError> {
+        let end = |i| {
+            let [start, length] = [0, 1].map(|n| self.header(at::REGIONS + 2 * i + n));
+            start.saturating_add(length)
+        };
+        let (there, wanted) = (self.file.length()?, (0..REGIONS).map(end).max().unwrap_or(0));
+        if there < wanted {
+            return Err(OpenError::Damaged(format!(
+                "{there} of {wanted} bytes are there (was the file cut?)"
+            )));
+        }
         let capacity = self.header(at::RING_CAPACITY);
         let ring = self.region(Region::Ring)?;
         let length = ring.end - ring.start;
@@ -266,7 +275,7 @@ pub struct Reading<'a, B> {
     alive: bool,
     /// Where the ring begins.
     ring: u64,
-    /// Where the live tables are.
+    /// Where the live table is.
     live: Range<u64>,
 }
 
@@ -277,21 +286,17 @@ impl<B: Bytes> Reading<'_, B> {
 
     /// Words that tell one state of the live table from another.
     fn live_state(&self) -> Result<[u64; 3], OpenError> {
-        Ok([
-            self.word(at::LIVE_SEQUENCE)?,
-            self.word(at::RETIRED)?,
-            self.word(at::LIVE_TABLE)?.min(LIVE_TABLES as u64 - 1),
-        ])
+        Ok([self.word(at::LIVE_SEQUENCE)?, self.word(at::RETIRED)?, self.word(at::LIVE_ROOM)?])
     }
 
-    /// The live table in use: its sequence number, what had been retired, and its bytes.
+    /// The live table: its sequence number, what had been retired, and its bytes.
     fn table(&self) -> Result<(u64, u64, Vec<u8>), OpenError> {
         let end = Instant::now() + PATIENCE;
         let mut bytes = Vec::new();
         for tries in 1.. {
             let before = self.live_state()?;
             if !self.alive || before[0] % 2 == 0 {
-                self.read_table(before[2] as usize, &mut bytes)?;
+                self.read_table(before[2], &mut bytes)?;
                 if !self.alive || self.live_state()? == before {
                     return Ok((before[0], before[1], bytes));
                 }
@@ -317,18 +322,17 @@ impl<B: Bytes> Reading<'_, B> {
         Ok(Past::of_all(&words.collect::<Vec<u64>>()))
     }
 
-    /// A live table, with as few calls as possible: there may be little time.
-    fn read_table(&self, table: usize, into: &mut Vec<u8>) -> Result<(), OpenError> {
-        let entries = live_table(table);
-        let [start, end] = [entries.start, entries.end]
-            .map(|entry| self.live.start.saturating_add((entry * SLOT) as u64).min(self.live.end));
-        into.resize((end - start) as usize, 0);
-        let length = self.file.file.read_at(start, into)?;
-        if length < entries.len() * SLOT {
+    /// So many entries of the live table, with as few calls as possible: there may be little time.
+    fn read_table(&self, entries: u64, into: &mut Vec<u8>) -> Result<(), OpenError> {
+        let there = self.live.end - self.live.start;
+        let Some(length) = entries.checked_mul(SLOT as u64).filter(|length| *length <= there)
+        else {
             return Err(OpenError::Damaged(
                 "the list of live blocks is not all there (was the file cut?)".to_owned(),
             ));
-        }
+        };
+        into.resize(length as usize, 0);
+        self.file.file.read_at(self.live.start, into)?;
         Ok(())
     }
 

@@ -1,0 +1,143 @@
+//! Memory for this library's own needs, where the program may have none left.
+//!
+//! Rust ends the process when an allocation fails. That must not happen in somebody else's: a program with a limit on its
+//! memory (`RLIMIT_AS`, `RLIMIT_DATA`) handles its own failures. So what fails is taken from a small reserve, and whoever
+//! works on something large looks whether that has happened and stops ([`is_short`]); and what needs much asks first
+//! ([`has`]).
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Bytes of the reserve. They cost nothing until they are needed.
+const RESERVE: usize = 512 << 10;
+
+/// The C library's allocator, and the reserve behind it.
+pub struct Memory;
+
+#[repr(align(64))]
+struct Reserve(UnsafeCell<[u8; RESERVE]>);
+// SAFETY: each byte is handed out once.
+unsafe impl Sync for Reserve {}
+
+static RESERVED: Reserve = Reserve(UnsafeCell::new([0; RESERVE]));
+static USED: AtomicUsize = AtomicUsize::new(0);
+static SHORT: AtomicBool = AtomicBool::new(false);
+
+#[global_allocator]
+static MEMORY: Memory = Memory;
+
+#[cold]
+fn take(layout: Layout) -> *mut u8 {
+    SHORT.store(true, Ordering::Relaxed);
+    let start = RESERVED.0.get() as usize;
+    let place = |used: usize| (start + used).next_multiple_of(layout.align()) - start;
+    let next = |used| Some(place(used).checked_add(layout.size())?).filter(|end| *end <= RESERVE);
+    match USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+        Ok(used) => (start + place(used)) as *mut u8,
+        Err(_) => std::ptr::null_mut(),
+    }
+}
+
+fn is_reserved(at: *mut u8) -> bool {
+    (at as usize).wrapping_sub(RESERVED.0.get() as usize) < RESERVE
+}
+
+// SAFETY: the C library's answers, or bytes of the reserve that nobody else has, which are zeros and never used again.
+unsafe impl GlobalAlloc for Memory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: promised by the caller.
+        let at = unsafe { System.alloc(layout) };
+        if at.is_null() { take(layout) } else { at }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: promised by the caller.
+        let at = unsafe { System.alloc_zeroed(layout) };
+        if at.is_null() { take(layout) } else { at }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if !is_reserved(at) {
+            // SAFETY: promised by the caller; it came from there.
+            unsafe { System.dealloc(at, layout) };
+        }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if !is_reserved(at) {
+            // SAFETY: promised by the caller; it came from there.
+            let new = unsafe { System.realloc(at, layout, size) };
+            if !new.is_null() {
+                return new;
+            }
+        }
+        // SAFETY: the caller's layout with a size that it promises to be sound; both places are that large and apart.
+        unsafe {
+            let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
+            if !new.is_null() {
+                new.copy_from_nonoverlapping(at, layout.size().min(size));
+                self.dealloc(at, layout);
+            }
+            new
+        }
+    }
+}
+
+/// Has an allocation failed?
+pub fn is_short() -> bool {
+    SHORT.load(Ordering::Relaxed)
+}
+
+/// Is there so much more memory to be had? Where nobody has set a limit, there is.
+pub fn has(bytes: usize) -> bool {
+    let limited = [libc::RLIMIT_AS, libc::RLIMIT_DATA].map(limit);
+    if limited == [libc::RLIM_INFINITY; 2] {
+        return true;
+    }
+    // SAFETY: a fresh private mapping that is taken away at once.
+    unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let at = libc::mmap(std::ptr::null_mut(), bytes, protection, kind, -1, 0);
+        at != libc::MAP_FAILED && libc::munmap(at, bytes) == 0
+    }
+}
+
+/// The most of something that this process may have.
+pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
+    let mut found = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a record of the right type.
+    unsafe { libc::getrlimit(resource, &raw mut found) };
+    found.rlim_cur
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reserve_is_handed_out_once_and_has_an_end() {
+        let layout = Layout::from_size_align(1000, 64).expect("sound");
+        let mut all: Vec<usize> = Vec::new();
+        loop {
+            let at = take(layout);
+            if at.is_null() {
+                break;
+            }
+            assert!(is_reserved(at) && (at as usize).is_multiple_of(64));
+            all.push(at as usize);
+        }
+        assert!(all.len() > 400 && all.windows(2).all(|w| w[1] - w[0] >= 1000));
+        assert!(is_short() && !is_reserved(std::ptr::null_mut()));
+        // What came from there grows into memory of the C library's, and is not given to it.
+        // SAFETY: a place of this layout that nobody else uses.
+        unsafe {
+            let at = all[0] as *mut u8;
+            at.write_bytes(7, 1000);
+            let new = MEMORY.realloc(at, layout, 5000);
+            assert!(!is_reserved(new) && new.add(999).read() == 7);
+            MEMORY.dealloc(new, Layout::from_size_align(5000, 64).expect("sound"));
+        }
+    }
+}

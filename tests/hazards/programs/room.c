@@ -1,0 +1,91 @@
+// Programs with little room: for the record of what they do, or for everything.
+//
+// "churn CALLS KEEP [close-first|close-later] [kill]" allocates, and frees all but each KEEPth; its descriptors may be
+// closed before the first call or after it. "limit NAME BYTES CALLS" sets a limit on itself before the first call.
+// "handler CALLS" is interrupted by a signal whose handler allocates; prints how often. Every one prints "ok".
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "cuda.h"
+
+static void fail(const char *what) {
+    fprintf(stderr, "%s\n", what);
+    _exit(9);
+}
+
+static void churn(long calls, long keep) {
+    for (long i = 0; i < calls; i++) {
+        void *at = NULL;
+        if (cudaMalloc(&at, 100) != 0) fail("cudaMalloc failed");
+        if (i % keep != 0 && cudaFree(at) != 0) fail("cudaFree failed");
+    }
+}
+
+static void close_all(void) { syscall(SYS_close_range, 3, ~0u, 0); }
+
+static void limit(const char *name, rlim_t bytes) {
+    static const struct { const char *name; int resource; } all[] = {
+        {"as", RLIMIT_AS},       {"data", RLIMIT_DATA},     {"fsize", RLIMIT_FSIZE},
+        {"nofile", RLIMIT_NOFILE}, {"memlock", RLIMIT_MEMLOCK}, {"stack", RLIMIT_STACK},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct rlimit to = {bytes, bytes};
+        if (strcmp(all[i].name, name) == 0 && setrlimit(all[i].resource, &to) != 0) fail("setrlimit failed");
+    }
+    if (strcmp(name, "memlock") == 0) mlockall(MCL_FUTURE);
+}
+
+static volatile long handled;
+
+static void handler(int signal) {
+    (void)signal;
+    void *at = NULL;
+    if (cudaMalloc(&at, 7777) != 0) _exit(9);
+    handled++;
+}
+
+static void interrupted(long calls) {
+    churn(1, 1);
+    struct sigaction action = {.sa_handler = handler};
+    sigaction(SIGALRM, &action, NULL);
+    struct itimerval often = {{0, 300}, {0, 300}};
+    setitimer(ITIMER_REAL, &often, NULL);
+    while (handled < calls) {
+        void *at = NULL;
+        if (cudaMalloc(&at, 100) != 0 || cudaFree(at) != 0) fail("a call failed");
+    }
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, NULL);
+    signal(SIGALRM, SIG_IGN);
+    printf("handled %ld\n", handled);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 3) return 8;
+    if (strcmp(argv[1], "churn") == 0) {
+        const char *how = argc > 4 ? argv[4] : "";
+        if (strcmp(how, "close-first") == 0) close_all();
+        churn(1, 1);
+        usleep(50000);
+        if (strcmp(how, "close-later") == 0) close_all();
+        churn(atol(argv[2]), atol(argv[3]));
+        if (strcmp(argv[argc - 1], "kill") == 0) raise(SIGKILL);
+    } else if (strcmp(argv[1], "limit") == 0 && argc > 4) {
+        limit(argv[2], strtoul(argv[3], NULL, 0));
+        churn(atol(argv[4]), 10);
+    } else if (strcmp(argv[1], "handler") == 0) {
+        interrupted(atol(argv[2]));
+    } else {
+        return 8;
+    }
+    puts("ok");
+    return 0;
+}

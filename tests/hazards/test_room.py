@@ -1,0 +1,165 @@
+"""Little room: for the black box, for files, for memory. What is alive stays exact as long as there is room anywhere, the
+program never waits for room that doesn't come, no limit of its own kills it, and what is missing is said (issue F, A2, A4)."""
+
+import os
+import re
+import resource
+import subprocess
+
+import hazard
+import pytest
+import support
+
+CALLS, KEEP = 300_000, 3
+
+
+def mounts():
+    try:
+        return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+needs_mounts = pytest.mark.skipif(not mounts(), reason="mount namespaces need root")
+
+
+@pytest.fixture
+def room(programs, gpu, tmp_path):
+    """Runs the program, its box in a file system of so many megabytes (none: where it would go); returns how it ended, its
+    snapshots, and how much of a processor's time it took."""
+
+    def run(*arguments, megabytes=None, code=0, virtual=False, **more):
+        out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
+        command = [programs / "room", *map(str, arguments)]
+        env = {**gpu, "MEMTRACE_OUT": str(out), "MEMTRACE_STACKS": "none", **more}
+        if not virtual:
+            env["LD_PRELOAD"] = f"{support.LIBRARY}:{programs / 'liblockfree.so'}"
+        if megabytes:
+            box = tmp_path / "box"
+            box.mkdir(exist_ok=True)
+            env["MEMTRACE_BLACKBOX"] = str(box)
+            # The box outlives the mount only as a copy, with its holes.
+            script = f"mount -t tmpfs -o size={megabytes}m tmpfs '{box}'; \"$@\"; rc=$?; "
+            script += f"cp --remove-destination --sparse=always '{box}'/*.blackbox '{out}' 2>/dev/null; exit $rc"
+            command = ["unshare", "-m", "bash", "-c", script, "run", *command]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = support.execute(command, env=env, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == code, done
+        assert done.stdout.splitlines()[-1:] == ([] if code else ["ok"])
+        found = support.files(out)
+        if found:
+            support.must(support.memtrace("check", *found))
+        said = [line for line in done.stderr.splitlines() if "wrote " not in line]
+        return said, [support.load(p) for p in found], after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, out
+
+    return run
+
+
+def live(snapshot):
+    return len(hazard.driver_blocks(snapshot))
+
+
+@needs_mounts
+@pytest.mark.parametrize("megabytes", [4, 16, 64])
+def test_more_is_alive_than_fits(megabytes, room):
+    """The set of what is alive is exact, and nobody waits: with a table full of what has gone, this took a hundred times as
+    long."""
+    _, [plain], least, _ = room("churn", CALLS, KEEP, MEMTRACE_EVENTS="16384")
+    said, [small], took, _ = room("churn", CALLS, KEEP, MEMTRACE_EVENTS="16384", megabytes=megabytes)
+    assert live(plain) == live(small) == CALLS // KEEP + 1
+    counters = small["memtrace"]["counters"]
+    assert (counters["anomalies"], counters["live_refused"], counters["live_outside"]) == (0, 0, 0), counters
+    assert counters["events_retired"] > 0
+    assert took < 4 * least + 1, f"{took:.1f} s of a processor, and {least:.1f} s with room"
+    assert len(said) <= (megabytes == 4) and all("MEMTRACE_BLACKBOX" in line for line in said), said
+
+
+@needs_mounts
+def test_a_history_that_does_not_fit_is_said_once(room):
+    said, [snapshot], _, _ = room("churn", 100_000, 100, megabytes=8)
+    counters = snapshot["memtrace"]["counters"]
+    [line] = said
+    assert "history" in line and "MEMTRACE_BLACKBOX" in line
+    assert 1 << 12 <= counters["events_kept"] <= 1 << 16 and live(snapshot) == 1001
+
+
+@needs_mounts
+def test_what_was_outside_is_missing_after_a_kill_and_said(room, tmp_path):
+    said, none, _, out = room("churn", CALLS, 1, "kill", megabytes=6, code=137)
+    assert none == [] and sum("killed" in line for line in said) == 1, said
+    [path] = hazard.recover(out)
+    snapshot = support.load(path)
+    counters = snapshot["memtrace"]["counters"]
+    assert counters["live_outside"] > 0 and counters["live_outside_bytes"] == 100 * counters["live_outside"]
+    assert live(snapshot) + counters["live_outside"] == CALLS + 1
+    assert counters["live_refused"] == counters["anomalies"] == 0
+    summary = support.must(support.memtrace("summary", path)).stdout
+    assert re.search(rf"{counters['live_outside']} live allocations were kept outside", summary), summary
+
+
+@pytest.mark.parametrize("when", ["close-first", "close-later"])
+@pytest.mark.parametrize("megabytes", [None, 24])
+def test_every_descriptor_is_closed(when, megabytes, room):
+    """Before the first call or after it: the box grows all the same."""
+    if megabytes and not mounts():
+        pytest.skip("mount namespaces need root")
+    _, [snapshot], _, _ = room("churn", 60_000, 3, when, megabytes=megabytes)
+    assert live(snapshot) == 20_001
+    counters = snapshot["memtrace"]["counters"]
+    assert counters["anomalies"] == counters["live_refused"] == 0, counters
+    assert counters["events_retired"] == 0 or megabytes and counters["events_kept"] > 1 << 15, counters
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *(("fsize", n) for n in (0, 4096, MIB, 8 * MIB, 100 * MIB)),
+        *(("as", n * MIB) for n in (24, 32, 48, 64, 100, 200, 400, 1000)),
+        *(("data", n * MIB) for n in (4, 8, 16, 32, 64, 200)),
+        *(("nofile", n) for n in (0, 3, 4, 5, 8, 16)),
+        *(("memlock", n) for n in (0, 1 << 16)),
+    ],
+)
+def test_limits(name, value, room):
+    """The program ends as it would without us, and soon. It has its snapshot, or there is a line that says why not."""
+    said, found, _, _ = room("limit", name, value, 20_000, MEMTRACE_STACKS="all")
+    assert len(said) <= 3 and all(line.startswith("memtrace: ") for line in said), said
+    for snapshot in found:
+        assert live(snapshot) == 2000 and snapshot["memtrace"]["counters"]["live_refused"] == 0
+    assert found or any(word in line for line in said for word in ("snapshot", "nothing is recorded")), said
+
+
+def test_a_pipe_that_nobody_reads(programs, gpu, tmp_path):
+    """What is said goes nowhere, without a signal."""
+    read, write = os.pipe()
+    os.close(read)
+    env = support.environment({**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_EVENTS": "many"})
+    done = subprocess.run([programs / "room", "churn", "10", "1"], env=env, stdout=subprocess.PIPE, stderr=write, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stdout) == (0, b"ok\n")
+    assert live(support.load(support.only_file(tmp_path))) == 11
+
+
+def test_a_short_program_has_a_small_box(room, gpu, tmp_path):
+    """As large as what it used: this was 21 MB."""
+    _, _, _, out = room("churn", 10, 1, "kill", code=-9, MEMTRACE_STACKS="all")
+    [box] = out.glob("*.blackbox")
+    assert box.stat().st_blocks * 512 < 1.5 * MIB
+    [path] = hazard.recover(out)
+    assert live(support.load(path)) == 11
+
+
+def test_a_handler_that_allocates(room):
+    """A signal interrupts a thread anywhere, also inside the recorder: each allocation of its handler's is recorded, or
+    counted as one that is not."""
+    calls = 2000
+    _, [snapshot], _, _ = room("handler", calls, MEMTRACE_STACKS="all")
+    recorded = sum(size == 7777 for size in hazard.driver_blocks(snapshot).values())
+    counters = snapshot["memtrace"]["counters"]
+    handled = recorded + counters["interrupted"]
+    assert calls <= handled <= calls + 5, (recorded, counters)
+    assert recorded > 0.05 * calls and counters["anomalies"] == 0, (recorded, counters)
