@@ -1,7 +1,7 @@
 //! The live table's promises: it says what a replay says, at any split of the two, with room in the file or without.
 //!
-//! Each has been seen red: with the number of a block's events kept in bits that the pool has, too; with an event that is
-//! taken out before its block; with entries that are dropped when the file is full; with one chain for all.
+//! Each has been seen red: with deferred frees that never complete in pools from 128 on; with entries that are dropped when the file
+//! is full; with one chain for all.
 
 use super::*;
 use crate::record::ring::Ring;
