@@ -83,6 +83,19 @@ pub struct Labelled {
     pub count: u64,
 }
 
+/// Managed memory (`cudaMallocManaged`), which lies with the host or on a device, wherever it was touched last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Managed {
+    /// Bytes at the end.
+    pub held: u64,
+    /// By owner, at the end.
+    pub owners: Vec<Owner>,
+    /// The most there was.
+    pub peak_held: u64,
+    /// By owner, at that moment.
+    pub owners_at_peak: Vec<Owner>,
+}
+
 /// A line of the table that adds up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
@@ -130,6 +143,8 @@ pub struct Device {
     pub owners: Vec<Owner>,
     /// Of NCCL's: by communicator.
     pub communicators: Vec<Owner>,
+    /// Managed memory that was taken for the device; part of neither `held` nor `peak_held`.
+    pub managed: Option<Managed>,
     /// Of PyTorch's: what its libraries have to work in, by the function that took it.
     pub workspaces: Vec<Workspace>,
     /// Unused memory of PyTorch's at the end.
@@ -195,6 +210,7 @@ pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
                 at_process_end: ends::process_end(snapshot, ordinal),
                 owners: ours(&sums["by"]),
                 communicators: communicators(&sums["communicators"]),
+                managed: managed(&sums["managed"]),
                 workspaces: workspaces(snapshot, ordinal),
                 fragmentation: seen.map(|d| d.fragmentation),
                 sites: seen.map_or_else(Vec::new, |d| d.at_end.clone()),
@@ -284,6 +300,15 @@ fn owners(by: &Value) -> Vec<Owner> {
             count: number(&o["count"]),
         })
         .collect()
+}
+
+fn managed(sums: &Value) -> Option<Managed> {
+    sums.is_object().then(|| Managed {
+        held: sums["held"].as_u64().unwrap_or_default(),
+        owners: owners(&sums["by"]),
+        peak_held: sums["peak"]["held"].as_u64().unwrap_or_default(),
+        owners_at_peak: owners(&sums["peak"]["by"]),
+    })
 }
 
 /// NCCL's memory by communicator.

@@ -1,6 +1,6 @@
 //! `memtrace report`: who has the rest, for a screen.
 
-use memtrace_analysis::report::{self, Device, Labelled, Owner, Report};
+use memtrace_analysis::report::{self, Device, Labelled, Managed, Owner, Report};
 use memtrace_format::screen::Page;
 use memtrace_format::snapshot::Value;
 
@@ -91,6 +91,9 @@ fn device(out: &mut Page, d: &Device, top: usize) {
     };
     owners(out, &d.owners);
     by_communicator(out, &d.communicators);
+    if let Some(m) = &d.managed {
+        managed(out, m);
+    }
     if !d.workspaces.is_empty() {
         out.push_str("  of PyTorch's, for its libraries to work in (at most, and at the end)\n");
         for w in &d.workspaces {
@@ -227,6 +230,17 @@ fn by_communicator(out: &mut Page, all: &[Owner]) {
         out.push_str("  of NCCL's, by communicator\n");
         owners(out, all);
     }
+}
+
+/// Which is in none of the sums above it.
+fn managed(out: &mut Page, m: &Managed) {
+    let _ = writeln!(
+        out,
+        "  managed memory, beside that (with the host or on the device, wherever it was touched last): {} at most, {} at the end",
+        size(m.peak_held),
+        size(m.held)
+    );
+    owners(out, &m.owners_at_peak);
 }
 
 fn owners(out: &mut Page, owners: &[Owner]) {

@@ -74,12 +74,47 @@ pub(super) struct Measured {
     pub(super) pools_most: u64,
 }
 
+/// Managed memory that was taken for one device. It lies with the host or on a device, wherever it was touched last, so it is
+/// part of no sum of what the device holds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Managed {
+    pub(super) bytes: u64,
+    pub(super) by: ByOwner,
+    /// The most there was, when, and whose it was.
+    pub(super) peak: u64,
+    pub(super) peak_us: Option<u64>,
+    peak_by: Option<ByOwner>,
+    at_peak: bool,
+}
+
+impl Managed {
+    fn take(&mut self, one: &Move, owner: usize, time_us: Option<u64>) {
+        if !one.came && std::mem::take(&mut self.at_peak) {
+            self.peak_by = Some(self.by.clone());
+        }
+        change(&mut self.by, owner, one);
+        if !one.came {
+            self.bytes = self.bytes.saturating_sub(one.bytes);
+            return;
+        }
+        self.bytes = self.bytes.saturating_add(one.bytes);
+        if self.bytes > self.peak {
+            (self.peak, self.peak_us, self.at_peak) = (self.bytes, time_us, true);
+        }
+    }
+
+    /// Whose it was when there was most.
+    pub(super) fn peak_by(&self) -> &ByOwner {
+        self.peak_by.as_ref().filter(|_| !self.at_peak).unwrap_or(&self.by)
+    }
+}
+
 /// The sums of one device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Device {
     pub(super) by: ByOwner,
     pub(super) held: u64,
-    pub(super) managed: u64,
+    pub(super) managed: Managed,
     pub(super) graph_nodes: u64,
     pub(super) pooled: u64,
     /// The most that `pooled` has been.
@@ -117,7 +152,7 @@ impl Device {
         };
         match one.sort {
             Sort::Managed => {
-                up_or_down(&mut self.managed);
+                self.managed.take(one, owner, time_us);
                 self.touched |= MANAGED;
             }
             Sort::GraphNode => {
@@ -221,7 +256,7 @@ impl Device {
             nobodys,
             by: self.by.clone(),
             rounding: self.rounding,
-            managed: self.managed,
+            managed: self.managed.bytes,
             graph_nodes: self.graph_nodes,
             pooled: self.pooled,
             pools_most: self.most_pooled.next_multiple_of(STEP),

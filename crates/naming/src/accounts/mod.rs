@@ -34,7 +34,7 @@ use memtrace_format::stacks::{StackId, Words};
 use serde_json::{Value, json};
 
 use crate::names::Namer;
-use device::{Device, add};
+use device::{Device, Managed, add};
 
 /// The owner of what a framework's allocator holds.
 const FRAMEWORK: &str = "PyTorch";
@@ -215,7 +215,7 @@ impl Accounts {
         let devices: Vec<Value> = self
             .devices
             .iter()
-            .filter(|(_, d)| d.peak > 0 || d.held > 0)
+            .filter(|(_, d)| d.peak > 0 || d.held > 0 || d.managed.peak > 0)
             .map(|(ordinal, d)| {
                 let peak_by = if d.at_peak { Some(&d.by) } else { d.peak_by.as_ref() };
                 let peak_by = peak_by.map(|by| self.by(by));
@@ -226,6 +226,7 @@ impl Accounts {
                     "peak": {"held": d.peak, "time_us": d.peak_us, "by": peak_by},
                     "taken": {"bytes": d.taken.bytes, "count": d.taken.count},
                     "communicators": self.by_communicator(Some(*ordinal)),
+                    "managed": self.managed(&d.managed),
                 })
             })
             .collect();
@@ -271,6 +272,15 @@ impl Accounts {
             json!({"communicator": number, "ranks": ranks, "rank": rank, "bytes": a.bytes, "count": a.count})
         };
         all.into_iter().map(line).collect()
+    }
+
+    /// Managed memory; null where there was none.
+    fn managed(&self, m: &Managed) -> Value {
+        if m.peak == 0 {
+            return Value::Null;
+        }
+        let peak = json!({"held": m.peak, "time_us": m.peak_us, "by": self.by(m.peak_by())});
+        json!({"held": m.bytes, "by": self.by(&m.by), "peak": peak})
     }
 
     fn by(&self, sums: &ByOwner) -> Value {

@@ -470,6 +470,26 @@ fn what_may_lie_elsewhere_explains_no_more_than_there_is_of_it() {
 }
 
 #[test]
+fn managed_memory_is_told_apart_from_what_a_device_holds() {
+    let of = |addr, size, stack| Event { addr, size, stack, ..event(Kind::Alloc, What::Managed) };
+    let freed = Event { addr: 0x9000_0000, ..event(Kind::FreeRequested, What::Managed) };
+    let taken = [of(0x8000_0000, 3 * MIB, ENGINES), of(0x9000_0000, 5 * MIB, SECOND)];
+    let about = told(taken.into_iter().chain([freed, of(0xa000_0000, MIB, ENGINES)]));
+    let device = &about["owners"]["devices"][0];
+    assert_eq!((&device["held"], &device["peak"]["held"]), (&json!(0), &json!(0)));
+    let owner = |name, bytes, count| json!({"owner": name, "bytes": bytes, "count": count});
+    let managed = &device["managed"];
+    assert_eq!(managed["held"], json!(4 * MIB));
+    assert_eq!(managed["by"], json!([owner("engine.so", 4 * MIB, 2)]));
+    assert_eq!(managed["peak"]["held"], json!(8 * MIB));
+    assert_eq!(managed["peak"]["time_us"], json!(2000));
+    let then = json!([owner("two.so", 5 * MIB, 1), owner("engine.so", 3 * MIB, 1)]);
+    assert_eq!(managed["peak"]["by"], then);
+    let without = told([take(0x1000_0000, MIB, ENGINES)]);
+    assert_eq!(without["owners"]["devices"][0]["managed"], Value::Null);
+}
+
+#[test]
 fn small_requests_share_the_drivers_pieces_and_large_ones_have_their_own() {
     let small = (0..100).map(|i| take(0x1000_0000 + i * MIB, MIB, ENGINES));
     let large = (0..3).map(|i| take(0x4000_0000 + i * 4 * MIB, 3 * MIB, SECOND));
