@@ -255,7 +255,8 @@ pub fn ending() -> bool {
     // One that wrote its own has said so.
     if of_others {
         let mut text = Text::<LONGEST>::new();
-        text.add(b"memtrace: this run wrote ").number(written).add(b" snapshots:\n").flush();
+        let what: &[u8] = if written == 1 { b" snapshot:\n" } else { b" snapshots:\n" };
+        text.add(b"memtrace: this run wrote ").number(written).add(what).flush();
         let mut named = 0;
         lines(file, |_, what, path| {
             if what == b'w' {
