@@ -397,7 +397,11 @@ pub fn walk(room: &Room, here: Registers, trail: &mut Trail, found: &mut Found) 
 #[inline(never)]
 fn odd_walk(room: &Room, found: &mut Found) -> Option<Reason> {
     let own = own_code();
-    let here = room.left_at(stack_pointer() as u64).unwrap_or_else(odd::here);
+    // Taken in this function, whose frame lasts: in a function handed to another one it would be of a frame that is gone.
+    let here = match room.left_at(stack_pointer() as u64) {
+        Some(left) => left,
+        None => odd::here(),
+    };
     let mut visit = |frame: Option<(u64, u64)>| {
         let Some((pc, sp)) = frame else {
             found.0.clear();
@@ -420,7 +424,11 @@ fn odd_walk(room: &Room, found: &mut Found) -> Option<Reason> {
 pub fn each_frame(visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) {
     guard::local(|local| {
         let Some(room) = local.stacks.room() else { return };
-        let here = room.left_at(stack_pointer() as u64).unwrap_or_else(odd::here);
+        // Taken in this function, whose frame lasts: in a function handed to another one it would be of a frame that is gone.
+        let here = match room.left_at(stack_pointer() as u64) {
+            Some(left) => left,
+            None => odd::here(),
+        };
         room.run(|| odd::walk(room, &here, visit));
     });
 }
