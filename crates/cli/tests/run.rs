@@ -8,16 +8,16 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 
-use common::{Installation, ok, refused, var};
+use common::{Installation, ok, preloaded, refused, var};
 
 #[test]
 fn the_program_finds_the_recorder_and_its_settings() {
     let here = Installation::new("bin");
     let env = here.prints(&["run", "--", "env"]);
-    let library = here.path("bin/libmemtrace.so").display().to_string();
-    assert_eq!(var(&env, "LD_PRELOAD"), Some(library.as_str()));
+    assert_eq!(preloaded(&env), [here.path("bin/libmemtrace.so")]);
     assert_eq!(var(&env, "MEMTRACE_OUT"), here.path("work").to_str());
     assert!(var(&env, "MEMTRACE_RUN_PID").is_some());
     for unset in ["MEMTRACE_STACKS", "MEMTRACE_FORMAT", "MEMTRACE_VIRTUAL", "LD_LIBRARY_PATH"] {
@@ -40,8 +40,7 @@ fn libraries_are_found_where_an_installation_has_them() {
     for place in ["lib", "lib/memtrace"] {
         let here = Installation::new(place);
         let env = here.prints(&["run", "--", "env"]);
-        let library = here.path(place).join("libmemtrace.so");
-        assert_eq!(var(&env, "LD_PRELOAD"), library.to_str());
+        assert_eq!(preloaded(&env), [here.path(place).join("libmemtrace.so")]);
     }
 }
 
@@ -52,7 +51,7 @@ fn what_was_preloaded_stays() {
     let mut command = here.memtrace(&["run", "--", "env"]);
     let env = ok(&command.env("LD_PRELOAD", &other).output().expect("started"));
     let first = here.path("bin/libmemtrace.so");
-    assert_eq!(var(&env, "LD_PRELOAD"), Some(format!("{}:{other}", first.display()).as_str()));
+    assert_eq!(preloaded(&env), [first.clone(), PathBuf::from(other)]);
 
     // A run inside a run changes nothing.
     let twice = here.prints(&[
@@ -62,7 +61,7 @@ fn what_was_preloaded_stays() {
         "run",
         "env",
     ]);
-    assert_eq!(var(&twice, "LD_PRELOAD"), first.to_str());
+    assert_eq!(preloaded(&twice), [first]);
 }
 
 #[test]

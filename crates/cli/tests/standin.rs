@@ -46,8 +46,7 @@ fn every_library_is_preloaded_and_searched() {
     let mut expected =
         vec![here.path("bin/libmemtrace.so"), PathBuf::from(folder).join("libcuda.so.1")];
     expected.extend(LIBRARIES.iter().map(|name| PathBuf::from(folder).join(name)));
-    let preload = var(&env, "LD_PRELOAD").expect("set").split(':').map(PathBuf::from);
-    assert_eq!(preload.collect::<Vec<_>>(), expected);
+    assert_eq!(common::preloaded(&env), expected);
     let target = fs::canonicalize(PathBuf::from(folder).join("libcuda.so")).expect("a link");
     assert_eq!(target, here.path("bin/libmemtrace_virtual.so"));
     let mode = fs::metadata(folder).expect("there").permissions().mode();

@@ -110,6 +110,16 @@ pub fn refused(output: &Output) -> String {
     stderr.trim_end().strip_prefix("memtrace: ").expect("says who speaks").to_owned()
 }
 
+/// The files that an `LD_PRELOAD` means: memtrace's own are named from `$ORIGIN` up to the root and down again.
+pub fn preloaded(env: &str) -> Vec<PathBuf> {
+    let entries = var(env, "LD_PRELOAD").expect("set").split(':');
+    let meant = |entry: &str| match entry.strip_prefix("$ORIGIN") {
+        Some(up) => PathBuf::from(up.trim_start_matches("/..")),
+        None => PathBuf::from(entry),
+    };
+    entries.map(meant).collect()
+}
+
 /// The value of a variable in the output of `env`.
 pub fn var<'a>(env: &'a str, name: &str) -> Option<&'a str> {
     env.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix('='))
