@@ -110,7 +110,8 @@ def test_json_and_pickle_say_the_same(tmp_path):
     """The same deterministic program, written both ways."""
     both = {}
     for form in ("pickle", "json"):
-        path, _, _ = support.record_alive("mlp.py", tmp_path / form, run=["--format", form])
+        options = ["--format", form] + ["--expand"] * (form == "json")
+        path, _, _ = support.record_alive("mlp.py", tmp_path / form, run=options)
         snapshot = support.load(path)
         rows = [(e["action"], e["addr"], e["size"], e["frames"]) for e in support.history(snapshot)]
         segments = [(s["address"], s["total_size"], s["blocks"]) for s in snapshot["segments"]]

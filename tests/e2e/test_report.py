@@ -28,7 +28,7 @@ def ranks(tmp_path_factory):
     out = tmp_path_factory.mktemp("who")
     env = {"MEMTRACE_BUILD": str(support.build_dir()), "MEMTRACE_TORCH": support.PYTHON, "MEMTRACE_OUT": str(out)}
     shown = support.must(support.execute([support.ROOT / "scripts" / "who_has_the_rest"], env=env)).stdout
-    for line in ("104,857,600", "50,331,648  NCCL", "25,165,824  libextension.so", "8,388,608  cuBLAS workspace"):
+    for line in ("104,857,600", "620,756,992  NCCL", "50,331,648", "25,165,824  libextension.so", "8,388,608  cuBLAS workspace"):
         assert shown.count(line) >= 2, f"{line} is not shown for both ranks:\n{shown}"
     return [report(out / f"rank{rank}.pickle") for rank in (0, 1)]
 
@@ -37,7 +37,10 @@ def ranks(tmp_path_factory):
 def test_each_owner_is_named_to_the_byte(ranks, rank):
     [device] = [d for d in ranks[rank]["devices"] if d["device"] == rank]
     owners = {o["owner"]: o["bytes"] for o in device["owners"]}
-    assert (owners["NCCL"], owners["libextension.so"]) == (48 * MIB, 24 * MIB)
+    assert owners["libextension.so"] == 24 * MIB
+    # What the program has from NCCL by itself, and what NCCL takes for its communicators (docs/virtual.md).
+    by_communicator = [c["bytes"] for c in device["communicators"]]
+    assert 48 * MIB in by_communicator and sum(by_communicator) == owners["NCCL"] > 500 * MIB, device["communicators"]
     found = lines(device)
     assert found == {**owners, "contexts": CONTEXT, "unexplained": 0}
     assert device["held"] == sum(owners.values()) <= device["peak_held"]

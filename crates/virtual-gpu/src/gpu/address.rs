@@ -60,6 +60,15 @@ pub struct Map {
 }
 
 impl Map {
+    /// Ranges from `take`, which is asked with the start that we wish and the size.
+    fn new(devices: usize, take: impl Fn(u64, u64) -> Range) -> Map {
+        Map {
+            host: take(HOST, HOST_SIZE),
+            devices: take(DEVICES, DEVICE_SIZE * devices.max(1) as u64),
+            reservations: take(RESERVATIONS, RESERVATIONS_SIZE),
+        }
+    }
+
     fn device(&self, device: usize, from: u64, to: u64) -> Range {
         let start = self.devices.start + device as u64 * DEVICE_SIZE;
         Range { start: start + from, end: start + to }
@@ -85,11 +94,7 @@ static MAP: OnceLock<Map> = OnceLock::new();
 
 /// Reserves the ranges for so many devices, once.
 pub fn init(devices: usize) -> &'static Map {
-    MAP.get_or_init(|| Map {
-        host: reserve(HOST, HOST_SIZE),
-        devices: reserve(DEVICES, DEVICE_SIZE * devices.max(1) as u64),
-        reservations: reserve(RESERVATIONS, RESERVATIONS_SIZE),
-    })
+    MAP.get_or_init(|| Map::new(devices, reserve))
 }
 
 /// The host may not touch this address: it is device memory.
@@ -160,13 +165,15 @@ mod tests {
 
     #[test]
     fn parts_of_devices_do_not_overlap() {
-        let map = init(16);
+        let map = Map::new(16, |start, size| Range { start, end: start + size });
         let mut ranges = vec![map.host, map.reservations];
         for d in 0..16 {
             ranges.extend([map.heap(d), map.pools(d), map.variables(d)]);
         }
         ranges.sort_by_key(|r| r.start);
         assert!(ranges.windows(2).all(|w| w[0].end <= w[1].start));
-        assert!(is_device(map.heap(15).start) && !is_device(map.host.start));
+        assert!(
+            map.devices.contains(map.variables(15).start) && !map.devices.contains(map.host.start)
+        );
     }
 }
