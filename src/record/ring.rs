@@ -38,6 +38,9 @@ const WRITING: u64 = 0;
 /// Every so many events a producer looks whether the background thread is needed, which costs two system calls and another
 /// processor; the ring that one begins with has eight times as many.
 pub const LOOK_EVERY: u64 = 512;
+/// A ring that may still grow does so when no more slots than these are left (half of the first one), so that the background
+/// thread has time, also on a busy machine.
+const AHEAD: u64 = 4 * LOOK_EVERY;
 /// Of what the file system has left, the history takes at most one part in so many at a time: what is alive matters more.
 const SHARE: u64 = 4;
 
@@ -109,7 +112,7 @@ impl<L> Ring<L> {
     /// Has the background thread let the ring run down to half of what it keeps free, at this ticket?
     pub fn is_short(&self, ticket: u64) -> bool {
         let capacity = self.capacity();
-        ticket + (capacity / 16).max(LOOK_EVERY) >= self.retired() + capacity
+        ticket + (capacity / 16).max(AHEAD) >= self.retired() + capacity
     }
 
     fn has_room(&self, ticket: u64) -> bool {
@@ -212,12 +215,16 @@ impl<L> Ring<L> {
             // In this order, because both grow: what has been retired had been written before.
             let retired = self.retired();
             let used = self.written() - retired;
-            if used <= keep {
+            let early = capacity - (capacity / 8).max(AHEAD).min(capacity / 2);
+            if used <= early.min(keep) {
                 return;
             }
             let mut role = self.lock();
             if self.grow(&mut role) {
                 continue;
+            }
+            if used <= keep {
+                return;
             }
             let before = self.retired();
             self.retire(&mut role, (used - keep).min(self.batch()), &mut apply);

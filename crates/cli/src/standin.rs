@@ -64,7 +64,6 @@ pub const LIBRARIES: &[&str] = &[
     "libnvshmem_host.so.3",
     "libnvJitLink.so.12",
     "libnvJitLink.so.13",
-    "libnvToolsExt.so.1",
     "libnvidia-ml.so.1",
 ];
 

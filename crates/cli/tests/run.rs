@@ -246,7 +246,7 @@ fn a_setuid_program_of_somebody_else() {
         ["/usr/bin/su", "/bin/su", "/usr/bin/passwd"]
             .into_iter()
             .map(Into::into)
-            .find(|p: &std::path::PathBuf| p.exists())
+            .find(|p: &PathBuf| p.exists())
             .expect("a system has a setuid program")
     };
     let line = here.refuses(&["run", "--", program.to_str().expect("UTF-8")]);
