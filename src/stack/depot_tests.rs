@@ -25,7 +25,7 @@ mod model {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(bound);
         builder.check(move || {
-            let words = crate::sync::zeroed_words(HEADER + 32);
+            let words = zeroed_words(HEADER + 32);
             model(&Arc::new(Depot::new(words, Space::MEMORY).expect("large enough and empty")));
         });
     }
