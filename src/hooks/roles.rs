@@ -27,7 +27,7 @@ pub use super::contexts::*;
 use crate::message;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local};
-use crate::stack::Site;
+use crate::stack::{Site, objects};
 
 fn entered(door: Door) {
     crate::wake();
@@ -35,13 +35,13 @@ fn entered(door: Door) {
 }
 
 thread_local! {
-    /// The thread is inside a real call that it came to by one of our doors.
-    static CALLING: Cell<bool> = const { Cell::new(false) };
+    /// The real function that the thread came to by one of our doors and is inside; 0 if none.
+    static CALLING: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Makes the real call. At each moment of it a signal handler finds the thread outside, or in a real call.
-fn real(call: impl FnOnce() -> c_int) -> c_int {
-    let was = CALLING.replace(true);
+fn real(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+    let was = CALLING.replace(door.real);
     compiler_fence(Ordering::SeqCst);
     let code = guard::nested(call);
     compiler_fence(Ordering::SeqCst);
@@ -52,16 +52,16 @@ fn real(call: impl FnOnce() -> c_int) -> c_int {
 /// Runs `f` as the program's own doing, inside a real call.
 fn reopened(f: impl FnOnce() -> c_int) -> c_int {
     guard::reopened(|| {
-        CALLING.set(false);
+        let was = CALLING.replace(0);
         let code = f();
-        CALLING.set(true);
+        CALLING.set(was);
         code
     })
 }
 
 /// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
 pub(super) fn also_inside(f: impl FnOnce()) {
-    if CALLING.get() {
+    if CALLING.get() != 0 {
         reopened(|| {
             f();
             0
@@ -71,13 +71,19 @@ pub(super) fn also_inside(f: impl FnOnce()) {
     }
 }
 
-/// A call of the runtime inside a real call: CUDA makes none, so it is the program's own, from a signal handler.
-pub(super) fn of_program(f: impl FnOnce() -> c_int) -> c_int {
-    if CALLING.get() { reopened(f) } else { f() }
+/// A call of the runtime inside a real call: CUDA makes none, so it is the program's own, from a signal handler. But another
+/// tool's library that stands for CUDA may call its own functions by symbol, and so may a runtime; that is part of the call.
+pub(super) fn of_program(door: Door, f: impl FnOnce() -> c_int) -> c_int {
+    let outer = CALLING.get();
+    let is_part = || {
+        objects::is_one_library(door.caller, outer)
+            || objects::is_one_library(door.caller, door.real)
+    };
+    if outer != 0 && !is_part() { reopened(f) } else { f() }
 }
 
 /// A call of the driver may be the runtime's.
-pub(super) fn of_anybody(f: impl FnOnce() -> c_int) -> c_int {
+pub(super) fn of_anybody(_: Door, f: impl FnOnce() -> c_int) -> c_int {
     f()
 }
 
@@ -88,7 +94,7 @@ pub(super) fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
         guard::passes_by(is_runtime(door));
         (call(), false)
     } else {
-        (real(call), true)
+        (real(door, call), true)
     }
 }
 
@@ -100,7 +106,7 @@ pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() 
         return call();
     }
     before();
-    real(call)
+    real(door, call)
 }
 
 /// The handle or address that a successful call has put there; 0 if none.

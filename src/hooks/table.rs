@@ -272,7 +272,7 @@ macro_rules! entry_points {
         // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
         unsafe {
             let _under_way = crate::hooks::contexts::UnderWay::begin();
-            entry_points!(@by $module)(|| {
+            entry_points!(@by $module)($door, || {
                 crate::hooks::roles::$role($door $(, $what)*, || real::$name($door $(, $arg)*))
             })
         }

@@ -5,6 +5,7 @@
 //! a program may have unmapped or protected while the loader still lists it.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::checked::{Process, Window};
@@ -34,10 +35,23 @@ pub fn object_at(address: u64) -> Option<Object> {
     }
 }
 
-/// The range of the library that an address lies in, without a lock; `None`: no library, or glibc has no such search.
-pub fn library_at(address: u64) -> Option<std::ops::Range<u64>> {
-    let found = find_with(dl_find_object()?, address)?;
-    Some(found.start..found.end)
+/// The range of the library that an address lies in; without a lock where glibc has such a search. `None`: no library.
+pub fn library_at(address: u64) -> Option<Range<u64>> {
+    let Some(find) = dl_find_object() else { return listed_at(address) };
+    find_with(find, address).map(|found| found.start..found.end)
+}
+
+/// The same by the loader's list, under its lock.
+fn listed_at(address: u64) -> Option<Range<u64>> {
+    each(|object| {
+        let (start, end) = object.range(|_| {});
+        (start..end).contains(&address).then_some(start..end)
+    })
+}
+
+/// Do both addresses lie in the same library?
+pub fn is_one_library(one: usize, other: usize) -> bool {
+    library_at(one as u64).is_some_and(|library| library.contains(&(other as u64)))
 }
 
 /// The object that this function is in, unless that is the program itself.

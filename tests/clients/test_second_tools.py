@@ -112,3 +112,22 @@ print("user12" in open("/proc/self/maps").read())
         command = [support.PYTHON, "-c", program, mode]
         done = support.must(support.execute(command, env={"LD_PRELOAD": str(support.LIBRARY)}))
         assert done.stdout == "13005 13321 13\n12005 12321 12\n" * 2 + "12006\nFalse\n"
+
+
+def test_what_a_tool_behind_calls_in_a_call_is_part_of_that_call(programs, gpu, tmp_path):
+    """A runtime's function that calls another one by symbol comes to memtrace's door a second time."""
+    source = tmp_path / "calls.c"
+    source.write_text("""
+#include "client.h"
+int main(void) {
+    void *at;
+    return cudaMallocManaged(&at, 3000, 1) || cudaMalloc(&at, 4000);
+}
+""")
+    program = client.compile(source, tmp_path / "calls", f"-I{client.PROGRAMS}")
+    ours, rest = gpu["LD_PRELOAD"].split(":", 1)
+    env = {**gpu, "LD_PRELOAD": f"{ours}:{programs / 'libinside.so'}:{rest}", "MEMTRACE_OUT": str(tmp_path / "out")}
+    support.must(support.execute([program], env=env))
+    snapshot = support.load(support.only_file(tmp_path / "out"))
+    events = [(e["size"], e["user_metadata"]) for e in snapshot["device_traces"][0] if e["action"] == "alloc"]
+    assert events == [(3000, "driver: cudaMallocManaged by calls"), (4000, "driver: cudaMalloc by calls")]
