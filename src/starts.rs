@@ -7,7 +7,7 @@
 //!
 //! All of this may run between `vfork` and `exec`, in memory that belongs to the parent, or in a signal handler: it takes no
 //! lock, allocates nothing, and writes at most one line. Outside `memtrace run` it is one look at a word. Not seen: a
-//! program that the kernel is asked for directly, and `execle`, whose environment stands behind its arguments.
+//! program that the kernel is asked for directly.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -64,6 +64,7 @@ macro_rules! starters {
         /// Looks for the real functions while it may be done: in a forked child the loader's lock may be held for ever.
         pub fn loading() {
             $( find!($look, $($arg: $ty),*); )*
+            look_execle(ptr::null());
         }
     };
 }
@@ -100,6 +101,45 @@ starters! {
     posix_spawnp, look_posix_spawnp(_pid: *const c_void, path: *const c_char, _actions: *const c_void, _attributes: *const c_void, argv: Words, envp: Words) => path, Arguments::List(argv), envp, false;
     system, look_system(command: *const c_char) => command, Arguments::One(command), own(), false;
     popen, look_popen(command: *const c_char, _mode: *const c_char) => command, Arguments::One(command), own(), false;
+}
+
+/// The function of the C library that has this name. Its environment stands behind its arguments, of which the first six are in
+/// registers and the others on the stack.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execle() {
+    core::arch::naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+        "mov rdi, rsp",
+        "call {look}",
+        "mov r11, rax",
+        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "jmp r11",
+        look = sym look_execle,
+    )
+}
+
+/// Has a look at what [`execle`] has put on the stack (null: nothing), and says where the real function is.
+extern "C" fn look_execle(saved: *const *const c_char) -> *mut c_void {
+    /// `rax`, then the registers from the last one to the first, and the return address.
+    const REGISTERS: usize = 6;
+    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    if !saved.is_null() && tree::is_of_a_run() {
+        // SAFETY: the registers and, behind the return address, the caller's arguments, which end in null; then comes the
+        // environment.
+        unsafe {
+            let argument = |i: usize| *saved.add(if i < REGISTERS { REGISTERS - i } else { i + 2 });
+            let mut end = 1;
+            while !argument(end).is_null() {
+                end += 1;
+            }
+            look(argument(0), Arguments::One(argument(1)), argument(end + 1).cast(), true);
+        }
+    }
+    lookup::next(&NEXT, c"execle")
 }
 
 /// What a program is told.

@@ -144,10 +144,121 @@ def test_a_library_that_needs_more_than_every_program_has(tmp_path):
     assert any("needs libstrange.so" in text for about, text in wrong(answer) if about == "library"), answer
 
 
+def said(answer, about):
+    return [(c["level"], c["text"]) for c in answer["checks"] if c["about"] == about]
+
+
+needs_mounts = pytest.mark.skipif(
+    subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0, reason="mount namespaces need root"
+)
+
+
+def in_mounts(script, *command, **options):
+    """Runs a command where `script` has mounted what it wants, out of everybody else's sight."""
+    return support.execute(["unshare", "-m", "bash", "-ec", script + '; "$@"', "in", *command], **options)
+
+
+def a_driver(folder):
+    folder.mkdir(exist_ok=True)
+    (folder / "one.c").write_text("int cuInit(unsigned flags) { return (int) flags; }\n")
+    client.compile(folder / "one.c", folder / "libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+    return folder / "libcuda.so.1"
+
+
 def test_a_driver_in_the_search_path(tmp_path):
-    (tmp_path / "libcuda.so.1").write_text("")
-    answer = doctor(env={"LD_LIBRARY_PATH": str(tmp_path)})
-    assert f"driver library {tmp_path}/libcuda.so.1" in {c["text"] for c in answer["checks"] if c["level"] == "ok"}
+    """Where the loader finds it, and a program would. A file that it can't load is none."""
+    path = a_driver(tmp_path)
+    assert said(doctor(env={"LD_LIBRARY_PATH": str(tmp_path)}), "CUDA") == [("ok", f"driver library {path}")]
+    path.write_text("")
+    assert said(doctor(env={"LD_LIBRARY_PATH": str(tmp_path)}), "CUDA") != [("ok", f"driver library {path}")]
+
+
+@needs_mounts
+def test_a_driver_in_the_loaders_cache(tmp_path):
+    """As under WSL and in containers: its folder is named in /etc/ld.so.conf.d and nowhere else."""
+    path = a_driver(tmp_path / "driver")
+    script = f"cp -r /etc '{tmp_path}/etc'; mount --bind '{tmp_path}/etc' /etc; echo '{path.parent}' >/etc/ld.so.conf.d/0.conf; ldconfig"
+    done = in_mounts(script, support.MEMTRACE, "doctor", "--json")
+    assert said(json.loads(support.must(done).stdout), "CUDA") == [("ok", f"driver library {path}")]
+
+
+@needs_mounts
+def test_a_driver_where_the_loader_does_not_look(tmp_path):
+    path = a_driver(tmp_path / "driver")
+    at = "/usr/local/nvidia/lib64"
+    script = f"mount -t tmpfs tmpfs /usr/local; mkdir -p {at}; cp '{path}' {at}"
+    done = in_mounts(script, support.MEMTRACE, "doctor", "--json")
+    ((level, text),) = said(json.loads(support.must(done).stdout), "CUDA")
+    if "driver library" not in text:  # this machine has one
+        assert level == "note" and f"add {at} to LD_LIBRARY_PATH" in text
+        advised = in_mounts(script, support.MEMTRACE, "doctor", "--json", env={"LD_LIBRARY_PATH": at})
+        assert said(json.loads(support.must(advised).stdout), "CUDA") == [("ok", f"driver library {at}/libcuda.so.1")]
+
+
+# How much room there is; how it is said; whether a killed process leaves a record.
+ROOM = {"256k": ("wrong", "none can be made", False), "2m": ("note", "a short history", True), "64m": ("ok", "has room in", True)}
+
+
+@needs_mounts
+@pytest.mark.parametrize("size", ROOM)
+def test_room_for_a_black_box_is_what_a_killed_process_finds(size, tmp_path):
+    level, words, survives = ROOM[size]
+    (tmp_path / "box").mkdir()
+    code = TAKE + "take(); import os; os.kill(os.getpid(), 9)"
+    recorded = f"'{support.MEMTRACE}' run --virtual h100 --out '{tmp_path}/out' -- '{support.PYTHON}' -c '{code}' || true"
+    script = f"mount -t tmpfs -o size={size} tmpfs '{tmp_path}/box'; {recorded}; '{support.MEMTRACE}' recover '{tmp_path}/out' >&2 || true"
+    env = {"MEMTRACE_BLACKBOX": str(tmp_path / "box")}
+    done = support.must(in_mounts(script, support.MEMTRACE, "doctor", "--json", env=env), code=int(level == "wrong"))
+    ((found, text),) = said(json.loads(done.stdout[done.stdout.index("{"):]), "black box")
+    assert (found, words in text) == (level, True), text
+    assert bool(support.files(tmp_path / "out")) == survives
+
+
+@needs_mounts
+def test_no_room_in_memory_is_room_in_the_output_folder(tmp_path):
+    """The recorder goes there, too, and a killed process leaves its record."""
+    out = tmp_path / "out"
+    code = TAKE + "take(); import os; os.kill(os.getpid(), 9)"
+    script = f"mount -t tmpfs -o size=4k tmpfs /dev/shm; '{support.MEMTRACE}' run --virtual h100 --out '{out}' -- '{support.PYTHON}' -c '{code}' || true"
+    done = support.must(in_mounts(script, support.MEMTRACE, "doctor", "--json", "--out", out))
+    ((level, text),) = said(json.loads(done.stdout[done.stdout.index("{"):]), "black box")
+    assert level in ("note", "ok") and f"has room in {out}" in text, text
+    assert hazard.recover(out)
+
+
+def test_a_limit_on_files(tmp_path):
+    """The kernel kills who writes more: doctor says so and lives."""
+    for kib, level in ((1000, "wrong"), (3500, "ok")):
+        done = support.execute(["bash", "-c", f'ulimit -f {kib}; exec "$@"', "limited", support.MEMTRACE, "doctor", "--json"], cwd=tmp_path)
+        answer = json.loads(support.must(done, code=int(level == "wrong")).stdout)
+        assert [c[0] for c in said(answer, "black box")] == [level], answer
+
+
+def test_sanitizers_stay_first(tmp_path):
+    """What is said of the order is what the program gets."""
+    name = "libasan.so.99"
+    (tmp_path / "one.c").write_text("int one(void) { return 1; }\n")
+    client.compile(tmp_path / "one.c", tmp_path / name, "-shared", "-fPIC")
+    client.compile(tmp_path / "one.c", tmp_path / "libother.so")
+    env = {"LD_PRELOAD": f"{tmp_path}/libother.so:{tmp_path}/{name}"}
+    notes = dict(text.split(" ", 1) for _, text in said(doctor(env=env), "LD_PRELOAD"))
+    assert "stays first" in notes[f"{tmp_path}/{name}"] and notes[f"{tmp_path}/libother.so"] == "is loaded, too; memtrace comes before it"
+    done = support.must(support.memtrace("run", "--", "printenv", "LD_PRELOAD", env=env))
+    names = [path.rsplit("/", 1)[1] for path in done.stdout.split(":")]
+    assert [n.strip() for n in names] == [name, "libmemtrace.so", "libother.so"]
+
+
+def test_programs_without_memtrace_are_named(tmp_path):
+    """As `run` does at its end."""
+    code = TAKE + "take(); import os, subprocess; env = {k: v for k, v in os.environ.items() if k != 'LD_PRELOAD'}; "
+    code += "[subprocess.run(['true', 'lost'], env=env, check=True) for _ in range(12)]"
+    answer = doctor("--virtual", "h100", "--out", tmp_path, "--", support.PYTHON, "-c", code)
+    lines = [text for level, text in said(answer, "tree") if level == "note"]
+    assert len(lines) == 11 and "and 2 more" in lines[10]
+    assert all("LD_PRELOAD was replaced or cleared" in line and "true lost (process " in line for line in lines[:10])
+    assert not [p for p in tmp_path.iterdir() if p.suffix == ".run"]
+    clean = doctor("--virtual", "h100", "--", support.PYTHON, "-c", TAKE + "take()")
+    assert said(clean, "tree") == []
 
 
 def test_folders_that_cannot_be_written(tmp_path):
@@ -164,6 +275,10 @@ def test_what_is_set(tmp_path):
     env = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     notes = [c["text"] for c in doctor(env=env)["checks"] if c["about"] == "settings"]
     assert len(notes) == 2 and "allocator is off" in notes[0] and "no segments" in notes[1]
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}
+    notes = [c["text"] for c in doctor(env=env)["checks"] if c["about"] == "settings"]
+    assert "PyTorch 2.6 turns its allocator off for any value" in notes[0] and "kept in" in notes[1]
+    assert "doesn't read it, because PYTORCH_CUDA_ALLOC_CONF is set" in notes[2]
     ((about, text),) = wrong(doctor(env={"LD_PRELOAD": "/no/such/lib.so"}, code=1))[-1:]
     assert (about, "take it out" in text) == ("LD_PRELOAD", True)
 

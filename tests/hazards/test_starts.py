@@ -18,6 +18,7 @@ def become(how):
     if pid == 0: how(); os._exit(9)
     wait(pid)
 def unset(): del os.environ["LD_PRELOAD"]
+def block(env): return (ctypes.c_char_p * (len(env) + 1))(*("=".join(pair).encode() for pair in env.items()))
 def words(*args): return [*(a.encode() for a in args), None]
 """
 
@@ -38,6 +39,12 @@ WAYS = {
     "execve": ("become(lambda: os.execve(sys.executable, CHILD, without))", True),
     "execvp": ("become(lambda: (unset(), c.execvp(words(*CHILD)[0], (ctypes.c_char_p * 4)(*words(*CHILD)))))", True),
     "execl": ("become(lambda: (unset(), c.execl(*words(sys.executable, *CHILD))))", True),
+    "execle": ("become(lambda: c.execle(*words(sys.executable, *CHILD), block(without)))", True),
+    "execle, many words": (
+        "become(lambda: c.execle(*words(sys.executable, *CHILD, *map(str, range(40))), block(without)))",
+        True,
+    ),
+    "execle, few words": ("become(lambda: c.execle(*words('/bin/true', 'import ctypes'), block(without)) if print('ran', flush=True) is None else 0)", True),
     "system": ("unset(); assert c.system(f'{sys.executable} -c \"{TAKE}\"'.encode()) == 0", False),
     "popen": (
         "unset(); c.popen.restype = ctypes.c_void_p\n"
@@ -60,7 +67,7 @@ def test_a_child_without_the_library_is_named(way, tmp_path):
     assert "ran" in done.stdout
     assert "not recorded, because LD_PRELOAD was replaced or cleared" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("memtrace:   ")]
-    assert ("python" if way == "execl" else "import ctypes") in line and bool(re.search(r"\(process \d+\)$", line)) == known, line
+    assert ("python" if way.startswith(("execl", "execle")) and "few" not in way else "import ctypes") in line and bool(re.search(r"\(process \d+\)$", line)) == known, line
     assert not [p for p in (tmp_path / "out").iterdir() if p.name.endswith(".run")]
 
 
@@ -76,6 +83,10 @@ def test_children_that_have_it_and_programs_that_are_not_there_are_not(tmp_path)
         "import ctypes.util; ctypes.util.find_library('cuda')  # starts ldconfig without an environment: it is static\n"
         "assert c.system(b'exit 3') == 3 << 8\n"
         "assert subprocess.run(['sh', '-c', 'kill -9 $$']).returncode == -9\n"
+    )
+    body += (
+        "become(lambda: c.execle(*words(sys.executable, *CHILD), block(dict(os.environ))))\n"
+        "assert own.execle(b'/nowhere/program', b'program', None, block(without)) == -1 and ctypes.get_errno() == 2\n"
     )
     done = run(body, tmp_path)
     assert "not recorded" not in done.stderr, done.stderr

@@ -80,6 +80,10 @@ pub(crate) struct Run {
     #[arg(long, value_name = "WHO")]
     pub(crate) permissions: Option<Permissions>,
 
+    /// The list in which the processes of this run say what they do, for whoever has started `memtrace run` and will read it
+    #[arg(long, hide = true)]
+    pub(crate) list: Option<PathBuf>,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,

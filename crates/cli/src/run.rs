@@ -11,7 +11,7 @@ use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, parent_id};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -61,12 +61,13 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
         let out = out_folder(args.out.as_deref())?;
         // The recorder tells this process, which the user started, from those that it starts; these say in the list
         // what they have written.
-        command.env("MEMTRACE_RUN_PID", std::process::id().to_string());
-        if quiet() {
-            command.env_remove(LIST); // nobody would read it
-        } else {
-            command.env(LIST, leftovers::list_of_run(&out));
-        }
+        let root = if args.list.is_some() { parent_id() } else { std::process::id() };
+        command.env("MEMTRACE_RUN_PID", root.to_string());
+        match &args.list {
+            Some(list) => command.env(LIST, list),
+            None if quiet() => command.env_remove(LIST), // nobody would read it
+            None => command.env(LIST, leftovers::list_of_run(&out)),
+        };
         leftovers::clear(&out);
         command.env("MEMTRACE_OUT", out);
         if let Some(stacks) = args.stacks {
@@ -150,7 +151,7 @@ fn with_setting(old: Option<OsString>, setting: &str) -> OsString {
 }
 
 /// The runtimes of compilers' sanitizers, which replace functions of the C library and must come before everybody else.
-fn is_sanitizer(path: &[u8]) -> bool {
+pub(crate) fn is_sanitizer(path: &[u8]) -> bool {
     let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     ["asan", "tsan", "lsan", "msan", "hwasan", "ubsan"].iter().any(|name| {
         [format!("lib{name}."), format!("libclang_rt.{name}")]

@@ -1,18 +1,14 @@
 //! What can be said without a program of the user's: libraries, folders, Python, settings.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::{env, fs};
 
-use memtrace_files::{NewFile, Readers};
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 
-use super::{Check, Level, recorded, scratch, snapshots, this_program};
+use super::{Check, Level, machine, recorded, scratch, settings, snapshots, this_program};
 use crate::failure::Failure;
 use crate::inspect::find;
 use crate::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
@@ -27,16 +23,6 @@ const MAY_NEED: [&str; 7] = [
     "libpthread.so.0",
     "librt.so.1",
 ];
-/// A black box at the start takes less than this.
-const BLACK_BOX: usize = 24 << 20;
-/// Where CUDA's driver library is, beside the search path.
-const DRIVER_FOLDERS: [&str; 5] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib/wsl/lib",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib",
-];
 
 pub(super) fn checks(out: Option<&Path>) -> Result<Vec<Check>, Failure> {
     let mut found = Vec::new();
@@ -45,20 +31,21 @@ pub(super) fn checks(out: Option<&Path>) -> Result<Vec<Check>, Failure> {
         Ok(path) => found.extend(library(path)),
         Err(failure) => found.push(Check::new(Level::Wrong, "library", failure.to_string())),
     }
-    found.push(match out_folder(out) {
+    let folder = out_folder(out);
+    found.push(match &folder {
         Ok(folder) => {
             Check::new(Level::Ok, "snapshots", format!("can be written into {}", folder.display()))
         }
         Err(failure) => Check::new(Level::Wrong, "snapshots", failure.to_string()),
     });
-    found.push(black_box());
+    found.push(machine::black_box(folder.ok().as_deref()));
     let virtual_gpu = find_library(VIRTUAL_GPU, "").is_ok();
-    found.push(driver(virtual_gpu));
+    found.push(machine::driver(virtual_gpu)?);
     if recorder.is_ok() {
         found.extend(python(virtual_gpu)?);
     }
-    found.extend(preloaded());
-    found.extend(settings());
+    found.extend(settings::preloaded());
+    found.extend(settings::settings());
     Ok(found)
 }
 
@@ -152,67 +139,6 @@ fn needed(bytes: &[u8]) -> Option<Vec<String>> {
         .collect()
 }
 
-/// The first folder in which a black box would find room, found as the recorder does, by writing one.
-fn black_box() -> Check {
-    let about = "black box";
-    let var = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let folders = match var("MEMTRACE_BLACKBOX") {
-        Some(off) if off == Path::new("off") => {
-            let text =
-                "MEMTRACE_BLACKBOX=off: what a killed process did is lost; unset it to keep that";
-            return Check::new(Level::Note, about, text);
-        }
-        Some(folder) => vec![folder],
-        None => var("XDG_RUNTIME_DIR").into_iter().chain(["/dev/shm".into()]).collect(),
-    };
-    let mut trouble = Vec::new();
-    for folder in folders {
-        match room(&folder) {
-            Ok(()) => {
-                return Check::new(Level::Ok, about, format!("has room in {}", folder.display()));
-            }
-            Err(e) => trouble.push(format!("{}: {e}", folder.display())),
-        }
-    }
-    let text = format!(
-        "no room for {} MiB ({}): set MEMTRACE_BLACKBOX to a folder with room, or a killed process leaves nothing",
-        BLACK_BOX >> 20,
-        trouble.join("; ")
-    );
-    Check::new(Level::Wrong, about, text)
-}
-
-fn room(folder: &Path) -> std::io::Result<()> {
-    let new = NewFile::within(folder, Readers::Owner)?;
-    let piece = [0_u8; 1 << 14];
-    (0..BLACK_BOX / piece.len()).try_for_each(|_| new.file().write_all(&piece))
-}
-
-fn driver(virtual_gpu: bool) -> Check {
-    let search = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let named =
-        search.as_bytes().split(|b| *b == b':').map(|f| PathBuf::from(OsStr::from_bytes(f)));
-    let folders = named.filter(|f| f.is_absolute()).chain(DRIVER_FOLDERS.map(PathBuf::from));
-    let found = folders.map(|f| f.join("libcuda.so.1")).find(|p| p.exists());
-    match (found, virtual_gpu) {
-        (Some(path), _) => {
-            Check::new(Level::Ok, "CUDA", format!("driver library {}", path.display()))
-        }
-        (None, true) => {
-            let text =
-                "no libcuda.so.1 in the usual folders; the virtual GPU is there (--virtual h100)";
-            Check::new(Level::Note, "CUDA", text)
-        }
-        (None, false) => Check::new(
-            Level::Wrong,
-            "CUDA",
-            format!(
-                "neither libcuda.so.1 nor {VIRTUAL_GPU} is there: install NVIDIA's driver, or memtrace with all its libraries"
-            ),
-        ),
-    }
-}
-
 /// Lets the Python of this PATH take memory from a virtual GPU, and looks at what the recorder made of its objects.
 fn python(virtual_gpu: bool) -> Result<Vec<Check>, Failure> {
     let about = "Python";
@@ -247,53 +173,4 @@ fn python(virtual_gpu: bool) -> Result<Vec<Check>, Failure> {
         ),
     };
     Ok(vec![Check { text: format!("{}: {}", path.display(), check.text), ..check }])
-}
-
-/// What else is preloaded.
-fn preloaded() -> Vec<Check> {
-    let value = env::var_os("LD_PRELOAD").unwrap_or_default();
-    let paths: BTreeSet<&[u8]> =
-        value.as_bytes().split(|b| b": ".contains(b)).filter(|p| !p.is_empty()).collect();
-    let one = |path: &[u8]| {
-        let path = Path::new(OsStr::from_bytes(path));
-        if path.is_absolute() && !path.exists() {
-            let text = format!("{} is not there: take it out of LD_PRELOAD", path.display());
-            return Check::new(Level::Wrong, "LD_PRELOAD", text);
-        }
-        let text = format!("{} is loaded, too; memtrace comes before it", path.display());
-        Check::new(Level::Note, "LD_PRELOAD", text)
-    };
-    paths.into_iter().map(one).collect()
-}
-
-/// Settings of PyTorch's that change what there is to see.
-fn settings() -> Vec<Check> {
-    let set = |name: &str| env::var(name).ok().filter(|v| !v.is_empty());
-    let mut found = Vec::new();
-    for name in ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"] {
-        if let Some(value) = set(name) {
-            let text = format!(
-                "{name}={value}: PyTorch's allocator is off, each tensor is a call of the driver's"
-            );
-            found.push(Check::new(Level::Note, "settings", text));
-        }
-    }
-    if let Some(value) = set("CUDA_INJECTION64_PATH") {
-        let text = format!(
-            "CUDA_INJECTION64_PATH={value}: CUDA's driver loads this library into every process that uses it; what it takes is \
-             recorded as its own, and unset it for a run without it"
-        );
-        found.push(Check::new(Level::Note, "settings", text));
-    }
-    for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
-        if let Some(value) = set(name) {
-            let what = if value.contains("cudaMallocAsync") {
-                "memory comes from CUDA's pool, and there are no segments or blocks of PyTorch's"
-            } else {
-                "kept in each snapshot's allocator settings"
-            };
-            found.push(Check::new(Level::Note, "settings", format!("{name}={value}: {what}")));
-        }
-    }
-    found
 }

@@ -6,7 +6,9 @@
 //! The program runs under `memtrace run` as ever, and nothing is attached to it.
 
 mod installation;
+mod machine;
 mod recorded;
+mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -21,8 +23,8 @@ use tempfile::TempDir;
 
 use crate::args::{Doctor, Format, Recover};
 use crate::failure::Failure;
-use crate::recover;
 use crate::say::Answer;
+use crate::{leftovers, recover};
 
 /// What a check came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +79,9 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         checks.extend(args.command.first().and_then(|c| installation::program(c)));
         let before = snapshots(out);
         let boxes_before = recover::find(out).unwrap_or_default();
-        let status = run(args, out)?;
+        let list = leftovers::list_of_run(out);
+        let status = run(args, out, &list)?;
+        checks.extend(recorded::started_without(&list));
         for path in
             recover::find(out).unwrap_or_default().into_iter().filter(|p| !boxes_before.contains(p))
         {
@@ -137,9 +141,10 @@ fn tell(checks: &[Check], processes: &[Value], yes: bool) -> Page {
 }
 
 /// Runs the program as `memtrace run` does, to its end.
-fn run(args: &Doctor, out: &Path) -> Result<ExitStatus, Failure> {
+fn run(args: &Doctor, out: &Path, list: &Path) -> Result<ExitStatus, Failure> {
     let mut command = this_program()?;
     command.arg("run").arg("--out").arg(out).args(["--format", "pickle"]);
+    command.arg("--list").arg(list);
     if let Some(spec) = &args.virtual_gpu {
         command.arg("--virtual").arg(spec);
     }

@@ -1,5 +1,6 @@
 //! What a recorded process says of its own recording: the `memtrace` key of its last snapshot.
 
+use std::io::Read;
 use std::path::Path;
 
 use memtrace_format::screen::Page;
@@ -12,6 +13,8 @@ use crate::failure::Failure;
 
 /// A table that is fuller than this will be full soon.
 const NEARLY_FULL: f64 = 0.9;
+/// As much of a run's list is read.
+const LONGEST_LIST: u64 = 1 << 20;
 /// Counters of things that must not happen, and what it means if they do.
 const LOST: [(&str, &str); 5] = [
     (
@@ -89,6 +92,37 @@ pub(super) fn found_any(processes: &[Value]) -> Check {
         return Check::new(Level::Wrong, "record", text);
     }
     Check::new(Level::Ok, "record", format!("{} snapshots", processes.len()))
+}
+
+/// Programs that are named.
+const NAMED: usize = 10;
+
+/// What the list of a run says of programs that were started without memtrace. The list has done its work then.
+pub(super) fn started_without(list: &Path) -> Vec<Check> {
+    let Ok(file) = memtrace_files::open(list) else { return Vec::new() };
+    let mut text = Vec::new();
+    let _ = (&file).take(LONGEST_LIST).read_to_end(&mut text);
+    let _ = memtrace_files::remove(list, &file);
+    let text = String::from_utf8_lossy(&text);
+    // Process, what, words.
+    let programs: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.split_once(" x "))
+        .map(|(pid, program)| match pid {
+            "0" => program.to_owned(),
+            pid => format!("{program} (process {pid})"),
+        })
+        .collect();
+    let note = |text| Check::new(Level::Note, "tree", text);
+    let mut found: Vec<Check> = programs.iter().take(NAMED).map(|program| {
+        note(format!(
+            "not recorded, because LD_PRELOAD was replaced or cleared for it (keep libmemtrace.so in it): {program}"
+        ))
+    }).collect();
+    if programs.len() > NAMED {
+        found.push(note(format!("and {} more that were not recorded", programs.len() - NAMED)));
+    }
+    found
 }
 
 /// How Python's objects were read.

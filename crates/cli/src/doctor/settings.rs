@@ -1,0 +1,88 @@
+//! What the environment sets that changes what there is to see.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::{Check, Level};
+use crate::run::{RECORDER, is_sanitizer};
+
+/// What else is preloaded, and in which order `memtrace run` leaves it.
+pub(super) fn preloaded() -> Vec<Check> {
+    let value = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let paths: BTreeSet<&[u8]> =
+        value.as_bytes().split(|b| b": ".contains(b)).filter(|p| !p.is_empty()).collect();
+    let one = |bytes: &[u8]| {
+        let path = Path::new(OsStr::from_bytes(bytes));
+        if path.is_absolute() && !path.exists() {
+            let text = format!("{} is not there: take it out of LD_PRELOAD", path.display());
+            return Check::new(Level::Wrong, "LD_PRELOAD", text);
+        }
+        let order = if path.file_name() == Some(OsStr::new(RECORDER)) {
+            "is memtrace itself: memtrace run preloads it without that"
+        } else if is_sanitizer(bytes) {
+            "is loaded, too, and stays first, as a sanitizer must; memtrace comes behind it"
+        } else {
+            "is loaded, too; memtrace comes before it"
+        };
+        Check::new(Level::Note, "LD_PRELOAD", format!("{} {order}", path.display()))
+    };
+    paths.into_iter().map(one).collect()
+}
+
+/// Settings of PyTorch's that change what there is to see.
+pub(super) fn settings() -> Vec<Check> {
+    // Set to nothing is set, for PyTorch.
+    let set = |name: &str| env::var_os(name).map(|v| v.to_string_lossy().into_owned());
+    let mut found = Vec::new();
+    let mut note = |text: String| found.push(Check::new(Level::Note, "settings", text));
+    for name in ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"] {
+        if let Some(value) = set(name) {
+            note(format!("{name}={value}: {}", caching_is_off(name, &value)));
+        }
+    }
+    if let Some(value) = set("CUDA_INJECTION64_PATH").filter(|v| !v.is_empty()) {
+        note(format!(
+            "CUDA_INJECTION64_PATH={value}: CUDA's driver loads this library into every process that uses it; what it takes is \
+             recorded as its own, and unset it for a run without it"
+        ));
+    }
+    let mut read: Option<&str> = None;
+    for name in CONF {
+        let Some(value) = set(name) else { continue };
+        let what = if let Some(first) = read {
+            format!("PyTorch doesn't read it, because {first} is set; unset one of them")
+        } else if value.contains("cudaMallocAsync") {
+            "memory comes from CUDA's pool, and there are no segments or blocks of PyTorch's"
+                .to_owned()
+        } else {
+            "kept in each snapshot's allocator settings".to_owned()
+        };
+        let older =
+            if name == CONF[0] { "" } else { "; PyTorch 2.6 reads PYTORCH_CUDA_ALLOC_CONF alone" };
+        note(format!("{name}={value}: {what}{older}"));
+        read = read.or(Some(name));
+    }
+    found
+}
+
+/// PyTorch's variable by its names. The first one that is set is read, also if it is empty (seen in 2.11 and 2.15).
+const CONF: [&str; 3] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// Which values turn PyTorch's allocator off: any up to 2.6, where the name with HIP means nothing to a CUDA build; later
+/// only 1, by either name (seen in 2.11 and 2.15).
+fn caching_is_off(name: &str, value: &str) -> &'static str {
+    match (name.contains("CUDA"), value) {
+        (true, "1") => "PyTorch's allocator is off, each tensor is a call of the driver's",
+        (false, "1") => {
+            "PyTorch's allocator is off, each tensor is a call of the driver's (not in PyTorch 2.6 for CUDA, which doesn't \
+             read it)"
+        }
+        (true, _) => {
+            "PyTorch 2.6 turns its allocator off for any value, also this one; 2.11 does for 1 alone. Unset it, or set it to 1"
+        }
+        (false, _) => "changes nothing; 1 would turn PyTorch's allocator off",
+    }
+}
