@@ -139,6 +139,21 @@ def test_a_process_that_was_killed_and_not_waited_for_holds_nothing(run):
     assert ask(other, "free") == before, "neither that GiB nor that context"
 
 
+def test_a_program_that_clears_its_environment_still_shares(run):
+    first, second = run.start(), run.start()
+    assert ask(first, "take", 60 * GIB) == 0
+    assert ask(second, "clear") == 0
+    assert ask(second, "take", 60 * GIB) == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("inner, same", [("h100", True), ("t4", False)])
+def test_a_run_within_a_run_has_the_same_cards(run, inner, same):
+    """A launcher under `memtrace run` whose workers are started by `memtrace run`, as scripts may do it. Another kind of card is another."""
+    command = ["run", "--virtual", inner, "--record", "off", "--", "sh", "-c", "echo $MEMTRACE_VIRTUAL_CARDS"]
+    done = support.must(support.memtrace(*command, env=run.env))
+    assert (done.stdout.strip() == str(run.file)) == same
+
+
 def test_a_forked_child_takes_nothing_and_gives_nothing_back(run):
     parent, other = run.start(), run.start()
     assert ask(parent, "take", 60 * GIB) == 0

@@ -57,9 +57,10 @@ def test_a_child_with_another_c_library(virtual, programs, tmp_path):
         assert lines[3:] == ["ok", "0"] and sizes(tmp_path / "out") == [1111]
 
 
-def test_an_environment_that_was_cleared(programs, tmp_path):
+@pytest.mark.parametrize("how", ["cleared", "cleared and filled"])
+def test_an_environment_that_was_cleared(programs, tmp_path, how):
     """Before the first call: the snapshot goes where the user said, and the card is the one that the user named."""
-    done = support.record([programs / "around", "cleared"], tmp_path / "out", spec="t4", cwd=tmp_path)
+    done = support.record([programs / "around", how], tmp_path / "out", spec="t4", cwd=tmp_path)
     support.must(done)
     snapshot = support.load(support.only_file(tmp_path / "out"))
     assert snapshot["memtrace"]["virtual"]["profile"] == "t4"

@@ -87,8 +87,14 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
         let library = find_library(VIRTUAL_GPU, "without --virtual a real GPU is used")?;
         let folder = Folder::ready(&library).map_err(Failure::new)?;
         preload.extend(folder.libraries());
-        command.env("MEMTRACE_VIRTUAL", spec.to_string());
-        command.env("MEMTRACE_VIRTUAL_CARDS", cards_of_run());
+        let spec = OsString::from(spec.to_string());
+        // A run within a run of the same cards has those cards.
+        if env::var_os("MEMTRACE_VIRTUAL").as_ref() != Some(&spec)
+            || env::var_os(CARDS).is_none_or(|path| path.is_empty())
+        {
+            command.env(CARDS, cards_of_run());
+        }
+        command.env("MEMTRACE_VIRTUAL", spec);
         let search = list([folder.path().to_owned()], env::var_os("LD_LIBRARY_PATH"), b":");
         command.env("LD_LIBRARY_PATH", search);
         for (variable, name) in CACHES {
@@ -107,6 +113,9 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
     let error = command.exec();
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
 }
+
+/// Where processes of a run find the file by which they share its virtual cards.
+const CARDS: &str = "MEMTRACE_VIRTUAL_CARDS";
 
 /// Where processes of a run find the name of its list.
 const LIST: &str = "MEMTRACE_RUN_LIST";

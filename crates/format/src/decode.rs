@@ -288,7 +288,9 @@ impl<'t, 'm> Decoder<'t, 'm> {
             (Some(Item::List(stacks)), Some(Item::List(frames))) => Some((stacks, frames)),
             (stacks, frames) => {
                 for (key, item) in [(Stacks, stacks), (Frames, frames)] {
-                    item.map_or(Ok(()), |item| self.other(At(Place::Top), key.text(), item))?;
+                    item.map_or(Ok(()), |item| {
+                        self.other(At(Place::Top), key.text(), item, &mut HashMap::new())
+                    })?;
                 }
                 None
             }
@@ -377,14 +379,15 @@ impl<'t, 'm> Decoder<'t, 'm> {
         let dict = self.dict(item, at)?;
         let fields = self.fields(dict, at, keys)?;
         let mut blocks = Vec::new();
-        let mut end = self.unsigned(&fields, Address)?;
+        let address = self.unsigned(&fields, Address)?;
+        let mut end = address;
         let items = self.list(fields.need(Blocks)?, || at.key(Blocks))?;
         for (j, &item) in items.iter().enumerate() {
             self.spend(Blocks.text())?;
             let place =
                 if host { Place::HostBlock(i, j as u32) } else { Place::Block(i, j as u32) };
             let block = self.block(item, At(place), end)?;
-            end = block.address.saturating_add(block.size);
+            end = block.address + block.size;
             blocks.push(block);
         }
         if blocks.is_empty() && fields.get(RequestedSize).is_none() {
@@ -392,8 +395,8 @@ impl<'t, 'm> Decoder<'t, 'm> {
         }
         Ok(Segment {
             device: self.signed(&fields, Device)?,
-            address: self.unsigned(&fields, Address)?,
-            total_size: self.unsigned(&fields, TotalSize)?,
+            address,
+            total_size: self.extent(&fields, address, TotalSize)?,
             allocated_size: self.unsigned(&fields, AllocatedSize)?,
             active_size: self.unsigned(&fields, ActiveSize)?,
             requested_size: self.unsigned(&fields, RequestedSize)?,
@@ -429,12 +432,13 @@ impl<'t, 'm> Decoder<'t, 'm> {
         } else {
             None
         };
+        let address = match fields.get(Address) {
+            Some(_) => self.unsigned(&fields, Address)?,
+            None => after,
+        };
         Ok(Block {
-            address: match fields.get(Address) {
-                Some(_) => self.unsigned(&fields, Address)?,
-                None => after,
-            },
-            size: self.unsigned(&fields, Size)?,
+            address,
+            size: self.extent(&fields, address, Size)?,
             requested_size: self.unsigned(&fields, RequestedSize)?,
             state: known.ok_or_else(|| self.wrong(&fields, State, "a block's state"))?,
             frames: self.live_stack(&fields)?,
@@ -483,10 +487,12 @@ impl<'t, 'm> Decoder<'t, 'm> {
             },
             _ => return Err(self.wrong(&fields, Word::Action, "a string")),
         };
-        let addr = if action == Action::Oom { DeviceFree } else { Addr };
+        // Out of memory names what was free instead of an address.
+        let is_oom = action == Action::Oom;
+        let addr = self.unsigned(&fields, if is_oom { DeviceFree } else { Addr })?;
         Ok(TraceEntry {
-            addr: self.unsigned(&fields, addr)?,
-            size: self.unsigned(&fields, Size)?,
+            addr,
+            size: self.extent(&fields, if is_oom { 0 } else { addr }, Size)?,
             stream: self.unsigned(&fields, Stream)?,
             time_us: match fields.get(TimeUs) {
                 Some(_) => Some(self.signed(&fields, TimeUs)?),

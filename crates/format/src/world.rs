@@ -2,7 +2,9 @@
 //!
 //! A launcher says it in the environment; who starts processes on his own (`mp.spawn`) passes it as an argument. It comes by
 //! when the process joins a communicator. The largest one that it joined is taken for the world: a part of it
-//! has fewer ranks. A process that joins as several ranks, with a device for each, has no rank of its own.
+//! has fewer ranks. Two of that size in which it has different ranks are both parts (the neighbours of a pipeline, of which
+//! each pair has a communicator), or it has several ranks, with a device for each: then its rank isn't known. Nor is it where
+//! its device has a higher number than the communicator has ranks: there are others, then.
 
 use serde_json::Value;
 
@@ -15,7 +17,7 @@ pub struct World {
     pub ranks: u32,
     /// On this device; −1 is one that no call has named.
     pub device: i8,
-    /// It has joined again, as another rank on another device.
+    /// It has joined another one of that size, as another rank.
     pub several: bool,
 }
 
@@ -50,8 +52,7 @@ impl World {
             _ if self.ranks < 2 || self.rank >= self.ranks || self.ranks >> NUMBER != 0 => before,
             Some(old) if old.ranks > self.ranks => Some(old),
             Some(old) if old.ranks == self.ranks => {
-                let other = old.rank != self.rank && old.device != self.device;
-                Some(World { several: old.several || other, ..old })
+                Some(World { several: old.several || old.rank != self.rank, ..old })
             }
             _ => Some(self),
         }
@@ -62,7 +63,8 @@ impl World {
         if self.several {
             return;
         }
-        if about["rank"].is_null() {
+        let is_a_part = i64::from(self.device) >= i64::from(self.ranks);
+        if about["rank"].is_null() && !is_a_part {
             about["rank"] = self.rank.into();
             about["world_size"] = self.ranks.into();
         }
@@ -101,7 +103,7 @@ mod tests {
             &[(3, 4, 3)][..],
             &[(3, 4, 3), (1, 2, 3)],
             &[(1, 2, 3), (3, 4, 3), (0, 1, 3)],
-            &[(3, 4, 3), (0, 4, 3)],
+            &[(3, 4, 3), (1, 2, 3), (0, 2, 3)],
         ] {
             assert_eq!(told(joined, json!({})), third, "{joined:?}");
         }
@@ -113,6 +115,17 @@ mod tests {
     fn a_process_of_several_ranks_has_none() {
         let all = [(0, 4, 0), (1, 4, 1), (2, 4, 2), (3, 4, 3)];
         assert_eq!(told(&all, json!({})), json!({}));
+    }
+
+    #[test]
+    fn a_part_is_not_the_world() {
+        // Four stages of a pipeline that only send to their neighbours.
+        assert_eq!(told(&[(1, 2, 2), (0, 2, 2)], json!({})), json!({}), "the third");
+        assert_eq!(told(&[(1, 2, 3)], json!({})), json!({}), "the last: the fourth device");
+        assert_eq!(told(&[(1, 2, 2), (0, 2, 2), (2, 4, 2)], json!({}))["rank"], 2, "and then all");
+        // Its device's number is of use where the rank is known otherwise.
+        let said = json!({"rank": 1, "world_size": 2});
+        assert_eq!(told(&[(1, 2, 5)], said)["rank_device"], 5);
     }
 
     #[test]

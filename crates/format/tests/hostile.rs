@@ -61,6 +61,11 @@ fn reasons_name_the_byte() {
             b"{\"segments\": [], \"device_traces\": [[{\"action\": \"alloc\", \"addr\": -4}]]}",
             "device_traces[0][0].addr: -4, not a number of 0 or more",
         ),
+        (
+            b"{\"segments\": [], \"device_traces\": [[{\"action\": \"alloc\", \"addr\": 2, \"size\": \
+              18446744073709551614, \"stream\": 0}]]}",
+            "device_traces[0][0].size: 18446744073709551614 bytes, which end behind the last address",
+        ),
     ] {
         let text = refused(bytes);
         assert!(text.contains(reason), "{text:?} should say {reason:?}");
@@ -117,6 +122,19 @@ fn sharing_can_not_be_used_to_fill_memory() {
     }
     laughs.extend(b"u.");
     assert!(refused(&laughs).contains("shares too much"), "{}", refused(&laughs));
+}
+
+#[test]
+fn many_keys_that_nobody_knows_take_no_longer_each() {
+    let keys: Vec<String> = (0..400_000).map(|i| format!("\"k{i}\": {i}, ")).collect();
+    let last = "\"k7\": 8, \"segments\": [], \"device_traces\": []";
+    let text = format!("{{{}{last}}}", keys.concat());
+    let begun = std::time::Instant::now();
+    let snapshot = Snapshot::read(text.as_bytes()).expect("a snapshot");
+    assert_eq!(snapshot.other.len(), 400_000);
+    assert_eq!(snapshot.other[7].value, 8, "of one that comes twice the last");
+    // Compared each with each they took a quarter of an hour.
+    assert!(begun.elapsed().as_secs() < 120);
 }
 
 #[test]

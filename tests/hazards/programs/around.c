@@ -18,7 +18,8 @@ static void take(size_t size) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
-    if (strcmp(what, "cleared") == 0) clearenv();
+    if (strncmp(what, "cleared", 7) == 0) clearenv();
+    if (strcmp(what, "cleared and filled") == 0 && setenv("ANYTHING", "1", 1)) return 2;
     take(1111);
     if (strcmp(what, "jail") == 0) {
         if (mkdir("jail", 0755) || chroot("jail") || chdir("/")) return 3;

@@ -1,6 +1,8 @@
 //! Single values: those of known keys in the types that they must have, those of other keys as they are, and what all of them
 //! may take.
 
+use std::collections::HashMap;
+
 use super::{
     At, Decoder, DictId, Fields, Item, ListId, MAX_DEPTH, Other, PIECE, PoolId, ReadError, Result,
     Text, VALUE, Value, Word, shape,
@@ -16,6 +18,7 @@ impl Decoder<'_, '_> {
     ) -> Result<Fields<N>> {
         let tree = self.tree;
         let mut fields = Fields { at, keys, values: [None; N] };
+        let mut others = HashMap::new();
         for &(key, value) in tree.dict(id) {
             let Item::Text(text) = key else {
                 let what = format!("a key is {}", tree.describe(key));
@@ -24,21 +27,29 @@ impl Decoder<'_, '_> {
             let known = self.words[text.0 as usize];
             match known.and_then(|word| keys.iter().position(|k| *k == word)) {
                 Some(i) => fields.values[i] = Some(value),
-                None => self.other(at, tree.text(text), value)?,
+                None => self.other(at, tree.text(text), value, &mut others)?,
             }
         }
         Ok(fields)
     }
 
-    pub(super) fn other(&mut self, at: At, key: &str, value: Item) -> Result<()> {
+    /// Keeps what stands under an unknown key; of one that comes twice, the last. `others` is where those of this dictionary are.
+    pub(super) fn other<'k>(
+        &mut self,
+        at: At,
+        key: &'k str,
+        value: Item,
+        others: &mut HashMap<&'k str, usize>,
+    ) -> Result<()> {
         let value = self.value(value, key, 0)?;
         self.use_text(key.len())?;
-        self.use_memory(size_of::<Other>())?;
-        let others = &mut self.snapshot.other;
-        let same = others.iter_mut().rev().take_while(|o| o.place == at.0).find(|o| o.key == key);
-        match same {
-            Some(twice) => twice.value = value,
-            None => others.push(Other { place: at.0, key: key.to_owned(), value }),
+        self.use_memory(size_of::<Other>() + size_of::<(&str, usize)>())?;
+        let kept = &mut self.snapshot.other;
+        if let Some(&twice) = others.get(key) {
+            kept[twice].value = value;
+        } else {
+            others.insert(key, kept.len());
+            kept.push(Other { place: at.0, key: key.to_owned(), value });
         }
         Ok(())
     }
@@ -139,6 +150,21 @@ impl Decoder<'_, '_> {
             Item::Large(n) => Ok(n),
             _ => Err(self.wrong(fields, key, "a number of 0 or more")),
         }
+    }
+
+    /// Where something lies, and how large it is: no memory goes on behind the last address.
+    pub(super) fn extent<const N: usize>(
+        &self,
+        fields: &Fields<N>,
+        address: u64,
+        size: Word,
+    ) -> Result<u64> {
+        let bytes = self.unsigned(fields, size)?;
+        if address.checked_add(bytes).is_none() {
+            let what = format!("{bytes} bytes, which end behind the last address");
+            return Err(shape(fields.at.key(size), what));
+        }
+        Ok(bytes)
     }
 
     pub(super) fn signed<const N: usize>(&self, fields: &Fields<N>, key: Word) -> Result<i64> {

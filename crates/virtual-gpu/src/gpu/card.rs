@@ -32,7 +32,7 @@ use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const VARIABLE: &str = "MEMTRACE_VIRTUAL_CARDS";
+pub(super) const VARIABLE: &str = "MEMTRACE_VIRTUAL_CARDS";
 /// How the names of these files begin; the number is that of the layout.
 const PREFIX: &str = "memtrace-cards1-";
 const SLOTS: usize = 512;
@@ -378,7 +378,7 @@ fn seat() -> Option<&'static Seat> {
 
 /// The file, if this process belongs to a run.
 fn named() -> Option<PathBuf> {
-    std::env::var_os(VARIABLE).filter(|path: &OsString| !path.is_empty()).map(PathBuf::from)
+    config::variable(VARIABLE).filter(|path: &OsString| !path.is_empty()).map(PathBuf::from)
 }
 
 impl Seat {

@@ -5,6 +5,7 @@
 //! GPU must not quietly become another one: the process is told and gets a machine without GPUs.
 
 use memtrace_devices::{Placement, Profile, Spec};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,12 +13,27 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const DEFAULT: &str = "h100";
 const SPEC: &str = "MEMTRACE_VIRTUAL";
 
-/// A variable as it was when the process began: for a program that has cleared its environment since.
-fn at_start(name: &str) -> Option<String> {
-    let all = std::fs::read("/proc/self/environ").ok()?;
-    let value =
-        |text: &[u8]| Some(text.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_owned());
-    String::from_utf8(all.split(|b| *b == 0).find_map(value)?).ok()
+/// Variables of memtrace's own, as they were when this library was loaded.
+static AT_START: OnceLock<[Option<OsString>; 2]> = OnceLock::new();
+const OURS: [&str; 2] = [SPEC, super::card::VARIABLE];
+
+/// A program may clear its environment before it asks for a GPU, and put something else into it.
+extern "C" fn loading() {
+    let _ = AT_START.set(OURS.map(std::env::var_os));
+}
+
+#[used]
+// SAFETY: the loader calls what lies in this section once, as a C function, after the C library has begun.
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = loading;
+
+/// A variable of memtrace's own: as it is now, or, if the program has taken it away, as it was.
+pub fn variable(name: &str) -> Option<OsString> {
+    let at_start = || {
+        let index = OURS.iter().position(|&own| own == name)?;
+        AT_START.get()?[index].clone()
+    };
+    std::env::var_os(name).or_else(at_start)
 }
 
 /// The machine.
@@ -161,9 +177,7 @@ fn choose(list: &str, gpus: &[Device]) -> Vec<usize> {
 pub fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
     MACHINE.get_or_init(|| {
-        let spec = std::env::var(SPEC)
-            .ok()
-            .or_else(|| if std::env::vars_os().next().is_none() { at_start(SPEC) } else { None });
+        let spec = variable(SPEC).map(|spec| spec.to_string_lossy().into_owned());
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         Machine::read(spec.as_deref(), visible.as_deref()).unwrap_or_else(|error| {
             super::log::warn(&format!("{error}; there is no GPU"));

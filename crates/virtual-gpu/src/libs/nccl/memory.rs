@@ -44,9 +44,9 @@ struct Wires {
     chunk: u64,
 }
 
-/// A number that the user gives NCCL in its own variable.
+/// A number that the user gives NCCL in its own variable. No buffer is larger than a terabyte, which no card has.
 fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.trim().parse().ok()
+    std::env::var(name).ok()?.trim().parse().ok().map(|number: u64| number.min(1 << 40))
 }
 
 fn wires(sm: u32, name: &str) -> Wires {
