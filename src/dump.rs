@@ -22,12 +22,11 @@ use memtrace_format::json::Stacks;
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::State;
 use memtrace_format::screen::Page;
-use memtrace_format::settings;
 use memtrace_format::snapshot::Value;
 use memtrace_naming::{Counts, Encoding, Moment};
 
 use crate::config::{Config, Format};
-use crate::hooks::{deepbind, table};
+use crate::hooks::{conf, deepbind, table};
 use crate::labels::{self, store::Store};
 use crate::measure;
 use crate::memory;
@@ -285,11 +284,13 @@ fn write(
         &table::name,
         (new, encoding),
         &mut |snapshot, counts, namer| {
-            snapshot.allocator_settings = settings::from_conf(&recorder.config.allocator_conf);
+            let (settings, conf) = conf::in_force(&recorder.config.allocator_conf);
+            snapshot.allocator_settings = settings;
             let known = std::mem::take(&mut snapshot.memtrace);
             let mut about = about(recorder, reason, counts);
             about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
             memtrace_naming::carry_over(&known, &mut about);
+            about["allocator_conf"] = conf.into();
             about["libraries"] = namer.build_ids();
             about["python"] = namer.places().to_json();
             let used = recorder.usage.read();

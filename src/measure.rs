@@ -9,7 +9,8 @@
 //! without it has just the answers that pass by (`cudaMemGetInfo`).
 //!
 //! An allocation is booked a moment after the device has made it: so a measurement counts only if no call about memory is
-//! under way ([`contexts::at_rest`]); if there never is such a moment, it is tried again later.
+//! under way ([`contexts::at_rest`]), and if it gets the place in the order of events that it had then
+//! ([`contexts::write_said`]); if there never is such a moment, it is tried again later.
 //!
 //! CUDA's number of a device is not NVML's; both know its PCI address. That is asked of the driver once, by a call that
 //! needs no context either.
@@ -227,10 +228,9 @@ impl Device {
             if self.last == now {
                 return true;
             }
-            self.last = now;
             let (own, others) = processes.unwrap_or_default();
-            guard::local(|local| {
-                recorder.write(&Event {
+            let is_written = guard::local(|local| {
+                let said = Event {
                     device: ordinal,
                     flags: if mine { FLAG_PROCESSES } else { 0 },
                     addr: own,
@@ -238,9 +238,13 @@ impl Device {
                     extra: memory.total,
                     stream: others,
                     ..event(local, Kind::Measured, Layer::Device)
-                });
+                };
+                contexts::write_said(recorder, before, &said)
             });
-            return true;
+            if is_written {
+                self.last = now;
+                return true;
+            }
         }
         false
     }

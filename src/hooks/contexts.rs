@@ -12,7 +12,7 @@ use super::resolve::Real;
 use super::roles::{also_inside, got, note, pass, pass_after};
 use super::table::{Api, Door, Out};
 use super::{event, place};
-use crate::record::guard;
+use crate::record::{Recorder, guard};
 use crate::stack::Site;
 
 // --- what is said in passing ---------------------------------------------------------------------------
@@ -116,6 +116,18 @@ pub fn at_rest() -> Option<u64> {
     Some(CALLS.load(Ordering::SeqCst)).filter(|calls| *calls as u32 == 0)
 }
 
+/// Writes down what a device has said, beside the books of the moment when it said so: where no call about memory has been
+/// under way since `before`, the answer of [`at_rest`] before the question, and at the very place in the order of events.
+/// Between a look and a write others may have taken or given back gigabytes. `false`: there was no such moment.
+pub fn write_said(recorder: &Recorder, before: Option<u64>, said: &Event) -> bool {
+    /// What comes in between may be about blocks of a framework's, which is nothing to the device.
+    const TRIES: usize = 8;
+    (0..TRIES).any(|_| {
+        let written = recorder.written();
+        before.is_some() && at_rest() == before && recorder.write_at(written, said)
+    })
+}
+
 /// This call has chosen a device or taken memory of it: its primary context is there from now on, whoever makes it.
 /// The first such call is worth knowing, since a context takes hundreds of megabytes.
 pub(super) fn enters(door: Door, device: i8) {
@@ -137,8 +149,13 @@ pub(super) fn enters(door: Door, device: i8) {
     });
 }
 
-/// The program asked how much of the current device is free.
-pub(super) unsafe fn tells_free(door: Door, code: c_int, free: *const usize, total: *const usize) {
+/// The program asked how much of the current device is free. `before`: [`at_rest`] before it asked.
+pub(super) unsafe fn tells_free(
+    door: Door,
+    code: c_int,
+    (free, total): (*const usize, *const usize),
+    before: Option<u64>,
+) {
     if code != 0 || free.is_null() || total.is_null() {
         return;
     }
@@ -147,13 +164,8 @@ pub(super) unsafe fn tells_free(door: Door, code: c_int, free: *const usize, tot
     guard::observe(|recorder, local| {
         let said = event(local, Kind::Measured, Layer::Device);
         let (api, device) = (door.api as u16, place::current().device);
-        recorder.write(&Event {
-            api,
-            device,
-            size: total.saturating_sub(free),
-            extra: total,
-            ..said
-        });
+        let size = total.saturating_sub(free);
+        write_said(recorder, before, &Event { api, device, size, extra: total, ..said });
     });
 }
 

@@ -24,10 +24,11 @@ macro_rules! forward {
 }
 
 pub(super) fn cuMemGetInfo_v2(door: Door, free: *mut usize, total: *mut usize) -> c_int {
+    let before = contexts::at_rest();
     let (code, own) = pass(door, || forward!(door, cuMemGetInfo_v2(free, total)));
     if own {
         // SAFETY: the caller's out-parameters, of the call that has just returned.
-        unsafe { contexts::tells_free(door, code, free, total) };
+        unsafe { contexts::tells_free(door, code, (free, total), before) };
     }
     code
 }

@@ -5,6 +5,7 @@
 
 pub mod captures;
 pub mod communicators;
+pub mod conf;
 pub mod contexts;
 pub mod deepbind;
 pub mod driver;

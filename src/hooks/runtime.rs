@@ -35,13 +35,14 @@ pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
 }
 
 pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) -> c_int {
+    let before = contexts::at_rest();
     let code = forward!(door, cudaMemGetInfo(free, total));
     if code == 0 && !free.is_null() && torch::is_caller(door.caller) {
         // SAFETY: the real function succeeded with this out-parameter.
         guard::local(|l| l.device_free.set(unsafe { *free } as u64));
     }
     // SAFETY: the caller's out-parameters, of the call that has just returned.
-    unsafe { contexts::tells_free(door, code, free, total) };
+    unsafe { contexts::tells_free(door, code, (free, total), before) };
     code
 }
 

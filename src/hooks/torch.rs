@@ -223,7 +223,7 @@ type Device = u16;
 /// The type of a CUDA device.
 pub const CUDA: u16 = 1;
 /// File name of the library that has the real ones.
-const C10: &str = "libc10.so";
+pub const C10: &str = "libc10.so";
 
 /// `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: a block handed out (`change`
 /// is its rounded size) or taken back (minus that).

@@ -125,6 +125,23 @@ impl Recorder {
         let flags = event.flags | if ending { FLAG_ENDING } else { 0 };
         let event = &Event { flags, ..*event };
         let (ticket, stalled) = self.ring.push(event.pack(), Live::apply);
+        self.wrote(event, ticket, stalled);
+        ticket
+    }
+
+    /// Writes an event if it is the next one after the first `written` ([`Recorder::written`]). `false`: others came before it.
+    pub fn write_at(&self, written: u64, event: &Event) -> bool {
+        let stalled = self.ring.push_at(written, event.pack(), Live::apply);
+        stalled.map(|stalled| self.wrote(event, written, stalled)).is_some()
+    }
+
+    /// Events so far.
+    pub fn written(&self) -> u64 {
+        self.ring.written()
+    }
+
+    #[inline]
+    fn wrote(&self, event: &Event, ticket: u64, stalled: bool) {
         if matches!(event.kind, Kind::Measured | Kind::Entered | Kind::Mark) {
             self.blackbox.header()[at::OWN_EVENTS].fetch_add(1, Ordering::Relaxed);
         }
@@ -134,7 +151,6 @@ impl Recorder {
         if ticket.is_multiple_of(LOOK_EVERY) && self.ring.is_short(ticket) {
             self.emitter.wake();
         }
-        ticket
     }
 
     /// The process has joined a communicator.

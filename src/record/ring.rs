@@ -127,9 +127,33 @@ impl<L> Ring<L> {
         mut apply: impl FnMut(&mut L, &Event),
     ) -> (u64, bool) {
         let ticket = self.header[at::HEAD].fetch_add(1, Ordering::AcqRel);
+        (ticket, self.publish(ticket, words, &mut apply))
+    }
+
+    /// Appends an event if it gets this ticket, so that nothing comes before it that wasn't there when `written` said so;
+    /// returns whether it had to make room first.
+    pub fn push_at(
+        &self,
+        ticket: u64,
+        words: [u64; WORDS - 1],
+        mut apply: impl FnMut(&mut L, &Event),
+    ) -> Option<bool> {
+        let (at, done) = (&self.header[at::HEAD], Ordering::AcqRel);
+        at.compare_exchange(ticket, ticket + 1, done, Ordering::Relaxed).ok()?;
+        Some(self.publish(ticket, words, &mut apply))
+    }
+
+    /// Fills the slot of a ticket; returns whether it had to make room first.
+    #[inline]
+    fn publish(
+        &self,
+        ticket: u64,
+        words: [u64; WORDS - 1],
+        apply: &mut impl FnMut(&mut L, &Event),
+    ) -> bool {
         let stalled = !self.has_room(ticket);
         if stalled {
-            self.wait_for_room(ticket, &mut apply);
+            self.wait_for_room(ticket, apply);
         }
         let slot = self.slot(ticket);
         // Released, so that a reader who sees it also sees that the old event was retired.
@@ -140,7 +164,7 @@ impl<L> Ring<L> {
         }
         slot[0].store(ticket + 1, Ordering::Release);
         prefetch(self.slot(ticket + 1));
-        (ticket, stalled)
+        stalled
     }
 
     #[cold]

@@ -400,6 +400,18 @@ mod threads {
     }
 
     #[test]
+    fn an_event_that_must_be_the_next_one_is_it_or_is_not_there() {
+        let ring = ring_of(8, 8, ());
+        let written = ring.written();
+        assert_eq!(ring.push_at(written, event(1).pack(), |(), _| {}), Some(false));
+        let written = ring.written();
+        ring.push(event(2).pack(), |(), _| {});
+        assert_eq!(ring.push_at(written, event(3).pack(), |(), _| {}), None);
+        let (events, unpublished, _) = rest(&ring, u64::MAX);
+        assert_eq!((events, unpublished), (vec![event(1), event(2)], 0));
+    }
+
+    #[test]
     fn reading_up_to_a_ticket_leaves_out_what_came_later() {
         let ring = ring_of(16, 16, ());
         for i in 0..5 {

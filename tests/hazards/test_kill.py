@@ -219,3 +219,19 @@ def test_ends_that_write(how, programs, gpu, tmp_path, pytestconfig):
         assert [hazard.about(p)["reason"] for p in whole][-1] == "exit" and len(whole) <= 1 + how.startswith("signal")
         support.must(support.memtrace("check", *whole))
         assert not list(out.glob("*.blackbox")) and not list(out.glob(".*"))
+
+
+def test_what_the_device_says_stands_beside_the_books_of_that_moment(programs, gpu, tmp_path):
+    """A thread asks how much is free while another one takes and gives back: an answer counts only where the books are those of its
+    moment (issue F, B9: rows of -2 GiB were "unexplained")."""
+    seen = 0
+    for i in range(12):
+        out = tmp_path / str(i)
+        env = {**gpu, "MEMTRACE_OUT": str(out), "MEMTRACE_STACKS": "none"}
+        done = support.execute([programs / "asks", 3000 + 77 * i], env=env)
+        assert done.returncode == -signal.SIGKILL, done
+        (path,) = hazard.recover(out)
+        for device in hazard.about(path)["reconcile"]:
+            seen += 1
+            assert device["unexplained"] == 0, device
+    assert seen, "no answer counted"

@@ -56,6 +56,19 @@ pub fn from_conf(raw: &str) -> Value {
     settings
 }
 
+/// The words that stand for what holds after `text` was set where `now` held: PyTorch forgets some settings each time, and keeps
+/// the others that aren't named (2.6 to 2.15).
+pub fn after(now: &str, text: &str) -> String {
+    const FORGOTTEN: [&str; 3] =
+        ["max_split_size_mb", "garbage_collection_threshold", "roundup_power2_divisions"];
+    let is_kept =
+        |key: &str| !FORGOTTEN.contains(&key) && pairs(text).all(|(other, _)| other != key);
+    let kept = pairs(now).filter(|(key, _)| is_kept(key));
+    let all: Vec<String> =
+        kept.chain(pairs(text)).map(|(key, value)| format!("{key}:{value}")).collect();
+    all.join(",")
+}
+
 fn put(map: &mut Map<String, Value>, key: &str, value: Option<impl Into<Value>>) {
     if let Some(value) = value {
         map.insert(key.to_owned(), value.into());
@@ -159,6 +172,19 @@ mod tests {
         assert_eq!([&d["1"], &d["256"], &d["512"]], [1, 1, 8].map(Value::from).each_ref());
         assert_eq!(from_conf("roundup_power2_divisions:[>:8]")["roundup_power2_divisions"]["1"], 0);
         assert_eq!(from_conf("roundup_power2_divisions:4")["roundup_power2_divisions"]["64"], 4);
+    }
+
+    #[test]
+    fn what_is_set_later_leaves_some_settings_as_they_are() {
+        let first = "expandable_segments:True,roundup_power2_divisions:[256:1,>:2], pinned_num_register_threads:2";
+        let then = after(first, "max_split_size_mb:222");
+        assert_eq!(
+            then,
+            "expandable_segments:True,pinned_num_register_threads:2,max_split_size_mb:222"
+        );
+        let last = after(&then, "expandable_segments:False");
+        assert_eq!(last, "pinned_num_register_threads:2,expandable_segments:False");
+        assert_eq!(after("", ""), "");
     }
 
     #[test]
