@@ -223,7 +223,7 @@ def test_ends_that_write(how, programs, gpu, tmp_path, pytestconfig):
 
 def test_what_the_device_says_stands_beside_the_books_of_that_moment(programs, gpu, tmp_path):
     """A thread asks how much is free while another one takes and gives back: an answer counts only where the books are those of its
-    moment (issue F, B9: rows of -2 GiB were "unexplained")."""
+    moment. What came in between was "unexplained" (issue F, B9)."""
     seen = 0
     for i in range(12):
         out = tmp_path / str(i)
