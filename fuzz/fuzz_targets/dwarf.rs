@@ -9,7 +9,9 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use memtrace_naming::source;
 
-static FILE: LazyLock<PathBuf> = LazyLock::new(|| memtrace_fuzz::scratch("dwarf.so"));
+static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
+    memtrace_fuzz::folder().join(format!("memtrace-fuzz-dwarf.so-{}", std::process::id()))
+});
 /// Every sixteenth byte of a small library's code.
 static OFFSETS: LazyLock<Vec<u64>> = LazyLock::new(|| (0..0x2000).step_by(64).collect());
 

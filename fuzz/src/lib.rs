@@ -42,9 +42,8 @@ fn again(written: std::io::Result<()>, bytes: &[u8]) {
     }
 }
 
-/// A file of this process's own, in memory where there is room for it.
-pub fn scratch(name: &str) -> PathBuf {
+/// Where files are in memory, if there is such a folder.
+pub fn folder() -> PathBuf {
     let shm = PathBuf::from("/dev/shm");
-    let folder = if shm.is_dir() { shm } else { std::env::temp_dir() };
-    folder.join(format!("memtrace-fuzz-{name}-{}", std::process::id()))
+    if shm.is_dir() { shm } else { std::env::temp_dir() }
 }

@@ -5,32 +5,12 @@
 
 use super::*;
 use crate::record::ring::Ring;
+use crate::record::testing::event;
 use memtrace_format::blackbox::LIVE_FIRST;
 use memtrace_format::event::{Pool, What};
 use memtrace_format::ledger::Totals;
 use memtrace_format::replay::LiveBlock;
 use proptest::prelude::*;
-
-/// Checks itself: all numbers follow from `n`.
-fn event(n: u64) -> Event {
-    Event {
-        kind: Kind::Alloc,
-        layer: Layer::Framework,
-        device: 0,
-        flags: 0,
-        api: 0,
-        what: What::Device,
-        pool: Pool::DEFAULT,
-        time_ns: n,
-        addr: n,
-        size: n * 3,
-        extra: n * 5,
-        stream: n * 7,
-        stack: n as u32,
-        thread: 1,
-        label: 0,
-    }
-}
 
 /// What may happen, in a small space so that addresses and handles meet again.
 fn any_event() -> impl Strategy<Value = Event> {

@@ -11,6 +11,8 @@ pub mod places;
 pub mod ring;
 pub mod space;
 pub mod stacks;
+#[cfg(test)]
+mod testing;
 pub mod this_thread;
 pub mod truncated;
 

@@ -9,28 +9,7 @@
 //! `Relaxed` for its even one, a reader believes what was never so.
 
 use super::*;
-use memtrace_format::event::{Kind, Layer, Pool, What};
-
-/// Checks itself: all numbers follow from `n`.
-fn event(n: u64) -> Event {
-    Event {
-        kind: Kind::Alloc,
-        layer: Layer::Framework,
-        device: 0,
-        flags: 0,
-        api: 0,
-        what: What::Device,
-        pool: Pool::DEFAULT,
-        time_ns: n,
-        addr: n,
-        size: n * 3,
-        extra: n * 5,
-        stream: n * 7,
-        stack: n as u32,
-        thread: 1,
-        label: 0,
-    }
-}
+use crate::record::testing::event;
 
 /// A ring that starts with `first` slots and may grow to `slots`.
 fn ring_of<L>(slots: usize, first: usize, live: L) -> Ring<L> {
@@ -59,6 +38,7 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
     use memtrace_format::blackbox::LIVE;
+    use memtrace_format::event::Kind;
     use memtrace_format::replay::State;
     use std::sync::Mutex as Std;
 

@@ -15,6 +15,8 @@ mod end;
 mod file;
 mod labels;
 mod lines;
+#[cfg(any(test, feature = "made"))]
+pub mod made;
 mod names;
 mod owner;
 mod snapshot;

@@ -333,7 +333,8 @@ fn no_code(text: &str) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Made, this_program};
+    use crate::made::Made;
+    use crate::testing::this_program;
 
     impl Made {
         fn namer(&self, splice: Splice) -> Namer<&[u64]> {
@@ -351,7 +352,7 @@ mod tests {
 
     #[test]
     fn python_frames_have_the_line_of_their_position() {
-        let mut made = Made::new();
+        let mut made = Made::of_words(5000);
         let code = made.function("f", "a.py", 7);
         let id = made.stack(&[
             RawFrame::Python { code, unit: Some(1) },
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn the_same_frame_and_the_same_stack_are_kept_once() {
-        let mut made = Made::new();
+        let mut made = Made::of_words(5000);
         let outer = made.function("g", "a.py", 5);
         let [code, twin] = [0; 2].map(|_| made.function("f", "a.py", 1));
         let frame = |code| RawFrame::Python { code, unit: Some(0) };
@@ -390,7 +391,7 @@ mod tests {
 
     #[test]
     fn reasons_stand_where_nothing_else_does_and_gaps_always() {
-        let mut made = Made::new();
+        let mut made = Made::of_words(5000);
         made.library("/lib/a.so", 0x10000..0x11000, 0, None);
         let missing = RawFrame::Missing;
         let mut named = |raw: &[RawFrame]| {
@@ -424,7 +425,7 @@ mod tests {
 
     #[test]
     fn an_address_belongs_to_the_library_of_its_epoch() {
-        let mut made = Made::new();
+        let mut made = Made::of_words(5000);
         made.library("/lib/first.so", 0x10000..0x11000, 0, Some(2));
         made.library("/lib/second.so", 0x10000..0x11000, 3, Some(3));
         made.library("/lib/third.so", 0x10000..0x11000, 4, None);
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn pytorch_puts_one_python_frame_before_each_main_loop() {
-        let mut made = Made::new();
+        let mut made = Made::of_words(5000);
         let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| {
             let code = made.function(name, "a.py", 1);
             RawFrame::Python { code, unit: Some(0) }

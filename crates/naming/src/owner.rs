@@ -216,12 +216,12 @@ fn stood_for(function: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::made::Made;
     use crate::names::Splice;
-    use crate::testing::Made;
 
     /// A stack whose innermost frames are in these libraries, and the Python files that run outside of them.
     fn owner(libraries: &[&str], sources: &[&str]) -> Option<String> {
-        let mut made = Made::new();
+        let mut made = Made::of_words(5000);
         let mut frames = Vec::new();
         for (i, path) in (1_u64..).zip(libraries) {
             made.library(path, i << 16..(i << 16) + 4096, 0, None);

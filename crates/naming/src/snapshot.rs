@@ -140,15 +140,13 @@ fn bound(value: &mut Value) {
 mod tests {
     use super::*;
     use memtrace_files::Readers;
-    use memtrace_format::blackbox::{HEADER_WORDS, LIVE, LIVE_FIRST, MAGIC, VERSION};
+    use memtrace_format::blackbox::{LIVE, MAGIC, VERSION};
     use memtrace_format::event::{Event, Kind, Layer, Pool, WORDS, What};
     use memtrace_format::snapshot::{BlockState, Snapshot};
     use memtrace_format::stacks::RawFrame;
     use proptest::prelude::*;
 
-    use crate::testing::Made;
-
-    const SLOTS: usize = 16;
+    use crate::made::{FIRST_TICKET, Made, SLOTS, black_box};
 
     fn event(kind: Kind, layer: Layer, addr: u64, size: u64) -> Event {
         let time_ns = 1_700_000_000_000_000_000;
@@ -173,45 +171,25 @@ mod tests {
 
     /// A black box with one old block, and a history of three events of which the last is half written.
     fn made() -> Vec<u64> {
-        let mut regions = Made::new();
-        let code = regions.function("f", "a.py", 7);
-        regions.stack(&[RawFrame::Python { code, unit: Some(1) }]);
-        let mut ring = vec![0; SLOTS * WORDS];
-        let mut live = vec![0; LIVE_FIRST * WORDS];
-        let put = |words: &mut [u64], slot: usize, first: u64, event: Event| {
-            words[slot * WORDS] = first;
-            words[slot * WORDS + 1..][..WORDS - 1].copy_from_slice(&event.pack());
-        };
-        put(&mut live, 9, LIVE, event(Kind::Alloc, Layer::Device, 0x1000, 100));
-        put(&mut ring, 4, 21, event(Kind::Alloc, Layer::Device, 0x2000, 200));
-        put(&mut ring, 5, 22, event(Kind::SegmentMap, Layer::Framework, 0x20_0000, 0x40_0000));
-        put(&mut ring, 6, 0, event(Kind::FreeRequested, Layer::Device, 0x1000, 0));
-        let mut about = br#"{"pid":7,"host":"h","entry_points":["none","cudaMalloc"],"virtual":{"spec":"h100","launches":3,"devices":[{"device":0,"used":5,"total":9}]},"stacks":{"mode":"all"}}"#.to_vec();
-        let about_bytes = about.len() as u64;
-        about.resize(about.len().next_multiple_of(8), 0);
-        let about: Vec<u64> = about.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
-        let mut words = vec![0; HEADER_WORDS];
-        for (i, region) in
-            [ring, live, regions.depot, regions.codes, regions.modules, about].iter().enumerate()
-        {
-            words[at::REGIONS + 2 * i] = words.len() as u64 * 8;
-            words[at::REGIONS + 2 * i + 1] = region.len() as u64 * 8;
-            words.extend(region);
-        }
-        for (i, value) in [
-            (at::MAGIC, MAGIC),
-            (at::VERSION, VERSION),
-            (at::PID, 7),
-            (at::ABOUT_BYTES, about_bytes),
-            (at::RING_CAPACITY, SLOTS as u64),
-            (at::HEAD, 23),
-            (at::RETIRED, 20),
-            (at::LIVE_SEQUENCE, 40),
-            (at::LIVE_ROOM, LIVE_FIRST as u64),
-        ] {
-            words[i] = value;
-        }
+        let mut stacks = Made::of_words(400);
+        let code = stacks.function("f", "a.py", 7);
+        stacks.stack(&[RawFrame::Python { code, unit: Some(1) }]);
+        let live = [event(Kind::Alloc, Layer::Device, 0x1000, 100)];
+        let history = [
+            event(Kind::Alloc, Layer::Device, 0x2000, 200),
+            event(Kind::SegmentMap, Layer::Framework, 0x20_0000, 0x40_0000),
+            event(Kind::FreeRequested, Layer::Device, 0x1000, 0),
+        ];
+        let about = r#"{"pid":7,"host":"h","entry_points":["none","cudaMalloc"],"virtual":{"spec":"h100","launches":3,"devices":[{"device":0,"used":5,"total":9}]},"stacks":{"mode":"all"}}"#;
+        let mut words = black_box(&live, &history, &stacks, about);
+        let last = slot(&words, FIRST_TICKET + 2);
+        words[last] = 0;
         words
+    }
+
+    /// The first word of a ticket's slot.
+    fn slot(words: &[u64], ticket: usize) -> usize {
+        words[at::REGIONS] as usize / 8 + ticket % SLOTS * WORDS
     }
 
     fn bytes(words: &[u64]) -> Vec<u8> {
@@ -263,8 +241,9 @@ mod tests {
     #[test]
     fn an_event_that_is_in_the_table_already_counts_once() {
         let mut words = made();
-        let [ring, live] = [0, 1].map(|i| words[at::REGIONS + 2 * i] as usize / 8);
-        words.copy_within(ring + 4 * WORDS..ring + 5 * WORDS, live);
+        let live = words[at::REGIONS + 2] as usize / 8;
+        let first = slot(&words, FIRST_TICKET);
+        words.copy_within(first..first + WORDS, live);
         words[live] = LIVE;
         for sequence in [41, 42] {
             words[at::LIVE_SEQUENCE] = sequence;
@@ -290,9 +269,9 @@ mod tests {
             flags: u8::MAX,
             ..event(Kind::Measured, Layer::Device, 0, 0)
         };
-        let ring = words[at::REGIONS] as usize / 8;
-        words[ring + 6 * WORDS] = 23;
-        words[ring + 6 * WORDS + 1..][..WORDS - 1].copy_from_slice(&measured.pack());
+        let last = slot(&words, FIRST_TICKET + 2);
+        words[last] = FIRST_TICKET as u64 + 3;
+        words[last + 1..][..WORDS - 1].copy_from_slice(&measured.pack());
         assert_eq!(read(&words).device_traces[0].len(), 3);
     }
 

@@ -34,7 +34,11 @@ fn a_users_file_may_be_called_anything_and_lie_anywhere() {
             "/home/me/site-packages/train.py",
             "/home/me/lib/python3/train.py",
             "/home/me/lib/python3.11/train.py",
+            "/home/me/lib/python3/threading.py",
+            "/home/me/python3.11/threading.py",
             "/home/me/my-site-packages/a.py",
+            "/home/me/my.egg/train.py",
+            "/home/me/acme-1.0.egg",
             "/home/me/.venv/train.py",
             "/home/me/app.zip/acme/train.py",
             "/tmp/ipykernel_4711/123.py",
@@ -72,6 +76,9 @@ fn installed_packages_are_known_by_where_an_interpreter_looks() {
             "/Users/me/Library/Python/3.11/lib/python/site-packages/acme/x.py",
             "C:\\env\\Lib\\site-packages\\acme\\train.py",
             "c:\\env\\lib\\site-packages\\acme\\train.py",
+            "c:\\env\\lib\\Site-Packages\\acme\\train.py",
+            "\\\\server\\env\\Lib\\site-packages\\acme\\train.py",
+            "/home/me/.cache/bazel/7/external/pip_acme/site-packages/acme/train.py",
             "/home/me/.pex/wheels/acme-1.0-py3-none-any.whl/acme/x.py",
             "/env/lib/python3.11/site-packages/acme-1.0-py3.11.egg/acme/x.py",
         ],
@@ -150,10 +157,26 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
         frames.each_ref().map(|f| places.whose(f)),
         [PyTorch, Standard, User, Native, User, User, Native, Native, Gap]
     );
+    // A folder is known by whole parts, on Windows in large letters or small.
+    let about = json!({"python": {"pytorch": ["/deps/torch", "C:\\Deps\\torch"]}});
+    let frames = [
+        frame("/deps/torch/optim/adam.py", "step", 3),
+        frame("/deps/torch2/optim/adam.py", "step", 3),
+        frame("/Deps/torch/optim/adam.py", "step", 3),
+        frame("C:\\Deps\\torch\\optim\\adam.py", "step", 3),
+        frame("c:\\deps\\TORCH\\optim\\adam.py", "step", 3),
+    ];
+    let places = Places::told(&about, &frames);
+    assert_eq!(frames.each_ref().map(|f| places.whose(f)), [PyTorch, User, User, PyTorch, PyTorch]);
+    // What is no library of PyTorch's, or lies elsewhere, says nothing.
+    let others =
+        ["/me/torch/lib/mine.so", "/me/build/lib/libtorch_cpu.so", "/me/torch/lib/torch.py"];
+    assert_eq!(Places::of_libraries(others.into_iter()), Places::default());
     // Another name of the folder: how paths look must do.
     let about = json!({"python": {"standard": ["/elsewhere/lib/python3.11"]}});
     let places = Places::told(&about, &frames);
-    assert_eq!(places.whose(&frames[1]), Standard);
+    let looks = frame("/opt/py/lib/python3.11/threading.py", "run", 3);
+    assert_eq!(places.whose(&looks), Standard);
     for (loaded, standard) in [
         ("/opt/py/bin/python3.12", "/opt/py/lib/python3.12"),
         ("/opt/py/lib/libpython3.12.so.1.0", "/opt/py/lib/python3.12"),
@@ -167,6 +190,9 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
 fn native_frames_are_known_without_being_told() {
     for (file, name) in [
         ("??", "??"),
+        ("??", "main"),
+        ("/usr/include/c++/12/functional", "std::invoke"),
+        ("/usr/include/c++/12/functional", "operator()"),
         ("", "c10::cuda::f(int)"),
         ("", ""),
         ("/lib/x.so", "f"),
@@ -180,8 +206,12 @@ fn native_frames_are_known_without_being_told() {
     ] {
         assert_eq!(alone(file, name), Native, "{file} {name}");
     }
-    let server = frame("/opt/app/server", "main", 70_000);
-    assert_eq!(Places::default().whose(&server), Native, "an offset is no line");
+    for line in [0, 70_000] {
+        let server = frame("/opt/app/server", "main", line);
+        assert_eq!(Places::default().whose(&server), Native, "an offset is no line: {line}");
+        let typed = frame("<stdin>", "main", line);
+        assert_eq!(Places::default().whose(&typed), User, "{line}");
+    }
 }
 
 #[test]
@@ -202,7 +232,9 @@ fn what_a_compiler_wrote_is_nobodys() {
     assert_eq!(alone("<string>", "<module>"), User);
     assert_eq!(alone("<string>", "<lambda>"), User);
     // A user's file that begins with a c is none.
-    all(User, &["/home/me/ab/cabc.py", "/home/me/cd/cabcdefg.py"]);
+    let other_folder = own_folder.replace("/ab/", "/xy/");
+    let no_hash = own_folder.replace('q', "Q");
+    all(User, &["/home/me/ab/cabc.py", "/home/me/cd/cabcdefg.py", &other_folder, &no_hash]);
 }
 
 fn stack(frames: &[(&str, &str, u64)]) -> Vec<Whose> {
@@ -232,4 +264,24 @@ fn what_only_starts_a_program_is_not_the_program() {
     let text = ("<string>", "<module>", 1);
     assert_eq!(stack(&[package, spawn, text]), [Installed, Standard, Generated]);
     assert_eq!(stack(&[package, text]), [Installed, User]);
+    // Text that a user gave: to the standard library, or to a package with a folder of that name.
+    assert_eq!(stack(&[("<frozen runpy>", "run_module", 226), text]), [Standard, User]);
+    let theirs = ("/env/lib/python3.11/site-packages/acme/multiprocessing/pool.py", "map", 9);
+    assert_eq!(stack(&[theirs, text]), [Installed, User]);
+    // A package's own folder of that name holds no commands.
+    let inner = ("/env/lib/python3.11/site-packages/acme/bin/train.py", "<module>", 3);
+    assert_eq!(stack(&[package, inner]), [Installed, Installed]);
+}
+
+#[test]
+fn a_file_is_named_without_its_folders() {
+    for (file, name) in [
+        ("/home/me/a.py", "a.py"),
+        ("a.py", "a.py"),
+        ("/home/me/a\\b.py", "a\\b.py"),
+        ("C:\\me\\a.py", "a.py"),
+        ("C:/me\\b/a.py", "a.py"),
+    ] {
+        assert_eq!(file_name(file), name);
+    }
 }

@@ -5,8 +5,8 @@ use memtrace_format::stacks::RawFrame;
 use proptest::prelude::*;
 
 use super::*;
+use crate::made::Made;
 use crate::names::Splice;
-use crate::testing::Made;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -58,7 +58,7 @@ fn says(size: u64, others: u64) -> Event {
 
 /// Stacks in NCCL, in a user's library and in a second one, and what the accounts say of these events.
 fn told(events: impl IntoIterator<Item = Event>) -> Value {
-    let mut regions = Made::new();
+    let mut regions = Made::of_words(5000);
     for (i, path) in (1_u64..).zip(["/a/libnccl.so.2", "/home/me/engine.so", "/home/me/two.so"]) {
         regions.library(path, i << 16..(i << 16) + 4096, 0, None);
         let stack = regions.stack(&[RawFrame::Native { pc: (i << 16) + 16, epoch: 0 }]);
