@@ -214,6 +214,47 @@ mod tests {
     }
 
     #[test]
+    fn matrix_products_need_no_copies() {
+        let half =
+            |operation, n| with_type(square(operation, [n, 16, 32, 8, 1, 1]), c::CUDNN_DATA_HALF);
+        for (operation, images, bytes) in [
+            (Operation::Forward, 2, 0),
+            (Operation::BackwardData, 2, 0),
+            (Operation::BackwardFilter, 1, 0),
+            (Operation::BackwardFilter, 2, 2 * (16 + 32) * 64 * 2),
+        ] {
+            let engine = first(&half(operation, images), 75).expect("known");
+            assert_eq!(engine.workspace, bytes, "{operation:?} {images}");
+        }
+        // Three by three, or with a border, it is none.
+        let single = square(Operation::BackwardFilter, [4, 16, 32, 8, 1, 1]);
+        assert_eq!(first(&single, 75).map(|e| e.workspace), Some(16 * 32 * 4 * 4));
+        let mut wide = square(Operation::BackwardFilter, [4, 16, 32, 8, 3, 1]);
+        wide.padding = vec![0, 0];
+        let mut bordered = single;
+        bordered.padding = vec![1, 1];
+        for problem in [wide, bordered] {
+            assert_eq!(first(&problem, 75), Some(Engine::PLAIN), "{problem}");
+        }
+    }
+
+    #[test]
+    fn only_some_filters_are_transformed() {
+        let plain = square(Operation::Forward, [2, 8, 16, 9, 3, 1]);
+        let bytes = |problem: &Problem| first(problem, 75).map(|e| e.workspace);
+        assert_eq!(bytes(&plain), Some(8 * 16 * 64));
+        let (mut strided, mut spread, mut far, mut other) =
+            (plain.clone(), plain.clone(), plain.clone(), plain);
+        strided.stride = vec![2, 2];
+        spread.dilation = vec![2, 2];
+        far.padding = vec![3, 3];
+        other.operation = Operation::BackwardFilter;
+        for problem in [strided, spread, far, other] {
+            assert_eq!(bytes(&problem), Some(0), "{problem}");
+        }
+    }
+
+    #[test]
     fn few_channels_are_padded() {
         let stem =
             with_type(square(Operation::BackwardFilter, [2, 3, 64, 224, 7, 2]), c::CUDNN_DATA_HALF);
