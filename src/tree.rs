@@ -239,9 +239,11 @@ pub fn ending() -> bool {
     if DONE.swap(true, Ordering::AcqRel) {
         return false;
     }
+    // Should somebody have put a FIFO there, nobody waits for what it says.
     // SAFETY: a C string, and a descriptor that is ours.
     let file = unsafe {
-        libc::open(run.list.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW)
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        libc::open(run.list.as_ptr(), flags)
     };
     if file < 0 {
         return false;

@@ -19,6 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import _files
 from ._calls import NUMBER, Calls
 from ._library import MemtraceError
 from ._native import Native, native
@@ -214,7 +215,7 @@ class MemoryTracker:
             "num_alloc_retries": self._num_alloc_retries,
             "op_index": len(self.memories_allocated),
         }
-        with open(path, "wb") as file:
+        with _files.replacing(path) as file:
             pickle.dump(stats, file, protocol=4)
 
     def load(self, path: str | Path) -> None:

@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
 use memtrace_format::replay::PAGE;
 
-use super::roles::{note, pass};
+use super::roles::{note, pass, pass_after};
 use super::table::{Door, Out, Ptr, real};
 use super::{captures, contexts, event, lookup, torch};
 use crate::record::guard;
@@ -41,9 +41,9 @@ pub(super) fn cuMemAddressReserve(
     addr: Ptr,
     flags: c_ulonglong,
 ) -> c_int {
-    crate::wake();
-    let code = guard::nested(|| forward!(door, cuMemAddressReserve(out, size, align, addr, flags)));
-    if code == 0 && !out.is_null() {
+    let (code, own) =
+        pass(door, || forward!(door, cuMemAddressReserve(out, size, align, addr, flags)));
+    if own && code == 0 && !out.is_null() {
         // SAFETY: the real function succeeded with this out-parameter.
         let addr = unsafe { *out } as u64;
         torch::remember_reservation(addr, size as u64);
@@ -60,7 +60,10 @@ pub(super) fn cuMemMap(
     handle: u64,
     flags: c_ulonglong,
 ) -> c_int {
-    let code = guard::nested(|| forward!(door, cuMemMap(addr, size, offset, handle, flags)));
+    let (code, own) = pass(door, || forward!(door, cuMemMap(addr, size, offset, handle, flags)));
+    if !own {
+        return code;
+    }
     if code == 0 && torch::is_caller(door.caller) {
         guard::local(|l| {
             let (bytes, piece) = l.mapped.get();
@@ -108,6 +111,10 @@ pub(super) fn cuMemSetAccess(
 }
 
 pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
+    pass_after(door, || unmapped(door, addr, size), || forward!(door, cuMemUnmap(addr, size)))
+}
+
+fn unmapped(door: Door, addr: Ptr, size: usize) {
     if torch::is_caller(door.caller) {
         guard::observe(|recorder, local| {
             captures::settle(recorder, local);
@@ -121,7 +128,6 @@ pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
         });
     }
     note(door, Kind::Unmap, What::Device, |e| (e.addr, e.size) = (addr as u64, size as u64));
-    guard::nested(|| forward!(door, cuMemUnmap(addr, size)))
 }
 
 pub(super) fn cuGetProcAddress(

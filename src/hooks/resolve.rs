@@ -226,6 +226,16 @@ pub fn is_cudas(row: &EntryPoint, function: usize) -> bool {
     next == function && with_tables(function, stands) == Some(true)
 }
 
+/// Everything that the library with this address has mapped.
+pub fn range_of(address: usize) -> Option<std::ops::Range<usize>> {
+    with_tables(address, Tables::range)
+}
+
+/// Has the library with this address a function of this name?
+pub fn defines(address: usize, name: &CStr) -> bool {
+    with_tables(address, |tables| tables.symbol(name).is_some()) == Some(true)
+}
+
 /// Does this address lie in a library that has the name of one of NVIDIA's that we know, as its file's or its own?
 pub fn is_nvidias(address: usize) -> bool {
     let file = library_of(address).is_some_and(|path| is_nvidias_name(path.as_bytes()));

@@ -8,9 +8,8 @@
 //! What PyTorch's allocator gets is written down as its segments, in [`super::torch`]'s terms; that it makes them of
 //! physical memory and mappings stays its own business, so nothing is counted twice.
 
-use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::event::{
     Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool,
@@ -21,93 +20,14 @@ use super::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
 };
 use super::table::{Api, Door, Out, Ptr};
-use super::{captures, communicators, contexts, event, pinned, place, torch};
+use super::{captures, communicators, event, pinned, place, torch};
 
+pub(super) use super::calls::{pass, pass_after};
 pub use super::contexts::*;
 use crate::message;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local};
-use crate::stack::{Site, objects};
-
-fn entered(door: Door) {
-    crate::wake();
-    contexts::entered(door);
-}
-
-thread_local! {
-    /// The real function that the thread came to by one of our doors and is inside; 0 if none.
-    static CALLING: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Makes the real call. At each moment of it a signal handler finds the thread outside, or in a real call.
-fn real(door: Door, call: impl FnOnce() -> c_int) -> c_int {
-    let was = CALLING.replace(door.real);
-    compiler_fence(Ordering::SeqCst);
-    let code = guard::nested(call);
-    compiler_fence(Ordering::SeqCst);
-    CALLING.set(was);
-    code
-}
-
-/// Runs `f` as the program's own doing, inside a real call.
-fn reopened(f: impl FnOnce() -> c_int) -> c_int {
-    guard::reopened(|| {
-        let was = CALLING.replace(0);
-        let code = f();
-        CALLING.set(was);
-        code
-    })
-}
-
-/// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
-pub(super) fn also_inside(f: impl FnOnce()) {
-    if CALLING.get() != 0 {
-        reopened(|| {
-            f();
-            0
-        });
-    } else {
-        f();
-    }
-}
-
-/// A call of the runtime inside a real call: CUDA makes none, so it is the program's own, from a signal handler. But another
-/// tool's library that stands for CUDA may call its own functions by symbol, and so may a runtime; that is part of the call.
-pub(super) fn of_program(door: Door, f: impl FnOnce() -> c_int) -> c_int {
-    let outer = CALLING.get();
-    let is_part = || {
-        objects::is_one_library(door.caller, outer)
-            || objects::is_one_library(door.caller, door.real)
-    };
-    if outer != 0 && !is_part() { reopened(f) } else { f() }
-}
-
-/// A call of the driver may be the runtime's.
-pub(super) fn of_anybody(_: Door, f: impl FnOnce() -> c_int) -> c_int {
-    f()
-}
-
-/// Passes a call on. Says, too, whether the call is the program's own.
-pub(super) fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
-    entered(door);
-    if guard::inside() {
-        guard::passes_by(is_runtime(door));
-        (call(), false)
-    } else {
-        (real(door, call), true)
-    }
-}
-
-/// Passes a call on that gives something back, which `before` writes down.
-pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -> c_int {
-    entered(door);
-    if guard::inside() {
-        guard::passes_by(is_runtime(door));
-        return call();
-    }
-    before();
-    real(door, call)
-}
+use crate::stack::Site;
 
 /// The handle or address that a successful call has put there; 0 if none.
 ///

@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::table::{Api, ENTRY_POINTS, ROWS};
-use super::{resolve, words};
+use super::{calls, resolve, words};
 use crate::message;
 use crate::stack::{objects, room};
 
@@ -219,6 +219,7 @@ pub fn forget_if_unloaded() {
 }
 
 fn forget() {
+    calls::forget();
     for (row, targets) in ROUTES.iter().zip(&TARGETS) {
         for Line([_, length, _]) in row.known.iter().chain(&row.foreign) {
             length.store(0, Ordering::SeqCst);

@@ -263,8 +263,11 @@ macro_rules! entry_points {
             )*)*
         }
     };
-    (@by runtime) => { crate::hooks::roles::of_program };
-    (@by $module:ident) => { crate::hooks::roles::of_anybody };
+    (@by runtime) => { crate::hooks::calls::of_runtime };
+    (@by driver) => { crate::hooks::calls::of_driver };
+    (@do $door:ident driver $name:ident ($($arg:ident),*) own) => {
+        crate::hooks::calls::of_driver($door, || crate::hooks::driver::$name($door $(, $arg)*))
+    };
     (@do $door:ident $module:ident $name:ident ($($arg:ident),*) own) => {
         crate::hooks::$module::$name($door $(, $arg)*)
     };

@@ -287,7 +287,8 @@ fn open(path: &Path, words: usize) -> io::Result<OwnedFd> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    // A file of this name can only be the leftover of a dead process that had our number and start time.
+    // Nothing may have this name yet: what somebody has put there is not followed, and the next folder is tried. A name that is not
+    // final would add nothing: whoever opens a box that is being made is told so by its header.
     let file: File = OpenOptions::new()
         .read(true)
         .write(true)
@@ -324,5 +325,31 @@ fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {
         // A forked child has a recorder of its own; it must not be able to write into this one.
         libc::madvise(at, words * 8, libc::MADV_DONTFORK);
         Ok(std::slice::from_raw_parts(at.cast(), words))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_at_its_name_is_neither_followed_nor_waited_for() {
+        let folder = std::env::temp_dir().join(format!("memtrace-boxes-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("made");
+        let at = |name: &str| folder.join(name);
+        std::fs::write(at("victim"), "precious").expect("written");
+        std::os::unix::fs::symlink(at("victim"), at("link")).expect("made");
+        std::os::unix::fs::symlink(at("nothing"), at("dangling")).expect("made");
+        std::fs::create_dir(at("folder")).expect("made");
+        let fifo = std::ffi::CString::new(at("fifo").to_str().expect("text")).expect("text");
+        // SAFETY: a C string.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        for trap in ["victim", "link", "dangling", "folder", "fifo"] {
+            let made = open(&at(trap), 512);
+            assert_eq!(made.err().map(|e| e.kind()), Some(io::ErrorKind::AlreadyExists), "{trap}");
+        }
+        assert_eq!(std::fs::read_to_string(at("victim")).expect("there"), "precious");
+        assert!(!at("nothing").exists());
+        std::fs::remove_dir_all(&folder).expect("removed");
     }
 }

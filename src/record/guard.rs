@@ -21,10 +21,14 @@ use crate::stack::Mine;
 
 /// A thread is outside: what it calls is the program's doing.
 const OUTSIDE: u8 = 0;
-/// It is inside a real call that the program has made, or at work of ours.
+/// It is at work of ours.
 const NESTED: u8 = 1;
 /// It is writing something down.
 const RECORDING: u8 = 2;
+/// It is inside a real call that the program has made, by one of our doors. Nothing of ours is held.
+const CALLING: u8 = 3;
+/// It is inside one that is not recorded, because it has interrupted us.
+const UNSEEN: u8 = 4;
 
 /// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
 #[derive(Clone, Copy)]
@@ -63,6 +67,8 @@ pub struct Local {
     pub pool: Cell<Pool>,
     /// What PyTorch's allocator was last answered when it asked whether this thread's stream captures a graph.
     pub capturing: Cell<bool>,
+    /// The real function that it is in.
+    called: Cell<usize>,
     /// What its stacks need.
     pub stacks: Mine,
     /// Handle of PyTorch's current stream and its device, if nobody has set another since that was asked.
@@ -94,6 +100,7 @@ thread_local! {
             current_stream: Cell::new(None),
             capturing: Cell::new(false),
             device_free: Cell::new(0),
+            called: Cell::new(0),
             stacks: Mine::new(),
             recorded: [const { Cell::new((0, 0)) }; MAX_WAITS],
             recorded_len: Cell::new(0),
@@ -128,7 +135,7 @@ impl Local {
     pub fn observe<R>(&self, f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
         let recorder = crate::recorder()?;
         if self.inside.get() != OUTSIDE {
-            self.pass_over(recorder, false);
+            self.pass_over(recorder, || false);
             return None;
         }
         self.inside.set(RECORDING);
@@ -163,11 +170,15 @@ impl Local {
     }
 
     /// Counts what can't be written down. While a thread writes, only a signal handler can come in between: what it does about
-    /// memory would have to wait for what it has interrupted.
+    /// memory would have to wait for what it has interrupted. `is_programs`: so it is at work of ours, too.
     #[cold]
-    fn pass_over(&self, recorder: &Recorder, at_work: bool) {
-        let inside = self.inside.get();
-        if inside == RECORDING || at_work && inside == NESTED {
+    fn pass_over(&self, recorder: &Recorder, is_programs: impl FnOnce() -> bool) {
+        let counts = match self.inside.get() {
+            RECORDING => true,
+            NESTED | UNSEEN => is_programs(),
+            _ => false,
+        };
+        if counts {
             recorder.blackbox.header()[at::INTERRUPTED].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -204,21 +215,46 @@ pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
     local(|local| local.observe(f))
 }
 
-/// Runs a real CUDA call so that what it calls in turn is not taken for the program's own calls.
-pub fn nested<R>(f: impl FnOnce() -> R) -> R {
-    let was = local(|l| l.inside.replace(NESTED));
+fn as_if<R>(state: u8, f: impl FnOnce() -> R) -> R {
+    let was = local(|l| l.inside.replace(state));
+    compiler_fence(Ordering::SeqCst); // a signal handler of this thread's may look
     let result = f();
+    compiler_fence(Ordering::SeqCst);
     local(|l| l.inside.set(was));
     result
 }
 
-/// Runs `f` as if the thread were outside: for what CUDA does inside a call of the program's and what is worth an event
-/// of its own. Never inside the recorder.
-pub fn reopened<R>(f: impl FnOnce() -> R) -> R {
-    let was = local(|l| l.inside.replace(OUTSIDE));
-    let result = f();
-    local(|l| l.inside.set(was));
+/// Runs work of ours so that what it calls is not taken for the program's own calls.
+pub fn nested<R>(f: impl FnOnce() -> R) -> R {
+    as_if(NESTED, f)
+}
+
+fn real<R>(state: u8, function: usize, call: impl FnOnce() -> R) -> R {
+    let (was, before) = local(|l| (l.inside.replace(state), l.called.replace(function)));
+    compiler_fence(Ordering::SeqCst); // as above
+    let result = call();
+    compiler_fence(Ordering::SeqCst);
+    local(|l| {
+        l.called.set(before);
+        l.inside.set(was);
+    });
     result
+}
+
+/// Makes a real call of the program's, to this function. Not inside the recorder.
+pub fn calling<R>(function: usize, call: impl FnOnce() -> R) -> R {
+    real(CALLING, function, call)
+}
+
+/// Makes a real call that is not recorded.
+pub fn unseen<R>(function: usize, call: impl FnOnce() -> R) -> R {
+    real(UNSEEN, function, call)
+}
+
+/// Runs `f` as if the thread were outside: for what is an event of its own although it happens inside a real call. Never
+/// inside the recorder.
+pub fn reopened<R>(f: impl FnOnce() -> R) -> R {
+    as_if(OUTSIDE, f)
 }
 
 /// Runs something that may open, write or wait. A thread that is being cancelled (`pthread_cancel`) would end in there,
@@ -303,10 +339,21 @@ pub fn inside() -> bool {
     local(|l| l.inside.get() != OUTSIDE)
 }
 
-/// A call of somebody's comes by while this thread is inside: is it one that should have been recorded? `at_work`: also if
-/// the thread is at work of ours, or about to make a real call.
-pub fn passes_by(at_work: bool) {
+/// Is it inside a real call that is being recorded?
+#[inline]
+pub fn is_calling() -> bool {
+    local(|l| l.inside.get() == CALLING)
+}
+
+/// The real function that it is in.
+pub fn called() -> usize {
+    local(|l| l.called.get())
+}
+
+/// A call of somebody's comes by while this thread is inside, and is not recorded: is it one that should be? `is_programs` says
+/// so where that depends on who calls.
+pub fn passes_by(is_programs: impl FnOnce() -> bool) {
     if let Some(recorder) = crate::recorder() {
-        local(|local| local.pass_over(recorder, at_work));
+        local(|local| local.pass_over(recorder, is_programs));
     }
 }

@@ -12,7 +12,7 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 # See programs/cuda.h.
 LINK = ["-Wl,-z,dynamic-undefined-weak", "-pthread", "-ldl"]
 # Libraries that go by another name.
-SONAMES = {"liblockfree": "libcudart.so.12"}
+SONAMES = {"liblockfree": "libcudart.so.12", "libover": "libcudart.so.12", "libunder": "libcuda.so.1"}
 
 
 def build(folder):

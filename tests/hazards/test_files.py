@@ -13,6 +13,8 @@ import hazard
 import pytest
 import support
 
+PACKAGE = Path(__file__).resolve().parents[2] / "python"
+
 # Tells its number, waits for a line, and then takes memory, in vain at first.
 WAITS = """
 import ctypes, os, sys
@@ -243,3 +245,54 @@ def test_black_boxes_that_are_left_are_listed(programs, gpu, tmp_path):
         client.communicate()
         for box in folder.iterdir():
             box.unlink()
+
+
+def test_recover_and_snapshot_ask_who_may_read(programs, gpu, tmp_path):
+    """As `run` does: the option, else the variable, else its owner alone (issue F, A5)."""
+    old = os.umask(0o022)
+    client = hazard.start([programs / "client", tmp_path / "ledger", "run"], {**gpu, "MEMTRACE_OUT": str(tmp_path / "run")})
+    try:
+        hazard.wait_for_calls(client, tmp_path / "ledger")
+        cases = ((), {}, 0o600), (("--permissions", "umask"), {}, 0o644), ((), {"MEMTRACE_PERMISSIONS": "umask"}, 0o644)
+        cases += ((("--permissions", "private"), {"MEMTRACE_PERMISSIONS": "umask"}, 0o600),)
+        for option, env, expect in cases:
+            done = support.must(support.memtrace("snapshot", "--out", tmp_path / "living", *option, client.pid, env=env))
+            assert mode(done.stdout.strip()) == expect, (option, env)
+        client.kill()
+        client.communicate()
+        for option, env, expect in cases:
+            command = ["recover", "--keep", "--out", tmp_path / "dead", *option, tmp_path / "run"]
+            done = support.must(support.memtrace(*command, env=env))
+            assert mode(done.stdout.strip()) == expect, (option, env)
+    finally:
+        os.umask(old)
+        client.kill()
+        client.communicate()
+
+
+@pytest.mark.parametrize("trap", ["nothing", "file", "link", "dangling", "fifo", "folder", "device"])
+def test_what_python_writes(trap, tmp_path):
+    """`MemoryTracker.save_stats` wrote through links and waited at FIFOs (issue F, A5)."""
+    victim, path = tmp_path / "victim", tmp_path / "stats"
+    victim.write_text("precious")
+    refused = trap in ("fifo", "folder", "device")
+    if trap == "file":
+        path.write_text("old")
+        path.chmod(0o640)
+    elif trap == "fifo":
+        os.mkfifo(path)
+    elif trap == "folder":
+        path.mkdir()
+    elif trap != "nothing":
+        path.symlink_to({"link": victim, "dangling": tmp_path / "gone", "device": "/dev/null"}[trap])
+    code = "import sys; from memtrace import memory_tracker as m; t = m.MemoryTracker.__new__(m.MemoryTracker)\n"
+    code += "for name in ('memories_allocated', 'memories_active', 'memories_reserved', '_markers'): setattr(t, name, {})\n"
+    code += "t._num_alloc_retries = 0\nt.save_stats(sys.argv[1])"
+    done = support.execute([support.PYTHON, "-c", code, path], env={"PYTHONPATH": str(PACKAGE)}, timeout=60)
+    assert victim.read_text() == "precious" and not (tmp_path / "gone").exists()
+    assert not list(tmp_path.glob(".memtrace-*"))
+    if refused:
+        assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("not a plain file; name another one")
+    else:
+        support.must(done)
+        assert path.is_file() and not path.is_symlink() and mode(path) == (0o640 if trap == "file" else 0o600)

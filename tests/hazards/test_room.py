@@ -28,12 +28,12 @@ def room(programs, gpu, tmp_path):
     """Runs the program, its box in a file system of so many megabytes (none: where it would go); returns how it ended, its
     snapshots, and how much of a processor's time it took."""
 
-    def run(*arguments, megabytes=None, code=0, virtual=False, **more):
+    def run(*arguments, megabytes=None, code=0, virtual=False, runtime=("liblockfree",), **more):
         out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
         command = [programs / "room", *map(str, arguments)]
         env = {**gpu, "MEMTRACE_OUT": str(out), "MEMTRACE_STACKS": "none", **more}
         if not virtual:
-            env["LD_PRELOAD"] = f"{support.LIBRARY}:{programs / 'liblockfree.so'}"
+            env["LD_PRELOAD"] = ":".join(map(str, [support.LIBRARY, *(programs / f"{name}.so" for name in runtime)]))
         if megabytes:
             box = tmp_path / "box"
             box.mkdir(exist_ok=True)
@@ -153,13 +153,32 @@ def test_a_short_program_has_a_small_box(room, gpu, tmp_path):
     assert live(support.load(path)) == 11
 
 
-def test_a_handler_that_allocates(room):
+@pytest.mark.parametrize("by", ["runtime", "driver"])
+def test_a_handler_that_allocates(by, room):
     """A signal interrupts a thread anywhere, also inside the recorder: each allocation of its handler's is recorded, or
-    counted as one that is not."""
+    counted as one that is not. Half of the driver's were neither."""
     calls = 2000
-    _, [snapshot], _, _ = room("handler", calls, MEMTRACE_STACKS="all")
+    how, more = ((), {}) if by == "runtime" else (("driver",), {"runtime": ("libover", "libunder")})
+    _, [snapshot], _, _ = room("handler", calls, *how, MEMTRACE_STACKS="all", **more)
     recorded = sum(size == 7777 for size in hazard.driver_blocks(snapshot).values())
     counters = snapshot["memtrace"]["counters"]
     handled = recorded + counters["interrupted"]
     assert calls <= handled <= calls + 5, (recorded, counters)
     assert recorded > 0.05 * calls and counters["anomalies"] == 0, (recorded, counters)
+
+
+@pytest.mark.parametrize("stacks", ["none", "all"])
+def test_a_handler_inside_a_call_of_the_runtime(stacks, room):
+    """The driver call that the runtime makes is part of the program's own call; that of a handler is one more, whatever it
+    interrupts (issue F, A4)."""
+    calls = 1000
+    _, [snapshot], _, _ = room("inside", calls, MEMTRACE_STACKS=stacks, runtime=("libover", "libunder"))
+    blocks = list(hazard.driver_blocks(snapshot).values())
+    counters = snapshot["memtrace"]["counters"]
+    assert counters["interrupted"] == counters["anomalies"] == 0, counters
+    found = {size: blocks.count(size) for size in (7777, 8888, 9999)}
+    assert found == {7777: calls // 5, 8888: calls // 5, 9999: 0}, found
+    ledger = snapshot["memtrace"]["ledger"]
+    assert ledger["host"]["physical"] == ledger["reserved_addresses"] == calls // 5 * (2 << 20), ledger
+    # Each round is three calls that take and one that gives back, and two signals come in each.
+    assert blocks.count(100) == calls // 8 * 2 and len(blocks) == 2 * (calls // 5) + blocks.count(100)

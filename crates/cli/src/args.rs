@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use memtrace_analysis::summary;
+use memtrace_files::Readers;
 
 use crate::units;
 
@@ -122,6 +123,13 @@ impl Permissions {
         match self {
             Permissions::Private => "private",
             Permissions::Umask => "umask",
+        }
+    }
+
+    pub(crate) fn readers(self) -> Readers {
+        match self {
+            Permissions::Private => Readers::Owner,
+            Permissions::Umask => Readers::Umask,
         }
     }
 }
@@ -283,7 +291,7 @@ pub(crate) struct Recover {
     pub(crate) paths: Vec<PathBuf>,
 
     /// Print the list as JSON, sizes in bytes
-    #[arg(long, conflicts_with_all = ["paths", "out", "format", "keep"])]
+    #[arg(long, conflicts_with_all = ["paths", "out", "format", "keep", "permissions"])]
     pub(crate) json: bool,
 
     /// Folder for the snapshots [default: where the black box, or the link to it, is]
@@ -297,6 +305,10 @@ pub(crate) struct Recover {
     /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
+
+    /// Who may read the snapshots, which hold paths and command lines [default: $MEMTRACE_PERMISSIONS, or private]
+    #[arg(long, value_name = "WHO")]
+    pub(crate) permissions: Option<Permissions>,
 
     /// Leave the black boxes where they are
     #[arg(long)]
@@ -326,6 +338,10 @@ pub(crate) struct Snapshot {
     /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
+
+    /// Who may read the snapshot, which holds paths and command lines [default: $MEMTRACE_PERMISSIONS, or private]
+    #[arg(long, value_name = "WHO")]
+    pub(crate) permissions: Option<Permissions>,
 }
 
 /// Look up source lines for C++ frames, which a recorder leaves as library and offset.

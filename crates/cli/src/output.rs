@@ -9,13 +9,17 @@ use memtrace_format::json::{self, Stacks};
 use memtrace_format::pickle;
 use memtrace_format::snapshot::{Snapshot, Value};
 
-use crate::args::Format;
+use crate::args::{Format, Permissions};
 
 /// The variable that says who may read snapshots; see [`Readers`].
 pub(crate) const PERMISSIONS: &str = "MEMTRACE_PERMISSIONS";
 
-/// Who may read what this command writes. A value that nobody knows means the default, as in the recorder.
-pub(crate) fn readers() -> Readers {
+/// Who may read what this command writes, as it was told or as the variable says. A value that nobody knows means the default,
+/// as in the recorder.
+pub(crate) fn readers(told: Option<Permissions>) -> Readers {
+    if let Some(told) = told {
+        return told.readers();
+    }
     let named = std::env::var(PERMISSIONS).ok();
     named.and_then(|name| Readers::named(&name)).unwrap_or_default()
 }
@@ -25,11 +29,11 @@ pub(crate) fn readers() -> Readers {
 pub(crate) fn write_new(
     folder: &Path,
     about: &Value,
-    format: Format,
+    (format, readers): (Format, Readers),
     write: impl FnOnce(&NewFile) -> io::Result<()>,
 ) -> io::Result<PathBuf> {
     fs::create_dir_all(folder)?;
-    let new = NewFile::within(folder, readers())?;
+    let new = NewFile::within(folder, readers)?;
     write(&new)?;
     let stem = stem(about);
     let names = (0..u32::MAX).map(|n| folder.join(format!("{stem}-{n}.{}", format.extension())));
@@ -38,7 +42,7 @@ pub(crate) fn write_new(
 
 /// Writes a file, replacing what was there only when the new one is complete.
 pub(crate) fn replace(path: &Path, snapshot: &Snapshot, format: Format) -> io::Result<()> {
-    let new = NewFile::within(memtrace_files::folder_of(path), readers())?;
+    let new = NewFile::within(memtrace_files::folder_of(path), readers(None))?;
     write(&new, snapshot, format)?;
     new.replace(path)
 }

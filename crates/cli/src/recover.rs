@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use memtrace_files::Readers;
 use memtrace_format::blackbox::{BlackBox, OpenError, at};
 use memtrace_format::screen::Page;
 
@@ -219,7 +220,8 @@ fn one(found: &Found, folder: &Path, args: &Recover) -> Result<Fate, String> {
     let fate = if open.header(at::HEAD) == 0 {
         Fate::Empty
     } else {
-        Fate::Written(write(&open, false, "recovered", folder, args.format.expanded(args.expand))?)
+        let how = (args.format.expanded(args.expand), output::readers(args.permissions));
+        Fate::Written(write(&open, false, "recovered", folder, how)?)
     };
     if args.keep {
         return Ok(fate);
@@ -250,7 +252,7 @@ fn write(
     alive: bool,
     reason: &str,
     folder: &Path,
-    format: Format,
+    (format, readers): (Format, Readers),
 ) -> Result<PathBuf, String> {
     let mut about = file.about();
     if !about.is_object() {
@@ -258,7 +260,7 @@ fn write(
         about = serde_json::json!({ "pid": file.header(at::PID) });
     }
     let mut overwritten = 0;
-    let written = output::write_new(folder, &about, format, |new| {
+    let written = output::write_new(folder, &about, (format, readers), |new| {
         overwritten = blackbox::snapshot(file, alive, reason, new, format)?.overwritten;
         Ok(())
     });
@@ -297,8 +299,8 @@ pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {
     let open = blackbox::open_alive(&file)
         .map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
     let folder = args.out.as_deref().unwrap_or(Path::new("."));
-    let format = args.format.expanded(args.expand);
-    let path = write(&open, true, "snapshot", folder, format).map_err(Failure::new)?;
+    let how = (args.format.expanded(args.expand), output::readers(args.permissions));
+    let path = write(&open, true, "snapshot", folder, how).map_err(Failure::new)?;
     let mut page = Page::default();
     let _ = writeln!(page, "{}", path.display());
     Ok(Answer::page(page, true))

@@ -91,7 +91,8 @@ fn one(file: &Asked<'_>, args: &args::Replay) -> Result<Answer, Failure> {
             rows.push(Row { conf: conf.clone(), smallest, outcome });
         }
         if let Some(folder) = &args.out {
-            let path = output::write_new(folder, &snapshot.memtrace, Format::Pickle, |new| {
+            let how = (Format::Pickle, output::readers(None));
+            let path = output::write_new(folder, &snapshot.memtrace, how, |new| {
                 output::write(new, &snapshot, Format::Pickle)
             });
             written.push(path.map_err(|e| {

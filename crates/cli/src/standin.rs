@@ -15,10 +15,11 @@
 
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
+use memtrace_files::{NewFile, Readers};
 use object::write::elf::{Encoder, FileHeader, FileHeaderLayout, ProgramHeader, Verdef};
 use object::{Endianness, elf};
 
@@ -125,26 +126,35 @@ impl Folder {
     }
 
     /// Each file appears complete under its name or not at all, so two runs may fill one folder at once, and
-    /// a file that a cleaner of temporary folders took away comes back.
+    /// a file that a cleaner of temporary folders took away comes back. What stands there and is something else goes.
     fn fill(&self, library: &Path) -> io::Result<()> {
         for (name, target) in [(DRIVER, library), (DRIVER_UNVERSIONED, Path::new(DRIVER))] {
             if fs::read_link(self.path.join(name)).ok().as_deref() != Some(target) {
-                self.place(name, |beside| symlink(target, beside))?;
+                self.link(name, target)?;
             }
         }
         for name in LIBRARIES {
-            if !self.path.join(name).is_file() {
-                self.place(name, |beside| fs::write(beside, shared_object(name, DRIVER)))?;
+            let path = self.path.join(name);
+            let found = fs::symlink_metadata(&path);
+            if found.as_ref().is_ok_and(fs::Metadata::is_file) {
+                continue;
             }
+            memtrace_files::clear_abandoned(&self.path);
+            let new = NewFile::within(&self.path, Readers::Owner)?;
+            new.file().write_all(&shared_object(name, DRIVER))?;
+            if found.is_ok_and(|found| !found.is_dir()) {
+                let _ = fs::remove_file(&path); // another run may have been faster
+            }
+            new.replace(&path)?;
         }
         Ok(())
     }
 
-    fn place(&self, name: &str, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    fn link(&self, name: &str, target: &Path) -> io::Result<()> {
         let beside = self.path.join(format!(".{name}.{}", std::process::id()));
         // Left by a process of this number that was killed right here.
         let _ = fs::remove_file(&beside);
-        make(&beside)?;
+        symlink(target, &beside)?;
         fs::rename(&beside, self.path.join(name))
     }
 }

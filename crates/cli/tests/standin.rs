@@ -129,6 +129,38 @@ fn a_folder_that_others_can_change_is_not_trusted() {
 }
 
 #[test]
+fn what_stands_at_a_name_is_replaced_and_not_followed() {
+    let here = Installation::new("bin");
+    let folder = folder(&here);
+    let (link, dangling, fifo) =
+        (folder.join(LIBRARIES[0]), folder.join(LIBRARIES[1]), folder.join(LIBRARIES[2]));
+    for path in [&link, &dangling, &fifo] {
+        fs::remove_file(path).expect("there");
+    }
+    let victim = here.path("work/victim");
+    fs::write(&victim, "precious").expect("written");
+    std::os::unix::fs::symlink(&victim, &link).expect("linked");
+    std::os::unix::fs::symlink(here.path("work/nothing"), &dangling).expect("linked");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("run").success());
+    common::ok(&here.memtrace(&["run", "--virtual", "h100", "--", "true"]).output().expect("run"));
+    for path in [&link, &dangling, &fifo] {
+        let found = fs::symlink_metadata(path).expect("there");
+        assert!(
+            found.is_file() && found.permissions().mode() & 0o777 == 0o600,
+            "{}",
+            path.display()
+        );
+    }
+    assert_eq!(fs::read_to_string(&victim).expect("there"), "precious");
+    assert!(!here.path("work/nothing").exists());
+
+    fs::remove_file(&link).expect("there");
+    fs::create_dir(&link).expect("made");
+    let said = here.refuses(&["run", "--virtual", "h100", "--", "true"]);
+    assert!(said.contains("not a plain file"), "{said}");
+}
+
+#[test]
 fn a_place_that_can_not_be_written_or_preloaded_from() {
     let here = Installation::new("bin");
     let run = |tmp: &str| {

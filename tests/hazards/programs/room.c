@@ -2,7 +2,8 @@
 //
 // "churn CALLS KEEP [close-first|close-later] [kill]" allocates, and frees all but each KEEPth; its descriptors may be
 // closed before the first call or after it. "limit NAME BYTES CALLS" sets a limit on itself before the first call.
-// "handler CALLS" is interrupted by a signal whose handler allocates; prints how often. Every one prints "ok".
+// "handler CALLS [driver]" is interrupted by a signal whose handler allocates; prints how often. "inside CALLS" gets its signals from
+// a runtime in the middle of its calls (`libover.c`); prints what the handler did. Every one prints "ok".
 
 #include <signal.h>
 #include <stdio.h>
@@ -45,14 +46,41 @@ static void limit(const char *name, rlim_t bytes) {
 
 static volatile long handled;
 
+static int by_driver;
+
 static void handler(int signal) {
     (void)signal;
     void *at = NULL;
-    if (cudaMalloc(&at, 7777) != 0) _exit(9);
+    if ((by_driver ? cuMemAlloc_v2((unsigned long long *)&at, 7777) : cudaMalloc(&at, 7777)) != 0) _exit(9);
     handled++;
 }
 
+// Five ways to take memory in turn, and one to give it back.
+static void handler_inside(int signal) {
+    (void)signal;
+    static unsigned long long last;
+    unsigned long long at = 0, handle = 0;
+    int code = 0;
+    switch (handled++ % 5) {
+    case 0: code = cuMemAlloc_v2(&at, 7777); break;
+    case 1: code = cudaMalloc((void **)&at, 8888); break;
+    case 2: code = cuMemAlloc_v2(&last, 9999); break;
+    case 3: code = cuMemFree_v2(last); break;
+    case 4:
+        code = cuMemCreate(&handle, 2 << 20, NULL, 0) || cuMemAddressReserve(&at, 2 << 20, 0, 0, 0) || cuMemMap(at, 2 << 20, 0, handle, 0);
+    }
+    if (code != 0) _exit(9);
+}
+
+static void inside(long calls) {
+    struct sigaction action = {.sa_handler = handler_inside};
+    sigaction(SIGUSR1, &action, NULL);
+    while (handled < calls) churn(1, 1), churn(2, 3);
+    printf("handled %ld\n", handled);
+}
+
 static void interrupted(long calls) {
+    signal(SIGUSR1, SIG_IGN); // of `libover.c`
     churn(1, 1);
     struct sigaction action = {.sa_handler = handler};
     sigaction(SIGALRM, &action, NULL);
@@ -82,7 +110,10 @@ int main(int argc, char **argv) {
         limit(argv[2], strtoul(argv[3], NULL, 0));
         churn(atol(argv[4]), 10);
     } else if (strcmp(argv[1], "handler") == 0) {
+        by_driver = argc > 3;
         interrupted(atol(argv[2]));
+    } else if (strcmp(argv[1], "inside") == 0) {
+        inside(atol(argv[2]));
     } else {
         return 8;
     }

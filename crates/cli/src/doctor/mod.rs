@@ -89,6 +89,7 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
                 paths: vec![path],
                 out: Some(out.to_owned()),
                 format: Format::Pickle,
+                permissions: None,
                 keep: false,
                 expand: false,
                 json: false,

@@ -10,11 +10,14 @@
 //! pretended, and nobody is waited for again.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use crate::gpu::log;
 
 /// How long ranks may take to come, and then to split.
 const COMING: Duration = Duration::from_secs(1);
@@ -105,13 +108,16 @@ impl Meeting {
 
     /// Appends one line, which is short enough to be written whole.
     fn say(&self, word: &str) -> Option<File> {
-        let mut file = OpenOptions::new().create(true).append(true).open(self.path()).ok()?;
+        let mut file = open_plain(&self.path(), OpenOptions::new().create(true).append(true))?;
         file.write_all(format!("{} {word}\n", self.rank).as_bytes()).ok()?;
         Some(file)
     }
 
     fn lines(&self, word: &str) -> Vec<Line> {
-        let text = std::fs::read_to_string(self.path()).unwrap_or_default();
+        let mut text = String::new();
+        if let Some(mut file) = open_plain(&self.path(), OpenOptions::new().read(true)) {
+            let _ = file.read_to_string(&mut text); // what can't be read says nothing
+        }
         // The last line may still be on its way.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().filter_map(|line| Line::parse(line, word)).collect()
@@ -131,6 +137,31 @@ impl Meeting {
             sleep(PAUSE);
         }
     }
+}
+
+/// Opens a meeting's file, which is this user's own. The folder is everybody's: where somebody has put a link, a FIFO or
+/// anything else, nothing is followed and nobody is waited for; the ranks are then pretended, which is said once.
+fn open_plain(path: &Path, how: &mut OpenOptions) -> Option<File> {
+    static SAID: Once = Once::new();
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let opened = how.mode(0o600).custom_flags(flags).open(path).and_then(|file| {
+        let found = file.metadata()?;
+        // SAFETY: has no arguments and can't fail.
+        let ours = found.uid() == unsafe { libc::geteuid() };
+        let plain = found.is_file() && ours;
+        if plain { Ok(file) } else { Err(io::Error::other("it is not a file of this user's")) }
+    });
+    if let Err(e) = &opened
+        && e.kind() != io::ErrorKind::NotFound
+    {
+        SAID.call_once(|| {
+            log::warn_once(&format!(
+                "ranks of NCCL can't meet in {}: {e}; the others are pretended",
+                path.display()
+            ));
+        });
+    }
+    opened.ok()
 }
 
 static FAREWELL: Once = Once::new();
@@ -229,6 +260,38 @@ mod tests {
         let path = meeting.path();
         meeting.leave();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_somebody_has_put_there_is_not_followed_and_nobody_waits() {
+        let folder = std::env::temp_dir();
+        let victim = folder.join(format!("memtrace-nccl-victim-{}", std::process::id()));
+        std::fs::write(&victim, "precious").expect("written");
+        for trap in ["link", "dangling", "fifo", "folder"] {
+            let mut meeting = Meeting { id: id(trap), rank: 0, ranks: 2, splits: 0, alone: true };
+            let path = meeting.path();
+            match trap {
+                "link" => std::os::unix::fs::symlink(&victim, &path).expect("made"),
+                "dangling" => std::os::unix::fs::symlink(victim.join("x"), &path).expect("made"),
+                "folder" => std::fs::create_dir(&path).expect("made"),
+                _ => {
+                    let path = std::ffi::CString::new(path.to_str().expect("text")).expect("text");
+                    // SAFETY: a C string.
+                    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+                }
+            }
+            let start = Instant::now();
+            meeting = Meeting::join(&meeting.id, 0, 2);
+            assert!(meeting.alone && meeting.lines("here").is_empty(), "{trap}");
+            assert_eq!(meeting.split(0, 0), None);
+            assert!(start.elapsed() < COMING, "{trap}");
+            assert!(path.symlink_metadata().is_ok());
+            if std::fs::remove_file(&path).is_err() {
+                std::fs::remove_dir(&path).expect("empty");
+            }
+        }
+        assert_eq!(std::fs::read_to_string(&victim).expect("there"), "precious");
+        std::fs::remove_file(&victim).expect("there");
     }
 
     #[test]
