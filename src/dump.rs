@@ -10,8 +10,8 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use memtrace_analysis::report::told_warning;
 use memtrace_analysis::sites::Lines;
@@ -78,9 +78,6 @@ struct Said {
 /// What is asked for where nobody says which moment.
 pub const NOW: Moment = Moment::Ticket(u64::MAX);
 
-/// One dump at a time; the others wait. Never taken in a hook.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// The program has another root folder now, in which the user's folder is not. What is recorded is kept outside.
 fn say_elsewhere(recorder: &Recorder) {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -98,7 +95,7 @@ fn say_elsewhere(recorder: &Recorder) {
 /// Writes the state of a moment under the next free name in the user's folder, and says where.
 /// Trouble is one line on stderr: the program must not notice.
 pub fn to_folder(recorder: &Recorder, moment: Moment, reason: Reason) -> Option<PathBuf> {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = recorder.dumping.lock().unwrap_or_else(PoisonError::into_inner);
     if tree::is_elsewhere() {
         say_elsewhere(recorder);
         return None;
@@ -196,7 +193,7 @@ fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
 /// # Errors
 /// The file can't be written; what was there is as it was.
 pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = recorder.dumping.lock().unwrap_or_else(PoisonError::into_inner);
     measure::sample(recorder);
     let new = NewFile::within(memtrace_files::folder_of(path), recorder.config.readers)?;
     let format = format_of(path, recorder.config.format);
@@ -325,6 +322,7 @@ impl Recording for Own<'_> {
     fn live(&mut self) -> io::Result<(State, u64)> {
         self.0.retire_ahead();
         let (copied, from) = self.0.ring.live(Live::copy);
+        let copied = copied.map_err(|_| io::ErrorKind::OutOfMemory)?;
         enough_memory()?;
         Ok((copied.state(), from))
     }

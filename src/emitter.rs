@@ -16,6 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use memtrace_naming::Moment;
 
 use crate::dump;
+use crate::errno;
 use crate::measure;
 use crate::message;
 use crate::record::{Recorder, clock};
@@ -36,6 +37,7 @@ const DONE: u32 = 2;
 pub(crate) fn sleep_on(word: &AtomicU32, seen: u32) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: NAP_NS };
     let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    let _errno = errno::Kept::now();
     // SAFETY: the word and the timeout outlive the call.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wait, seen, &raw const time) };
 }
@@ -43,6 +45,7 @@ pub(crate) fn sleep_on(word: &AtomicU32, seen: u32) {
 /// Wakes all who sleep on the word.
 pub(crate) fn wake_all(word: &AtomicU32) {
     let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    let _errno = errno::Kept::now(); // a sandbox may refuse
     // SAFETY: FUTEX_WAKE only uses the address as a key.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, i32::MAX) };
 }

@@ -98,6 +98,17 @@ pub mod waiting {
         }
     }
 
+    /// Nothing waits.
+    pub(super) fn forget() {
+        let all =
+            BLOCK.iter().map(|block| &block.events).chain(WAIT.iter().map(|[event, _]| event));
+        for word in all.chain([&PENDING]).chain(&BYTES) {
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
     fn one_less(block: usize) {
         PENDING.fetch_sub(1, Ordering::AcqRel);
         let Some(block) = BLOCK.get(block) else { return };
@@ -183,6 +194,7 @@ pub fn forget() {
         gauge.reserved.store(0, Ordering::Relaxed);
         gauge.restart();
     }
+    waiting::forget();
 }
 
 #[cfg(test)]

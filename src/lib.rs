@@ -12,6 +12,7 @@ pub mod api;
 pub mod config;
 pub mod dump;
 pub mod emitter;
+pub mod errno;
 pub mod gauges;
 pub mod hooks;
 pub mod hot;
@@ -81,6 +82,7 @@ fn wake_up() {
     if guard::inside() {
         return;
     }
+    let _errno = errno::Kept::now();
     match WOKEN.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => guard::nested(|| {
             let turned_on = || std::panic::catch_unwind(|| guard::uncancelled(turn_on));

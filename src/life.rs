@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use memtrace_format::blackbox::Life;
 use memtrace_naming::Moment;
 
-use crate::hooks::{communicators, contexts, resolve, routes, words};
-use crate::record::{Recorder, guard};
+use crate::hooks::{captures, communicators, contexts, resolve, routes, torch, words};
+use crate::record::{Recorder, clock, guard};
+use crate::stack::rules;
 use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, starts, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
@@ -149,13 +150,20 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
     }
 }
 
-/// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here.
+/// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here. Of the parent's
+/// threads there is only this one: what the others were at will never be done.
 extern "C" fn forked() {
     forget_recorder();
     WOKEN.store(ASLEEP, Ordering::Release);
     contexts::forget_entered();
     communicators::forget_work();
     gauges::forget();
+    routes::forget_others();
+    words::forget_others();
+    torch::forget_others();
+    captures::forget_others();
+    rules::forget_others();
+    clock::forget_others();
     guard::local(guard::Local::forget_thread);
 }
 
@@ -185,3 +193,26 @@ fn explain_nothing() {
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_UNLOAD: extern "C" fn() = unloading;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Is this so in a forked child?
+    pub fn in_child(f: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child has one thread; it does as `fork` would have it do, and `f`, which must not allocate.
+        unsafe {
+            match libc::fork() {
+                0 => {
+                    forked();
+                    libc::_exit(c_int::from(f()))
+                }
+                child => {
+                    let mut status = 0;
+                    assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1
+                }
+            }
+        }
+    }
+}

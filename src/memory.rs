@@ -3,11 +3,13 @@
 //! Rust ends the process when an allocation fails. That must not happen in somebody else's: a program with a limit on its
 //! memory (`RLIMIT_AS`, `RLIMIT_DATA`) handles its own failures. So what fails is taken from a small reserve, and whoever
 //! works on something large looks whether that has happened and stops ([`is_short`]); and what needs much asks first
-//! ([`has`]).
+//! ([`has`]). When all that was taken from the reserve has come back, it is whole again.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::errno;
 
 /// Bytes of the reserve. They cost nothing until they are needed.
 const RESERVE: usize = 512 << 10;
@@ -17,48 +19,71 @@ pub struct Memory;
 
 #[repr(align(64))]
 struct Reserve(UnsafeCell<[u8; RESERVE]>);
-// SAFETY: each byte is handed out once.
+// SAFETY: each byte is handed out to one at a time.
 unsafe impl Sync for Reserve {}
 
 static RESERVED: Reserve = Reserve(UnsafeCell::new([0; RESERVE]));
+/// Bytes that have been handed out, and above them how many pieces have not come back.
 static USED: AtomicUsize = AtomicUsize::new(0);
+const PIECE: usize = 1 << 32;
 static SHORT: AtomicBool = AtomicBool::new(false);
 
 #[global_allocator]
 static MEMORY: Memory = Memory;
 
+/// The C library has none. Its error number is no business of the program's.
 #[cold]
-fn take(layout: Layout) -> *mut u8 {
+fn take(layout: Layout, _errno: errno::Kept) -> *mut u8 {
     SHORT.store(true, Ordering::Relaxed);
     let start = RESERVED.0.get() as usize;
-    let place = |used: usize| (start + used).next_multiple_of(layout.align()) - start;
-    let next = |used| Some(place(used).checked_add(layout.size())?).filter(|end| *end <= RESERVE);
-    match USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+    let place = |used: usize| (start + used % PIECE).next_multiple_of(layout.align()) - start;
+    let next = |used: usize| {
+        let end = place(used).checked_add(layout.size()).filter(|end| *end <= RESERVE)?;
+        Some((used / PIECE + 1) * PIECE + end)
+    };
+    match USED.fetch_update(Ordering::Acquire, Ordering::Relaxed, next) {
         Ok(used) => (start + place(used)) as *mut u8,
         Err(_) => std::ptr::null_mut(),
     }
+}
+
+/// A piece comes back. With the last one, all of the reserve does.
+#[cold]
+fn give_back() {
+    let less = |used: usize| Some(if used < 2 * PIECE { 0 } else { used - PIECE });
+    let _ = USED.fetch_update(Ordering::Release, Ordering::Relaxed, less);
 }
 
 fn is_reserved(at: *mut u8) -> bool {
     (at as usize).wrapping_sub(RESERVED.0.get() as usize) < RESERVE
 }
 
-// SAFETY: the C library's answers, or bytes of the reserve that nobody else has, which are zeros and never used again.
+// SAFETY: the C library's answers, or bytes of the reserve that nobody else has.
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: promised by the caller.
-        let at = unsafe { System.alloc(layout) };
-        if at.is_null() { take(layout) } else { at }
+        let (errno, at) = (errno::Kept::now(), unsafe { System.alloc(layout) });
+        if at.is_null() { take(layout, errno) } else { at }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: promised by the caller.
-        let at = unsafe { System.alloc_zeroed(layout) };
-        if at.is_null() { take(layout) } else { at }
+        let (errno, at) = (errno::Kept::now(), unsafe { System.alloc_zeroed(layout) });
+        if !at.is_null() {
+            return at;
+        }
+        let at = take(layout, errno);
+        if !at.is_null() {
+            // SAFETY: a piece of this length, which may have been another one's.
+            unsafe { at.write_bytes(0, layout.size()) };
+        }
+        at
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        if !is_reserved(at) {
+        if is_reserved(at) {
+            give_back();
+        } else {
             // SAFETY: promised by the caller; it came from there.
             unsafe { System.dealloc(at, layout) };
         }
@@ -66,8 +91,10 @@ unsafe impl GlobalAlloc for Memory {
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if !is_reserved(at) {
+            let errno = errno::Kept::now();
             // SAFETY: promised by the caller; it came from there.
             let new = unsafe { System.realloc(at, layout, size) };
+            drop(errno);
             if !new.is_null() {
                 return new;
             }
@@ -84,17 +111,15 @@ unsafe impl GlobalAlloc for Memory {
     }
 }
 
-/// Has an allocation failed?
+/// Has an allocation failed since somebody asked for much ([`has`])?
 pub fn is_short() -> bool {
     SHORT.load(Ordering::Relaxed)
 }
 
-/// Is there so much more memory to be had? Where nobody has set a limit, there is.
+/// Is there so much more memory to be had? A limit of the process's may say no, or a kernel that promises no more than
+/// there is (`vm.overcommit_memory` 2).
 pub fn has(bytes: usize) -> bool {
-    let limited = [libc::RLIMIT_AS, libc::RLIMIT_DATA].map(limit);
-    if limited == [libc::RLIM_INFINITY; 2] {
-        return true;
-    }
+    SHORT.store(false, Ordering::Relaxed);
     // SAFETY: a fresh private mapping that is taken away at once.
     unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -117,11 +142,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_is_handed_out_once_and_has_an_end() {
+    fn the_reserve_has_an_end_and_is_whole_again_when_all_has_come_back() {
         let layout = Layout::from_size_align(1000, 64).expect("sound");
         let mut all: Vec<usize> = Vec::new();
         loop {
-            let at = take(layout);
+            let at = take(layout, errno::Kept::now());
             if at.is_null() {
                 break;
             }
@@ -138,6 +163,15 @@ mod tests {
             let new = MEMORY.realloc(at, layout, 5000);
             assert!(!is_reserved(new) && new.add(999).read() == 7);
             MEMORY.dealloc(new, Layout::from_size_align(5000, 64).expect("sound"));
+            let all_taken = take(layout, errno::Kept::now());
+            assert!(all_taken.is_null(), "what has come back is not handed out among the rest");
+            for at in &all[1..] {
+                MEMORY.dealloc(*at as *mut u8, layout);
+            }
+            let again = take(layout, errno::Kept::now());
+            assert!(!again.is_null());
+            MEMORY.dealloc(again, layout);
         }
+        assert!(has(1 << 20) && !is_short() && !has(1 << 60));
     }
 }

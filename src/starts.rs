@@ -13,8 +13,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
+use crate::errno;
 use crate::hooks::lookup;
-use crate::tree;
+use crate::stack::checked::{Process, Window};
+use crate::tree::{self, SHORT};
 
 type Words = *const *const c_char;
 
@@ -151,45 +153,136 @@ enum Arguments {
     One(*const c_char),
 }
 
+/// The first word of a list; null if that isn't there.
 fn first(argv: Words) -> *const c_char {
-    // SAFETY: null, or the caller's list, which ends in null.
-    if argv.is_null() { ptr::null() } else { unsafe { *argv } }
+    let process = Process::default();
+    Window::<1>::within(&process, 2).word(argv as u64).unwrap_or(0) as *const c_char
+}
+
+/// What is passed to the C library. Nobody has promised that it is there: an address that is wrong is an error in its answer,
+/// and must not be a fault here.
+struct Passed<'p> {
+    list: Window<'p, 1>,
+    text: Window<'p, 1>,
+}
+
+impl<'p> Passed<'p> {
+    /// Lines that are read at most: more than the kernel takes.
+    const MOST: u32 = 1 << 15;
+
+    fn new(process: &'p Process) -> Passed<'p> {
+        let window = || Window::within(process, Self::MOST);
+        Passed { list: window(), text: window() }
+    }
+
+    /// The bytes of a C string, as long as that wants more. `None`: they are not there.
+    fn text(&self, at: u64, want: &mut dyn FnMut(u8) -> bool) -> Option<()> {
+        let mut at = at;
+        while let byte @ 1.. = self.text.byte(at)? {
+            if !want(byte) {
+                break;
+            }
+            at = at.checked_add(1)?;
+        }
+        Some(())
+    }
+
+    /// Where the strings of a list are, as long as that wants more. `None`: it is not there.
+    fn words(&self, list: Words, want: &mut dyn FnMut(u64) -> Option<bool>) -> Option<()> {
+        let mut at = list as u64;
+        while let word @ 1.. = self.list.word(at)? {
+            if !want(word)? {
+                break;
+            }
+            at = at.checked_add(8)?;
+        }
+        Some(())
+    }
+
+    /// Is memtrace preloaded in this environment?
+    fn has_memtrace(&self, environment: Words) -> Option<bool> {
+        let mut found = false;
+        if !environment.is_null() {
+            self.words(environment, &mut |word| {
+                let mut preload = Preload::default();
+                self.text(word, &mut |byte| preload.next(byte))?;
+                found = preload.next(b':') && preload.has_memtrace;
+                Some(!preload.is_that)
+            })?;
+        }
+        Some(found)
+    }
+
+    /// Adds a string, as far as a line of the list has room.
+    fn say(&self, at: u64, add: tree::AddWord<'_>) -> Option<usize> {
+        let (mut bytes, mut n) = ([0; SHORT], 0);
+        self.text(at, &mut |byte| {
+            bytes[n] = byte;
+            n += 1;
+            n < SHORT
+        })?;
+        add(&bytes[..n]);
+        Some(n)
+    }
 }
 
 /// Adds a line to the run's list if a program is started without memtrace.
 fn look(program: *const c_char, arguments: Arguments, environment: Words, becomes: bool) {
-    // SAFETY: what is passed to the C library: null or a C string; null or a list of them that ends in null.
-    unsafe {
-        if program.is_null() || environment.is_null() && !becomes || has_memtrace(environment) {
-            return;
-        }
-        let program = CStr::from_ptr(program);
-        // A look along PATH asks for many files that are not there. Of `system` and `popen` it is a whole command.
-        let is_path = program.to_bytes().contains(&b'/') && !program.to_bytes().contains(&b' ');
-        if is_path && (libc::access(program.as_ptr(), libc::X_OK) != 0 || is_static(program)) {
-            return;
-        }
-        let pid = if becomes { libc::getpid() } else { 0 };
-        tree::started_without(pid, &mut |add| match arguments {
-            Arguments::List(argv) if !argv.is_null() => {
-                words(argv).for_each(|word| add(word.to_bytes()));
-            }
-            Arguments::One(word) if !word.is_null() => add(CStr::from_ptr(word).to_bytes()),
-            _ => add(program.to_bytes()),
-        });
+    errno::kept(|| look_at(program, arguments, environment, becomes));
+}
+
+fn look_at(
+    program: *const c_char,
+    arguments: Arguments,
+    environment: Words,
+    becomes: bool,
+) -> Option<()> {
+    if program.is_null() || environment.is_null() && !becomes {
+        return None;
     }
+    let process = Process::default();
+    let passed = Passed::new(&process);
+    let (mut has_slash, mut has_blank) = (false, false);
+    passed.text(program as u64, &mut |byte| {
+        has_slash |= byte == b'/';
+        has_blank |= byte == b' ';
+        true
+    })?;
+    if passed.has_memtrace(environment)? {
+        return None;
+    }
+    // A look along PATH asks for many files that are not there. Of `system` and `popen` it is a whole command.
+    let is_path = has_slash && !has_blank;
+    // SAFETY: a C string, or what the kernel says isn't there.
+    let is_there = || unsafe { libc::access(program, libc::X_OK) == 0 };
+    if is_path && (!is_there() || is_static(program)) {
+        return None;
+    }
+    // SAFETY: getpid has no preconditions.
+    let pid = if becomes { unsafe { libc::getpid() } } else { 0 };
+    tree::started_without(pid, &mut |add| match arguments {
+        Arguments::List(argv) if !argv.is_null() => {
+            let mut room = SHORT;
+            passed.words(argv, &mut |word| {
+                room = room.saturating_sub(passed.say(word, add)?);
+                Some(room > 0)
+            })
+        }
+        Arguments::One(word) if !word.is_null() => passed.say(word as u64, add).map(|_| ()),
+        _ => passed.say(program as u64, add).map(|_| ()),
+    });
+    Some(())
 }
 
 /// Is it a program that takes no libraries, and so never had memtrace in it? (`ldconfig`, which Python's `find_library`
 /// starts without its environment.)
-fn is_static(program: &CStr) -> bool {
+fn is_static(program: *const c_char) -> bool {
     const HEAD: usize = 1024;
     const INTERPRETER: usize = 3; // PT_INTERP
     let mut head = [0_u8; HEAD];
-    // SAFETY: a C string, our own descriptor, and a buffer that is valid for its length.
+    // SAFETY: a C string, or what the kernel says isn't there; our own descriptor, and a buffer that is valid for its length.
     let got = unsafe {
-        let file =
-            libc::open(program.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK);
+        let file = libc::open(program, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK);
         if file < 0 {
             return false;
         }
@@ -210,65 +303,87 @@ fn is_static(program: &CStr) -> bool {
     is_program && !parts.any(|at| number(at, 4) == INTERPRETER)
 }
 
-/// The C strings of a list.
-///
-/// # Safety
-/// It is the caller's, and ends in null.
-unsafe fn words<'a>(list: Words) -> impl Iterator<Item = &'a CStr> {
-    let at = move |i| {
-        // SAFETY: not beyond the null that ends the list, where `take_while` stops.
-        unsafe { *list.add(i) }
-    };
-    // SAFETY: each is a C string.
-    (0..).map(at).take_while(|word| !word.is_null()).map(|word| unsafe { CStr::from_ptr(word) })
+/// What a variable preloads, byte by byte.
+#[derive(Default)]
+struct Preload {
+    /// Bytes so far, up to the beginning of the value.
+    read: usize,
+    /// It is that variable.
+    is_that: bool,
+    /// How much of our name the last name of a path has; `None` if it is another one.
+    ours: Option<usize>,
+    has_memtrace: bool,
 }
 
-/// Is memtrace preloaded in this environment?
-///
-/// # Safety
-/// It is null or a list of C strings that ends in null.
-unsafe fn has_memtrace(environment: Words) -> bool {
-    if environment.is_null() {
-        return false;
+impl Preload {
+    /// The next byte of the variable, and at its end a colon. `false`: the rest doesn't matter.
+    fn next(&mut self, byte: u8) -> bool {
+        const NAME: &[u8] = b"LD_PRELOAD=";
+        const OURS: &[u8] = b"libmemtrace.so";
+        if !self.is_that {
+            let same = NAME.get(self.read) == Some(&byte);
+            self.read += 1;
+            self.is_that = same && self.read == NAME.len();
+            self.ours = Some(0);
+            return same;
+        }
+        self.has_memtrace |= b": ".contains(&byte) && self.ours == Some(OURS.len());
+        self.ours = match byte {
+            b':' | b' ' | b'/' => Some(0),
+            _ => self.ours.filter(|n| OURS.get(*n) == Some(&byte)).map(|n| n + 1),
+        };
+        true
     }
-    // SAFETY: promised by the caller.
-    let mut all = unsafe { words(environment) };
-    let value = all.find_map(|word| word.to_bytes().strip_prefix(b"LD_PRELOAD="));
-    value.is_some_and(preloads_memtrace)
-}
-
-fn preloads_memtrace(value: &[u8]) -> bool {
-    let parts = value.split(|b| b": ".contains(b));
-    parts.into_iter().any(|path| path.rsplit(|b| *b == b'/').next() == Some(b"libmemtrace.so"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn memtrace_is_found_among_what_is_preloaded() {
-        for (value, found) in [
-            (&b"/a/libmemtrace.so"[..], true),
-            (b"/x.so:/a/libmemtrace.so", true),
-            (b"/x.so libmemtrace.so:/y.so", true),
-            (b"/a/libmemtrace.so.old", false),
-            (b"/libmemtrace.so/x.so", false),
-            (b"", false),
-        ] {
-            assert_eq!(preloads_memtrace(value), found, "{}", String::from_utf8_lossy(value));
-        }
+    fn has(environment: &[*const c_char]) -> Option<bool> {
+        let process = Process::default();
+        Passed::new(&process).has_memtrace(environment.as_ptr())
     }
 
     #[test]
-    fn an_environment_is_looked_through_to_its_end() {
-        let with = [c"A=b".as_ptr(), c"LD_PRELOAD=/m/libmemtrace.so".as_ptr(), ptr::null()];
-        let without = [c"A=LD_PRELOAD=/m/libmemtrace.so".as_ptr(), ptr::null()];
-        // SAFETY: lists of C strings that end in null.
-        unsafe {
-            assert!(has_memtrace(with.as_ptr()));
-            assert!(!has_memtrace(without.as_ptr()));
-            assert!(!has_memtrace(ptr::null()));
+    fn memtrace_is_found_among_what_is_preloaded() {
+        for (value, found) in [
+            (c"LD_PRELOAD=/a/libmemtrace.so", true),
+            (c"LD_PRELOAD=/x.so:/a/libmemtrace.so", true),
+            (c"LD_PRELOAD=/x.so libmemtrace.so:/y.so", true),
+            (c"LD_PRELOAD=/a/libmemtrace.so.old", false),
+            (c"LD_PRELOAD=/a/xlibmemtrace.so", false),
+            (c"LD_PRELOAD=/libmemtrace.so/x.so", false),
+            (c"LD_PRELOAD=", false),
+            (c"LD_PRELOAD", false),
+            (c"LD_PRELOADS=/a/libmemtrace.so", false),
+            (c"A=LD_PRELOAD=/a/libmemtrace.so", false),
+        ] {
+            assert_eq!(
+                has(&[c"A=b".as_ptr(), value.as_ptr(), ptr::null()]),
+                Some(found),
+                "{value:?}"
+            );
+        }
+        assert_eq!(has(&[ptr::null()]), Some(false));
+        let twice = [c"LD_PRELOAD=x".as_ptr(), c"LD_PRELOAD=libmemtrace.so".as_ptr(), ptr::null()];
+        assert_eq!(has(&twice), Some(false), "the first one counts");
+    }
+
+    #[test]
+    fn what_is_not_there_is_no_fault() {
+        let wrong = [8, usize::MAX, usize::MAX - 7, 1 << 47].map(|at| at as *const c_char);
+        for wrong in wrong {
+            let process = Process::default();
+            let passed = Passed::new(&process);
+            assert_eq!(passed.has_memtrace(wrong.cast()), None);
+            assert_eq!(has(&[wrong, ptr::null()]), None);
+            assert_eq!(first(wrong.cast()), ptr::null());
+            assert_eq!(look_at(wrong, Arguments::One(wrong), own(), true), None);
+            assert_eq!(
+                look_at(c"/bin/true".as_ptr(), Arguments::One(wrong), wrong.cast(), true),
+                None
+            );
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Atomics and locks, as the ring, the live table and the depot of stacks use them: the real ones, or loom's, which try every interleaving.
 
+use crate::errno;
+
 #[cfg(loom)]
 pub use loom::{
     hint,
@@ -57,6 +59,7 @@ pub fn prefetch<T>(at: *const T) {
 /// `n` zeros that live for ever. Pages the program never reaches cost nothing. Fewer if the address space is
 /// out.
 pub fn zeroed_memory(n: usize) -> &'static [Real] {
+    let _errno = errno::Kept::now();
     // SAFETY: a fresh anonymous mapping that is never unmapped; all-zero words are valid atomics.
     unsafe {
         let at = libc::mmap(

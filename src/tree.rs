@@ -17,7 +17,6 @@ use std::ffi::{CStr, CString, c_int};
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -84,7 +83,14 @@ pub fn began(recorder: &'static Recorder) {
 static ROOT_FOLDER: OnceLock<(u64, u64)> = OnceLock::new();
 
 fn root_folder() -> Option<(u64, u64)> {
-    fs::metadata("/").ok().map(|m| (m.dev(), m.ino()))
+    let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a C string and a record of the right type; it is read only if the call filled it.
+    unsafe {
+        (libc::stat(c"/".as_ptr(), found.as_mut_ptr()) == 0).then(|| {
+            let found = found.assume_init();
+            (found.st_dev, found.st_ino)
+        })
+    }
 }
 
 /// Has the process locked itself into another root folder since (`chroot`)? Paths mean something else there.
@@ -147,7 +153,7 @@ fn add(config: &Config, what: char, path: &Path) {
     let (Some(list), Some(root)) = (&config.run_list, config.run_pid) else { return };
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let path = path.as_os_str().as_bytes();
-    if !lives(root) || path.contains(&b'\n') {
+    if !lives(root) || path.contains(&b'\n') || RUN.get().is_some_and(Run::is_elsewhere) {
         return;
     }
     let mut line = format!("{} {what} ", std::process::id()).into_bytes();
@@ -168,6 +174,15 @@ fn lives(pid: i32) -> bool {
 struct Run {
     root: i32,
     list: CString,
+    /// The root folder at that time.
+    folder: Option<(u64, u64)>,
+}
+
+impl Run {
+    /// Is the root folder another one now? Then the name of the list must not be made there.
+    fn is_elsewhere(&self) -> bool {
+        root_folder() != self.folder
+    }
 }
 
 /// Set when the library is loaded, so that a program may do with its environment what it likes.
@@ -185,7 +200,7 @@ pub fn loading() {
     if let (Some(root), Some(list)) = (root, var(c"MEMTRACE_RUN_LIST"))
         && !list.is_empty()
     {
-        let _ = RUN.set(Run { root, list: list.to_owned() });
+        let _ = RUN.set(Run { root, list: list.to_owned(), folder: root_folder() });
     }
 }
 
@@ -198,22 +213,25 @@ pub fn is_of_a_run() -> bool {
 pub type AddWord<'a> = &'a mut dyn FnMut(&[u8]);
 
 /// Adds to the list that a program is started without memtrace in it: under this number, if that is known, and with the
-/// words that `say` adds. Takes no lock, allocates nothing and leaves `errno` as it is.
-pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>)) {
-    let Some(run) = RUN.get().filter(|run| lives(run.root)) else { return };
+/// words that `say` adds; nothing if it says `None`. Takes no lock and allocates nothing.
+pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>) -> Option<()>) {
+    let is_read = |run: &&Run| lives(run.root) && !run.is_elsewhere();
+    let Some(run) = RUN.get().filter(is_read) else { return };
     let mut line = Text::<SHORT>::new();
     line.number(pid as usize).add(b" x");
-    say(&mut |word| {
+    let said = say(&mut |word| {
         line.add(b" ");
         word.split_inclusive(|b| *b == b'\n').for_each(|part| match part {
             [line_of_it @ .., b'\n'] => _ = line.add(line_of_it).add(b"?"),
             whole => _ = line.add(whole),
         });
     });
+    if said.is_none() {
+        return;
+    }
     line.end();
-    // SAFETY: a C string, our own descriptor, and a buffer that is valid for its length. `errno` is the thread's own.
+    // SAFETY: a C string, our own descriptor, and a buffer that is valid for its length.
     unsafe {
-        let errno = *libc::__errno_location();
         let (to, how) = (libc::O_WRONLY | libc::O_APPEND, libc::O_CREAT | libc::O_CLOEXEC);
         let flags = to | how | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = libc::open(run.list.as_ptr(), flags, 0o600);
@@ -221,7 +239,6 @@ pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>)) {
             line.write_to(file);
             libc::close(file);
         }
-        *libc::__errno_location() = errno;
     }
 }
 
@@ -354,7 +371,7 @@ fn exists(path: &[u8]) -> bool {
 }
 
 /// The longest line about a program that is started: its stack may be small.
-const SHORT: usize = 400;
+pub const SHORT: usize = 400;
 
 /// A line of at most `N` bytes that is put together without allocating.
 struct Text<const N: usize> {

@@ -148,6 +148,11 @@ fn replace_allocate() {
     }
 }
 
+/// In a forked child, nobody else is at it.
+pub fn forget_others() {
+    SWAPPING.store(false, Ordering::Release);
+}
+
 /// Only the allocator that lives in `libc10_cuda.so` reports its blocks; a table elsewhere is somebody else's.
 unsafe fn is_native(table: usize) -> bool {
     // SAFETY: the caller vouches for the table.

@@ -31,9 +31,16 @@ struct Word {
     place: usize,
 }
 
+/// A thread is at it.
+static LOOKING: AtomicBool = AtomicBool::new(false);
+
+/// In a forked child, nobody else is.
+pub fn forget_others() {
+    LOOKING.store(false, Ordering::Release);
+}
+
 /// Looks at the libraries that are new.
 pub fn look() {
-    static LOOKING: AtomicBool = AtomicBool::new(false);
     let now = resolve::counts();
     let is_new = || SEEN.iter().zip(now).any(|(seen, now)| seen.load(Ordering::Acquire) != now);
     if !is_new() || LOOKING.swap(true, Ordering::AcqRel) {
@@ -133,4 +140,17 @@ fn send(words: &[Word]) {
         }
         false
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_looks_where_another_thread_was_looking() {
+        let is_free = || !LOOKING.load(Ordering::Acquire);
+        while LOOKING.swap(true, Ordering::AcqRel) {} // other tests look, too
+        assert!(crate::life::tests::in_child(is_free));
+        LOOKING.store(false, Ordering::Release);
+    }
 }

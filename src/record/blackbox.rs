@@ -38,7 +38,7 @@ const ABOUT_WORDS: usize = 1 << 13;
 /// A box isn't begun where no more than this share of what is free would be left.
 const BEGIN_SHARE: u64 = 2;
 
-/// The mapping. It is never unmapped: a hook of another thread may be in it.
+/// The mapping. Once it has begun it is never unmapped: a hook of another thread may be in it.
 pub struct Mapped {
     words: &'static [AtomicU64],
     /// The file, and the link to it in the output folder if it lies elsewhere.
@@ -149,7 +149,11 @@ impl Mapped {
             let (link, path) = (None, Some(path.clone()));
             let mapped = Mapped { words, path, link, space, _file: Some(file) };
             let no_room = io::Error::other("has no room");
-            mapped.begin(sizes).then_some(mapped).ok_or(no_room)
+            if mapped.begin(sizes) {
+                return Ok(mapped);
+            }
+            unmap(words.as_ptr() as usize, words.len()); // or what it has taken stays taken
+            Err(no_room)
         });
         match &made {
             Ok(mapped) => truncated::survive(mapped.words, &path),
@@ -171,23 +175,21 @@ impl Mapped {
     fn begin(&self, sizes: Sizes) -> bool {
         let (regions, _) = sizes.layout();
         let first = FIRST_SLOTS.min(sizes.slots);
-        let part = |(start, len): (usize, usize), most: usize| {
-            let needed = &self.words[start..start + len.min(most)];
-            self.space.reserve(needed, BEGIN_SHARE)
-        };
         let [ring, live, depot, codes, modules, about, doors, labels] = regions;
-        let needed = [
-            part((0, HEADER_WORDS), usize::MAX),
-            part(ring, first * WORDS),
-            part(live, LIVE_FIRST * WORDS),
-            part(depot, ROOM_STEP),
-            part(codes, ROOM_STEP),
-            part(modules, ROOM_STEP),
-            part(about, usize::MAX),
-            part(doors, usize::MAX),
-            part(labels, ROOM_STEP),
-        ];
-        if needed.contains(&false) {
+        let mut needed = [
+            ((0, HEADER_WORDS), usize::MAX),
+            (ring, first * WORDS),
+            (live, LIVE_FIRST * WORDS),
+            (depot, ROOM_STEP),
+            (codes, ROOM_STEP),
+            (modules, ROOM_STEP),
+            (about, usize::MAX),
+            (doors, usize::MAX),
+            (labels, ROOM_STEP),
+        ]
+        .into_iter()
+        .map(|((start, len), most)| &self.words[start..start + len.min(most)]);
+        if !needed.all(|needed| self.space.reserve(needed, BEGIN_SHARE)) {
             return false;
         }
         let set = |i: usize, value: u64| self.words[i].store(value, Ordering::Relaxed);
@@ -303,7 +305,7 @@ fn open(path: &Path, words: usize) -> io::Result<OwnedFd> {
 }
 
 fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {
-    // SAFETY: maps a file of this length that is ours alone; the mapping is never removed. All-zero words, as
+    // SAFETY: maps a file of this length that is ours alone; the mapping is removed only before it is used. All-zero words, as
     // a new file has, are valid atomics.
     unsafe {
         let at = libc::mmap(
@@ -320,12 +322,20 @@ fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {
         // Not locked in memory, all of it, if the program wants that of its mappings (`mlockall`).
         libc::munlock(at, words * 8);
         if libc::mprotect(at, words * 8, libc::PROT_READ | libc::PROT_WRITE) != 0 {
-            return Err(io::Error::last_os_error());
+            let error = io::Error::last_os_error();
+            unmap(at as usize, words);
+            return Err(error);
         }
         // A forked child has a recorder of its own; it must not be able to write into this one.
         libc::madvise(at, words * 8, libc::MADV_DONTFORK);
         Ok(std::slice::from_raw_parts(at.cast(), words))
     }
+}
+
+/// Takes a mapping away that nobody has written into, and nobody will.
+fn unmap(at: usize, words: usize) {
+    // SAFETY: it was mapped by `map`, with this length, and whoever has its address drops it now.
+    unsafe { libc::munmap(at as *mut libc::c_void, words * 8) };
 }
 
 #[cfg(test)]

@@ -25,6 +25,11 @@ pub fn prepare() {
     ANCHOR.trusted.store(trusted && cfg!(target_arch = "x86_64"), Ordering::Relaxed);
 }
 
+/// In a forked child, nobody else is at work on the anchor, which may be half done.
+pub fn forget_others() {
+    ANCHOR.forget_others();
+}
+
 fn system(clock: libc::clockid_t) -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is valid for writing; the two clocks that are asked for always exist.
@@ -128,6 +133,16 @@ impl Anchor {
         wall
     }
 
+    fn forget_others(&self) {
+        let version = self.version.load(Ordering::Relaxed);
+        if !version.is_multiple_of(2) {
+            self.hold.store(0, Ordering::Relaxed);
+            self.counter.store(0, Ordering::Relaxed);
+            self.rate.store(0, Ordering::Relaxed);
+            self.version.store(version + 1, Ordering::Release);
+        }
+    }
+
     /// Makes an anchor of these readings. For the one that has the odd version.
     fn take(&self, now: u64, wall: u64, monotonic: u64) {
         let ticks = now.wrapping_sub(self.counter.load(Ordering::Relaxed));
@@ -212,5 +227,21 @@ mod tests {
         assert_eq!(rate(0, 1_000), 0);
         assert_eq!(rate(1_000_000_000, 1_000), 0);
         assert_eq!(rate(1_000, 3_000), (1 << 32) / 3);
+    }
+
+    #[test]
+    fn an_anchor_that_nobody_finishes_is_made_anew() {
+        let anchor = trusted();
+        anchor.renew();
+        anchor.version.fetch_add(1, Ordering::Relaxed); // by a thread that a fork has left behind
+        anchor.wall.store(5, Ordering::Relaxed);
+        anchor.forget_others();
+        assert_eq!(anchor.read(), None);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while anchor.read().is_none() {
+            assert!(std::time::Instant::now() < end, "it is never used again");
+            std::thread::sleep(std::time::Duration::from_millis(15));
+            anchor.renew();
+        }
     }
 }

@@ -15,6 +15,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use memtrace_format::blackbox::at;
 use memtrace_format::event::{LabelId, NO_LABEL, Pool};
 
+use crate::errno;
 use crate::labels::{operators, torch::Work};
 use crate::record::{Recorder, clock, this_thread};
 use crate::stack::Mine;
@@ -259,7 +260,7 @@ pub fn reopened<R>(f: impl FnOnce() -> R) -> R {
 
 /// Runs something that may open, write or wait. A thread that is being cancelled (`pthread_cancel`) would end in there,
 /// by unwinding through our frames, which ends the process; and a write beyond the limit on files (`RLIMIT_FSIZE`), or to
-/// a pipe that nobody reads, is a signal that ends it. For us, either is just an error.
+/// a pipe that nobody reads, is a signal that ends it. For us, either is just an error. `errno` stays as it is.
 pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     let _undisturbed = Undisturbed::begin();
     f()
@@ -274,6 +275,8 @@ struct Undisturbed {
     mask: libc::sigset_t,
     /// Signals that had come already.
     pending: libc::sigset_t,
+    /// When all else has been: the last field.
+    _errno: errno::Kept,
 }
 
 unsafe extern "C" {
@@ -285,7 +288,12 @@ impl Undisturbed {
         const DISABLE: c_int = 1;
         // SAFETY: POSIX's functions, which change what is this thread's own; the places for old values are ours.
         unsafe {
-            let mut before: Undisturbed = std::mem::zeroed();
+            let mut before = Undisturbed {
+                cancel: 0,
+                mask: std::mem::zeroed(),
+                pending: std::mem::zeroed(),
+                _errno: errno::Kept::now(),
+            };
             pthread_setcancelstate(DISABLE, &raw mut before.cancel);
             let mut held = std::mem::zeroed();
             libc::sigemptyset(&raw mut held);
@@ -318,9 +326,8 @@ impl Undisturbed {
 
 impl Drop for Undisturbed {
     fn drop(&mut self) {
-        // SAFETY: as in `begin`; the old values come from the same functions. The error number is that of the work.
+        // SAFETY: as in `begin`; the old values come from the same functions.
         unsafe {
-            let errno = *libc::__errno_location();
             for signal in OF_WRITING {
                 let had = |set| libc::sigismember(set, signal) == 1;
                 if !had(&raw const self.mask) && !had(&raw const self.pending) {
@@ -329,7 +336,6 @@ impl Drop for Undisturbed {
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut());
             pthread_setcancelstate(self.cancel, &raw mut self.cancel);
-            *libc::__errno_location() = errno;
         }
     }
 }

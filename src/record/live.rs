@@ -10,6 +10,8 @@
 //! entry, but the entries of those events themselves, which hang together in memory of this process. An entry that
 //! finds no room at all is counted, because from then on the live set is not exact.
 
+use std::collections::TryReserveError;
+
 use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, at, key};
 use memtrace_format::event::{Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, WORDS};
 use memtrace_format::ledger::{self, Books, Move};
@@ -199,16 +201,20 @@ impl Live {
     }
 
     /// What is in the table, copied and nothing else: whoever retires waits for this.
-    pub fn copy(&self) -> Copied {
-        let mut entries = Vec::with_capacity(self.places.used());
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn copy(&self) -> Result<Copied, TryReserveError> {
+        let mut entries = Vec::new();
+        entries.try_reserve_exact(self.places.used())?;
         entries.extend(self.places.all().map(words_of));
         let past = at::PAST..at::PAST + past::WORDS * past::DEVICES;
         let past = self.header.get(past).unwrap_or_default();
-        Copied {
+        Ok(Copied {
             entries,
             anomalies: self.header[at::ANOMALIES].load(Ordering::Relaxed),
             past: past.iter().map(|word| word.load(Ordering::Relaxed)).collect(),
-        }
+        })
     }
 }
 

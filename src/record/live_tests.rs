@@ -133,13 +133,13 @@ fn at_any_split(events: &[Event], inside: usize, outside: usize) -> Result<(), T
     let whole = replayed(State::default(), events);
     let (mut live, header) = live(inside, outside);
     for split in 0..=events.len() {
-        let state = replayed(live.copy().state(), &events[split..]);
+        let state = replayed(live.copy().expect("memory").state(), &events[split..]);
         prop_assert_eq!(visible(&state), visible(&whole), "split at {}", split);
         prop_assert_eq!(blocks(&state), blocks(&whole), "split at {}", split);
         if let Some(twice) = split.checked_sub(1)
-            && !live.copy().state().ledger.counted(&events[twice], twice as u64)
+            && !live.copy().expect("memory").state().ledger.counted(&events[twice], twice as u64)
         {
-            let state = replayed(live.copy().state(), &events[twice..]);
+            let state = replayed(live.copy().expect("memory").state(), &events[twice..]);
             prop_assert_eq!(blocks(&state), blocks(&whole), "{} twice", twice);
         }
         if let Some(event) = events.get(split) {
@@ -191,7 +191,7 @@ proptest! {
                 1 => {
                     let (events, unpublished, from) = rest(&ring);
                     prop_assert_eq!((events.len() as u64, unpublished), (ring.written() - from, 0));
-                    let state = replayed(ring.live(Live::copy).0.state(), &events);
+                    let state = replayed(ring.live(Live::copy).0.expect("memory").state(), &events);
                     prop_assert_eq!(visible(&state), visible(&replayed(State::default(), &all)));
                 }
                 _ => {
@@ -228,7 +228,7 @@ fn the_live_table_grows_and_stays_exact() {
     let n = 3 * LIVE_FIRST as u64;
     (0..n).for_each(|i| live.apply(&alloc(i)));
     (0..n).filter(|i| i % 3 != 0).for_each(|i| live.apply(&free(i)));
-    let left = numbers(&live.copy().state());
+    let left = numbers(&live.copy().expect("memory").state());
     assert_eq!(left, (0..n).filter(|i| i % 3 == 0).collect::<Vec<_>>());
     assert_eq!((says(header, at::LIVE_USED), says(header, at::LIVE_ROOM)), (n / 3, n));
     // What is free again is used before anything else.
@@ -241,7 +241,7 @@ fn the_live_table_grows_and_stays_exact() {
 fn what_the_file_has_no_room_for_is_in_memory_and_what_that_has_none_for_is_counted() {
     let (mut live, header) = live(100, 128);
     (1..=240).for_each(|i| live.apply(&alloc(i)));
-    assert_eq!(numbers(&live.copy().state()), (1..=228).collect::<Vec<_>>());
+    assert_eq!(numbers(&live.copy().expect("memory").state()), (1..=228).collect::<Vec<_>>());
     let lacking = || {
         let words =
             [at::LIVE_OUTSIDE, at::LIVE_OUTSIDE_BYTES, at::LIVE_REFUSED, at::LIVE_REFUSED_BYTES];
@@ -255,7 +255,7 @@ fn what_the_file_has_no_room_for_is_in_memory_and_what_that_has_none_for_is_coun
     (301..=350).for_each(|i| live.apply(&alloc(i)));
     assert_eq!(lacking(), [78, bytes(151..=228), 12, bytes(229..=240)]);
     let left: Vec<_> = (51..=100).chain(151..=228).chain(301..=350).collect();
-    assert_eq!(numbers(&live.copy().state()), left);
+    assert_eq!(numbers(&live.copy().expect("memory").state()), left);
 }
 
 /// However much came and went, and whether or not there is room: an entry is found in a few steps (issue F, A2).

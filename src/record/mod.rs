@@ -16,6 +16,7 @@ mod testing;
 pub mod this_thread;
 pub mod truncated;
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
@@ -66,6 +67,9 @@ pub struct Recorder {
     pub labels: Room,
     /// What has been said of want of room, a bit each.
     told: AtomicU32,
+    /// One dump at a time; the others wait. Never taken in a hook. A forked child has a recorder of its own, and so no lock
+    /// that a thread of its parent's holds.
+    pub dumping: Mutex<()>,
 }
 
 impl Recorder {
@@ -98,6 +102,7 @@ impl Recorder {
             blackbox,
             config,
             told: AtomicU32::new(0),
+            dumping: Mutex::new(()),
         })
     }
 

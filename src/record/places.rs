@@ -315,7 +315,7 @@ impl Places {
                 *room += step;
                 return true;
             }
-            step /= 2;
+            step = step / 2 / STEP * STEP; // whole pages: of one that is shared, a failure takes back the rest
         }
         false
     }

@@ -161,7 +161,7 @@ mod model {
     }
 
     fn state(ring: &Ring<Live>) -> Vec<(u64, u64)> {
-        let mut state = ring.live(Live::copy).0.state();
+        let mut state = ring.live(Live::copy).0.expect("memory").state();
         let (events, unpublished, _) = rest(ring, u64::MAX);
         assert_eq!(unpublished, 0);
         for e in &events {

@@ -9,11 +9,11 @@
 //! got its number for a file of its own, to which nothing must be done; then the kernel is asked for the mapping's pages
 //! themselves (from 5.14 on).
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::record::{guard, truncated};
 
@@ -72,30 +72,41 @@ impl Space {
         if self.file < 0 {
             return true;
         }
-        if !self.leaves_enough(bytes, share) {
-            return false;
-        }
-        guard::uncancelled(|| match Space::look(self.file) {
-            Some((file, length)) if file == self.identity => {
-                if length < self.length {
-                    // Reserving would make it longer again, full of zeros.
-                    truncated::replace();
-                    return false;
-                }
-                let offset = (at - self.base) as libc::off_t;
-                // SAFETY: plain system call on our own descriptor.
-                unsafe { libc::posix_fallocate(self.file, offset, bytes as _) == 0 }
+        guard::uncancelled(|| {
+            let length = self.own_length();
+            if !self.leaves_enough(length.is_some(), bytes, share) {
+                return false;
             }
-            _ => self.take_pages(at, at + bytes),
+            match length {
+                // Reserving would make it longer again, full of zeros.
+                Some(length) if length < self.length => {
+                    truncated::replace();
+                    false
+                }
+                Some(_) => self.allocate(at, bytes),
+                None => self.take_pages(at, at + bytes).unwrap_or(false),
+            }
         })
     }
 
-    fn leaves_enough(&self, bytes: usize, share: u64) -> bool {
-        let Some(folder) = self.folder else { return true };
+    /// The length of the file, as long as the descriptor is still ours.
+    fn own_length(&self) -> Option<usize> {
+        let (file, length) = Space::look(self.file)?;
+        (file == self.identity).then_some(length)
+    }
+
+    fn leaves_enough(&self, is_own: bool, bytes: usize, share: u64) -> bool {
         let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: a C string and a record of the right type; it is read only if the call filled it.
+        // SAFETY: a descriptor or a C string, and a record of the right type; it is read only if the call filled it.
         let found = unsafe {
-            (libc::statvfs(folder.as_ptr(), found.as_mut_ptr()) == 0).then(|| found.assume_init())
+            let code = match self.folder {
+                _ if is_own => libc::fstatvfs(self.file, found.as_mut_ptr()),
+                Some(folder) if self.is_reached_by(folder) => {
+                    libc::statvfs(folder.as_ptr(), found.as_mut_ptr())
+                }
+                _ => -1,
+            };
+            (code == 0).then(|| found.assume_init())
         };
         // Memory without a limit has no blocks. A folder that can't be found any more tells nothing.
         found.is_none_or(|found| {
@@ -104,17 +115,62 @@ impl Space {
         })
     }
 
-    /// Reserves without a descriptor. All or nothing, but for the pages at both ends, which others share.
-    fn take_pages(&self, at: usize, end: usize) -> bool {
+    /// Does the path still lead to the file system that the file is in? In another root folder it need not.
+    fn is_reached_by(&self, folder: &CStr) -> bool {
+        let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: a C string and a record of the right type; it is read only if the call filled it.
+        unsafe {
+            libc::stat(folder.as_ptr(), found.as_mut_ptr()) == 0
+                && found.assume_init().st_dev == self.identity.0
+        }
+    }
+
+    /// Reserves by the descriptor. Between the question whose it is and this call it may become the program's: a file that
+    /// it gets then must not grow. So its length is kept; and nothing is written, as the C library does where
+    /// a file system knows no such call.
+    fn allocate(&self, at: usize, bytes: usize) -> bool {
+        /// Times that a signal may come in between.
+        const PATIENCE: usize = 16;
+        let offset = (at - self.base) as libc::off_t;
+        for _ in 0..PATIENCE {
+            // SAFETY: a plain system call; its error number is this thread's own.
+            let error = unsafe {
+                match libc::fallocate(self.file, libc::FALLOC_FL_KEEP_SIZE, offset, bytes as _) {
+                    0 => return true,
+                    _ => *libc::__errno_location(),
+                }
+            };
+            match error {
+                libc::EINTR => {}
+                libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL => {
+                    let taken = self.take_pages(at, at + bytes);
+                    // SAFETY: as above. Neither can be done otherwise on such a system.
+                    return taken.unwrap_or_else(|| unsafe {
+                        libc::posix_fallocate(self.file, offset, bytes as _) == 0
+                    });
+                }
+                _ => return false,
+            }
+        }
+        false
+    }
+
+    /// Reserves without a descriptor. All or nothing, but for the pages at both ends, which others share. `None`: the kernel
+    /// can't.
+    fn take_pages(&self, at: usize, end: usize) -> Option<bool> {
         if populate(at, end) {
-            return true;
+            return Some(true);
+        }
+        // SAFETY: no memory is named: the call only says whether the kernel knows this advice.
+        if unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_WRITE) } != 0 {
+            return None;
         }
         if self.in_memory {
             let (from, to) = (at.next_multiple_of(PAGE), end / PAGE * PAGE);
             // SAFETY: whole pages of our own mapping in which nothing has been written yet.
             unsafe { libc::madvise(from as *mut _, to.saturating_sub(from), libc::MADV_REMOVE) };
         }
-        false
+        Some(false)
     }
 
     /// Brings words that have been reserved into the page table, so that no hook meets them for the first time: that is a
@@ -162,6 +218,10 @@ pub struct Room {
     count: usize,
     space: Space,
     reserved: AtomicUsize,
+    /// From here on it is time for more, so that who comes meanwhile still finds some.
+    enough: AtomicUsize,
+    /// Somebody is at it. What a step that fails takes back must be nobody else's.
+    extending: AtomicBool,
     /// Times that nobody looks, since there was no more.
     pause: AtomicUsize,
 }
@@ -177,35 +237,59 @@ impl Room {
     /// Over these words, of which the first [`ROOM_STEP`] have been reserved.
     pub fn new<T>(words: &'static [T], space: Space) -> Room {
         let (start, count) = (words.as_ptr() as usize, words.len());
-        Room { start, count, space, reserved: ROOM_STEP.into(), pause: 0.into() }
+        let reserved = if space.file < 0 { count } else { ROOM_STEP.min(count) };
+        let (extending, pause) = (AtomicBool::new(false), 0.into());
+        let enough = enough(0, reserved, count).into();
+        Room { start, count, space, reserved: reserved.into(), enough, extending, pause }
     }
 
     /// Makes sure that all words before `end` can be written. Any thread may ask, also while another one does.
     #[inline]
     pub fn reaches(&self, end: usize) -> bool {
-        end <= self.reserved.load(Ordering::Relaxed) || self.extend(end)
+        end <= self.enough.load(Ordering::Relaxed) || self.extend(end)
     }
 
     #[cold]
     fn extend(&self, end: usize) -> bool {
-        let from = self.reserved.load(Ordering::Relaxed).min(self.count);
+        self.extend_by(end, |at, bytes| self.space.reserve_bytes(at, bytes, SHARE))
+    }
+
+    /// Who comes while another one is at it makes do with what there is: it may be a signal handler, which must not wait.
+    fn extend_by(&self, end: usize, reserve: impl Fn(usize, usize) -> bool) -> bool {
+        if end <= self.count && !self.extending.swap(true, Ordering::Acquire) {
+            self.extend_alone(end, reserve);
+            self.extending.store(false, Ordering::Release);
+        }
+        end <= self.reserved.load(Ordering::Relaxed)
+    }
+
+    fn extend_alone(&self, end: usize, reserve: impl Fn(usize, usize) -> bool) {
+        let from = self.reserved.load(Ordering::Relaxed);
+        let is_done = end <= self.enough.load(Ordering::Relaxed); // by another one
         let less = |pause: usize| pause.checked_sub(1);
-        if end > self.count
+        if is_done
+            || from == self.count
             || self.pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
         {
-            return false;
+            return;
         }
-        let least = (end - from.min(end)).next_multiple_of(ROOM_STEP);
-        for step in [least.max(from / 2), least] {
+        let least = (end.max(from + 1) - from).next_multiple_of(ROOM_STEP);
+        // Whole pages: a step that fails takes back those that nobody has written, also one that it shares.
+        for step in [least.max((from / 2).next_multiple_of(PAGE / 8)), least] {
             let to = (from + step).min(self.count);
-            if self.space.reserve_bytes(self.start + from * 8, (to - from) * 8, SHARE) {
-                self.reserved.fetch_max(to, Ordering::Relaxed);
-                return true;
+            if reserve(self.start + from * 8, (to - from) * 8) {
+                self.reserved.store(to, Ordering::Relaxed);
+                self.enough.store(enough(from, to, self.count), Ordering::Relaxed);
+                return;
             }
         }
         self.pause.store(PAUSE, Ordering::Relaxed);
-        false
     }
+}
+
+/// Of a step between these two, how far one goes before the next: a quarter is for those who come meanwhile.
+fn enough(from: usize, to: usize, count: usize) -> usize {
+    if to == count { to } else { to - (to - from) / 4 }
 }
 
 #[cfg(test)]
@@ -250,5 +334,39 @@ mod tests {
         if known {
             assert!(touch(true) < pages / 10);
         }
+    }
+
+    #[test]
+    fn one_extends_at_a_time_so_that_what_a_failure_takes_back_is_nobody_elses() {
+        static WORDS: [AtomicU64; 8 * ROOM_STEP] = [const { AtomicU64::new(0) }; 8 * ROOM_STEP];
+        let room = Room::new(&WORDS, Space { file: 0, ..Space::MEMORY });
+        assert!(room.extend_by(4 * ROOM_STEP, |_, _| true));
+        let (last, first) = (4 * ROOM_STEP, 4 * ROOM_STEP + 1);
+        let steps = std::cell::RefCell::new(Vec::new());
+        // The large step finds no room. Meanwhile another thread comes for the first of its pages.
+        let there = room.extend_by(first, |_, bytes| {
+            let others = [last, first].map(|end| room.extend_by(end, |_, _| true));
+            steps.borrow_mut().push((bytes / 8 / ROOM_STEP, others));
+            bytes / 8 <= ROOM_STEP
+        });
+        assert!(there && room.reserved.load(Ordering::Relaxed) == 5 * ROOM_STEP);
+        assert_eq!(*steps.borrow(), [(2, [true, false]), (1, [true, false])]);
+        // And the next one is let in again, before there is none left.
+        assert!(room.extend_by(5 * ROOM_STEP - 1, |_, _| true));
+        assert_eq!(room.reserved.load(Ordering::Relaxed), 15 * ROOM_STEP / 2);
+        assert!(room.extend_by(5 * ROOM_STEP, |_, _| panic!("it is there")));
+    }
+
+    #[test]
+    fn a_file_that_got_the_number_does_not_grow() {
+        let file = memtrace_files::scratch(&std::env::temp_dir()).expect("a file");
+        file.set_len(1 << 16).expect("its length");
+        let space =
+            Space { file: file.as_raw_fd(), in_memory: false, folder: None, ..Space::MEMORY };
+        // As if it had become the program's, and shorter, after it was looked at.
+        assert!(crate::errno::tests::stays(|| {
+            guard::uncancelled(|| assert!(space.allocate(0, 1 << 20)));
+        }));
+        assert_eq!(file.metadata().expect("there").len(), 1 << 16);
     }
 }

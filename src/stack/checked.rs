@@ -153,25 +153,37 @@ struct Line {
     words: [Cell<u64>; WORDS],
 }
 
-/// Memory as it was when it was first looked at.
-pub struct Window<'m> {
+/// Memory as it was when it was first looked at, of which so many lines are kept.
+pub struct Window<'m, const N: usize = LINES> {
     memory: &'m dyn Memory,
     left: Cell<u32>,
-    lines: [Line; LINES],
+    lines: [Line; N],
 }
 
 impl<'m> Window<'m> {
     /// One that has seen nothing yet.
     pub fn new(memory: &'m dyn Memory) -> Window<'m> {
-        let lines = [const { Line { number: Cell::new(0), words: [const { Cell::new(0) }; WORDS] } };
-            LINES];
-        Window { memory, left: Cell::new(MOST), lines }
+        Window::within(memory, MOST)
+    }
+
+    /// So many bytes from there on, to be read piece by piece. Beyond the end of memory there are none.
+    pub fn from(&self, at: u64, length: u64) -> Bytes<'_> {
+        Bytes { window: self, at, left: length.min(u64::MAX - at) as usize }
+    }
+}
+
+impl<'m, const N: usize> Window<'m, N> {
+    /// One that has seen nothing yet and reads at most so many lines.
+    pub fn within(memory: &'m dyn Memory, most: u32) -> Self {
+        let lines =
+            [const { Line { number: Cell::new(0), words: [const { Cell::new(0) }; WORDS] } }; N];
+        Window { memory, left: Cell::new(most), lines }
     }
 
     /// The line that this address is in.
     fn line(&self, at: u64) -> Option<&[Cell<u64>; WORDS]> {
         let number = at / LINE;
-        let line = &self.lines[number as usize % LINES];
+        let line = &self.lines[number as usize % N];
         if line.number.get() != number + 1 {
             self.left.set(self.left.get().checked_sub(1)?);
             line.number.set(0);
@@ -205,11 +217,6 @@ impl<'m> Window<'m> {
         let mut word = [0; 8];
         self.bytes(at, &mut word)?;
         Some(u64::from_ne_bytes(word))
-    }
-
-    /// So many bytes from there on, to be read piece by piece. Beyond the end of memory there are none.
-    pub fn from(&self, at: u64, length: u64) -> Bytes<'_> {
-        Bytes { window: self, at, left: length.min(u64::MAX - at) as usize }
     }
 }
 

@@ -15,6 +15,7 @@
 //!
 //! Rules outlive a library that is unloaded, and another one may come to lie at its addresses: see [`forget`].
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use gimli::{CfaRule, Operation, RegisterRule, X86_64};
@@ -160,8 +161,17 @@ static ADDRESSES: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
 /// The different rules; a program has some hundreds. A rule's number is its place.
 const MAX_RULES: usize = 1 << 12;
 static RULES: [AtomicU64; MAX_RULES] = [const { AtomicU64::new(0) }; MAX_RULES];
-/// Libraries are being unloaded just now.
+/// Libraries are being unloaded just now, by so many calls.
 static UNLOADING: AtomicU32 = AtomicU32::new(0);
+thread_local! {
+    /// How many of them are this thread's.
+    static MINE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// In a forked child, nobody else unloads any.
+pub fn forget_others() {
+    UNLOADING.store(MINE.get(), Ordering::Release);
+}
 
 /// The rule for a return address.
 #[inline]
@@ -238,8 +248,10 @@ pub fn while_unloading<T>(unload: impl FnOnce() -> T) -> T {
     impl Drop for Over {
         fn drop(&mut self) {
             UNLOADING.fetch_sub(1, Ordering::AcqRel);
+            MINE.set(MINE.get() - 1);
         }
     }
+    MINE.set(MINE.get() + 1);
     UNLOADING.fetch_add(1, Ordering::AcqRel);
     let _over = Over;
     unload()
@@ -299,5 +311,32 @@ pub fn translate(row: &Row<'_>) -> Rule {
     match (base, saved) {
         (Some((base, b)), Some((saved, s))) => Rule::new(base, b, saved, s),
         _ => Rule::UNKNOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::life::tests::in_child;
+
+    #[test]
+    fn in_a_forked_child_only_its_own_thread_unloads() {
+        let _alone = crate::stack::testing::alone();
+        let may_keep = || generation().is_some();
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            while_unloading(|| {
+                begun.send(()).expect("heard");
+                let _ = ends.recv();
+            });
+        });
+        begins.recv().expect("begun");
+        assert!(!may_keep() && in_child(may_keep));
+        // By a destructor of the library that is unloaded.
+        let inside = while_unloading(|| in_child(|| !may_keep()));
+        drop(end);
+        other.join().expect("no panic");
+        assert!(inside && may_keep());
     }
 }

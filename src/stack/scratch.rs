@@ -18,6 +18,7 @@ use super::python::code::Memo;
 use super::python::walk;
 use super::room::{Room, stack_pointer};
 use super::splice::{Last, Words};
+use crate::errno;
 
 /// What a thread works with. All zeros is a valid, empty one. What says that a stack is the last one lies together.
 #[repr(C, align(64))]
@@ -104,9 +105,10 @@ impl Mine {
         stack_pointer().wrapping_sub(low) < bytes
     }
 
-    /// Runs `f` on a stack that has room for anything, if there is memory for one.
+    /// Runs `f` on a stack that has room for anything, if there is memory for one. `errno` stays as it is.
     #[inline]
     pub fn aside<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _errno = errno::Kept::now();
         match self.room() {
             Some(room) => room.run(f),
             None => f(),
@@ -128,6 +130,7 @@ fn blocks() -> impl Iterator<Item = &'static Block> {
 /// The block of the thread whose variable this is: a dead thread's, or a new one.
 #[cold]
 fn take(mine: &Mine) -> Option<&'static Block> {
+    let _errno = errno::Kept::now();
     let me = std::ptr::from_ref(mine) as usize;
     let inherited = blocks().find(|b| b.owner.load(Ordering::Relaxed) == me);
     let block = match inherited {

@@ -172,6 +172,14 @@ struct Deferred {
 
 static DEFERRED: [Mutex<Vec<Deferred>>; DEVICES] = [const { Mutex::new(Vec::new()) }; DEVICES];
 
+/// In a forked child, none of the parent's blocks waits; and whoever held a list holds it for ever, which is only tried.
+pub fn forget_others() {
+    HOT.deferred.store(0, Ordering::Release);
+    for mut list in DEFERRED.iter().filter_map(|list| list.try_lock().ok()) {
+        list.clear();
+    }
+}
+
 /// A block was handed out.
 #[inline]
 pub(super) fn handed_out(local: &Local, addr: u64, stream: u64) {

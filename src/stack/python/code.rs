@@ -18,6 +18,7 @@ use super::text::{Text, read_word};
 use crate::record::space::Space;
 use crate::stack::arena::Arena;
 use crate::stack::depot::mix;
+use crate::sync::zeroed_memory;
 
 /// Longest run of taken slots that is searched.
 const MAX_PROBES: usize = 64;
@@ -82,15 +83,18 @@ fn memo_of(code: usize) -> usize {
 /// The code objects seen so far.
 pub struct CodeTable {
     arena: Arena,
-    slots: usize,
+    /// Ids by hash, as many as a power of two: in memory of the process's own, because no reader needs them, and where the
+    /// file has little room that is for what a reader needs.
+    slots: &'static [AtomicU64],
 }
 
 impl CodeTable {
     /// An empty table in `words`, all of which must be 0. `None` if they are not, or are too few.
     pub fn new(words: &'static [AtomicU64], space: Space) -> Option<CodeTable> {
         let words = words.get(..words.len().min(CODE_LIMIT as usize))?;
-        let slots = 1 << (words.len() / 32).checked_ilog2()?;
-        let arena = Arena::new(words, CODE_MAGIC, HEADER + slots, space)?;
+        let count = 1 << (words.len() / 32).checked_ilog2()?;
+        let slots = Some(zeroed_memory(count)).filter(|slots| slots.len() == count)?;
+        let arena = Arena::new(words, CODE_MAGIC, HEADER, space)?;
         Some(CodeTable { arena, slots })
     }
 
@@ -126,11 +130,12 @@ impl CodeTable {
     /// As for [`CodeTable::id`].
     unsafe fn find(&self, layout: &Layout, code: usize, mark: u64) -> u32 {
         let tag = mark >> 32 << 32;
-        let mut slot = (mark as usize ^ code >> 4) & (self.slots - 1);
+        let last = self.slots.len() - 1;
+        let mut slot = (mark as usize ^ code >> 4) & last;
         let words = self.arena.words();
         let mut made = 0;
         for _ in 0..MAX_PROBES {
-            let Some(cell) = words.get(HEADER + slot) else { break };
+            let Some(cell) = self.slots.get(slot) else { break };
             let mut seen = cell.load(Ordering::Acquire);
             if seen == 0 {
                 if made == 0 {
@@ -155,7 +160,7 @@ impl CodeTable {
                     return seen as u32;
                 }
             }
-            slot = (slot + 1) & (self.slots - 1);
+            slot = (slot + 1) & last;
         }
         NO_CODE
     }
