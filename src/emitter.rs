@@ -264,6 +264,7 @@ extern "C" fn run(recorder: *mut c_void) -> *mut c_void {
                 recorder.emitter.serve_farewell(recorder);
                 recorder.retire_ahead();
                 recorder.stacks.refresh();
+                crate::hooks::routes::forget_if_unloaded();
             });
             if std::panic::catch_unwind(work).is_err() {
                 crate::switch_off("an internal error in the background thread");

@@ -6,13 +6,12 @@
 //! If that fails, the black box still has everything.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
 use memtrace_naming::Moment;
 
-use crate::hooks::{captures, communicators, contexts, resolve, routes, torch, words};
+use crate::hooks::{captures, communicators, contexts, lookup, resolve, routes, torch, words};
 use crate::record::{Recorder, clock, guard};
 use crate::stack::rules;
 use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, starts, tree};
@@ -102,16 +101,11 @@ static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn loading() {
     tree::loading();
+    lookup::next(&NEXT_EXIT, c"_exit");
+    lookup::next(&NEXT_DLCLOSE, c"dlclose");
     resolve::loading();
     words::look();
     starts::loading();
-    for (place, name) in [(&NEXT_EXIT, c"_exit"), (&NEXT_DLCLOSE, c"dlclose")] {
-        // SAFETY: a look-up by name.
-        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-        // A library that was opened late has nothing behind it.
-        let own = || resolve::loaded_symbol("libc.so", name).map_or(next, NonNull::as_ptr);
-        place.store(if next.is_null() { own() } else { next }, Ordering::Relaxed);
-    }
 }
 
 #[used]
@@ -126,12 +120,10 @@ static AT_LOAD: extern "C" fn() = loading;
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: promised by the caller.
     let close = || unsafe { close(handle) };
-    let code = match recorder() {
+    routes::closing(|| match recorder() {
         Some(recorder) if !guard::inside() => recorder.stacks.closing(close),
         _ => close(),
-    };
-    routes::forget_if_unloaded();
-    code
+    })
 }
 
 /// The C library's `dlclose` (or the next interposer's).
@@ -139,13 +131,11 @@ pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
 /// # Safety
 /// As the C library documents.
 pub unsafe fn close(handle: *mut c_void) -> c_int {
-    let next = NEXT_DLCLOSE.load(Ordering::Relaxed);
-    if next.is_null() {
-        return -1; // no C library has it: nothing can have been opened either
-    }
     // SAFETY: a function of this name; the rest is promised by the caller.
     unsafe {
-        let next: extern "C" fn(*mut c_void) -> c_int = std::mem::transmute(next);
+        let next = lookup::next(&NEXT_DLCLOSE, c"dlclose");
+        let next: Option<extern "C" fn(*mut c_void) -> c_int> = std::mem::transmute(next);
+        let Some(next) = next else { return -1 }; // no C library has it: nothing can have been opened either
         next(handle)
     }
 }

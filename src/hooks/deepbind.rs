@@ -3,8 +3,8 @@
 //! Such a library calls the driver, and the C library's `dlsym`, as if nothing were preloaded. Who opens it asks for
 //! that so that it finds *its* functions, not to hide what it does; and the driver is one. So the words in which such
 //! calls are bound are sent to where every other library's go, with the real functions behind it as before. Only
-//! functions of the driver's and `dlsym` and `dlvsym` are, and only where they are bound to the real ones: a runtime of
-//! the library's own stays its own.
+//! functions of the driver's and `dlsym`, `dlvsym` and `dlclose` are, and only where they are bound to the real ones: a runtime
+//! of the library's own stays its own.
 //!
 //! `dlopen` itself must be a jump (it looks at its caller for the search path), so nothing can follow it. What it leaves
 //! behind is a note, and the next `dlsym` (whoever opened the library asks for something in it) finds that and looks
@@ -87,12 +87,16 @@ pub extern "C" fn look() {
     let [loaded, _] = resolve::counts();
     if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
         let doors = Doors::find();
+        let mut are_led = true;
         resolve::visit(|_, tables| {
             for binding in tables.bindings() {
-                doors.lead(&binding, tables);
+                are_led &= doors.lead(&binding, tables);
             }
             false
         });
+        if !are_led {
+            SEEN.store(0, Ordering::Release); // the loader is at work on one of them
+        }
     }
 }
 
@@ -101,6 +105,7 @@ pub extern "C" fn look() {
 struct Doors {
     dlsym: usize,
     dlvsym: usize,
+    dlclose: usize,
     /// NVIDIA's libraries.
     nvidias: Vec<Tables>,
 }
@@ -115,7 +120,8 @@ impl Doors {
             }
             false
         });
-        Doors { dlsym: own(c"dlsym"), dlvsym: own(c"dlvsym"), nvidias }
+        let (dlsym, dlclose) = (own(c"dlsym"), own(c"dlclose"));
+        Doors { dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
     }
 
     /// Where a call should go that goes to `target` now, or that the loader is yet to bind.
@@ -124,6 +130,7 @@ impl Doors {
         match binding.name.to_bytes() {
             b"dlsym" => ours(self.dlsym, lookup::dlsym as *const () as usize),
             b"dlvsym" => ours(self.dlvsym, lookup::dlvsym as *const () as usize),
+            b"dlclose" => ours(self.dlclose, crate::life::dlclose as *const () as usize),
             name @ [b'c', b'u', ..] => {
                 let row =
                     FIRST + ENTRY_POINTS[FIRST..].iter().position(|e| e.name.as_bytes() == name)?;
@@ -142,17 +149,16 @@ impl Doors {
         }
     }
 
-    /// Sends a call that goes past us where every other one goes.
-    fn lead(&self, binding: &Binding, tables: &Tables) {
+    /// Sends a call that goes past us where every other one goes. Says whether none does any more.
+    fn lead(&self, binding: &Binding, tables: &Tables) -> bool {
         let target = binding.target();
         if resolve::is_own(target) {
-            return;
+            return true;
         }
         // A stub of the library's own would ask the loader, which would bind the call past us, or as any other.
         let is_bound = !tables.contains(target);
-        if let Some(ours) = self.of(binding, target, is_bound).filter(|ours| *ours != target) {
-            binding.bind(ours);
-        }
+        let ours = self.of(binding, target, is_bound).filter(|ours| *ours != target);
+        ours.is_none_or(|ours| binding.bind(ours))
     }
 }
 

@@ -3,12 +3,14 @@
 //! Read where the loader has mapped them, in the layout that the System V ABI and the GNU hash section give. Nothing is
 //! looked up by the loader here, so this works before, inside and around `dlsym`.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use crate::stack::checked::Process;
+use crate::errno;
+use crate::stack::checked::{Memory, Process};
 use crate::stack::objects;
 
 /// See the module's essay.
@@ -33,6 +35,8 @@ pub struct Tables {
     protected: Range<usize>,
     /// Everything that the library has mapped.
     mapped: Range<usize>,
+    /// The parts of it that nobody writes to.
+    constant: [Range<usize>; 4],
 }
 
 /// A word through which a library calls a function of another one.
@@ -67,14 +71,22 @@ impl Tables {
     pub unsafe fn of(info: &libc::dl_phdr_info) -> Option<Tables> {
         let base = info.dlpi_addr as usize;
         let (mut dynamic, mut protected, mut mapped) = (None, 0..0, 0..0);
+        let mut constant = [const { 0..0 }; 4];
         let process = Process::default();
         let is_readable = |p: &Range<usize>| process.is_readable(p.start as u64, p.end as u64);
         for header in objects::headers(info, &process) {
             let start = base + header.p_vaddr as usize;
             let end = start + header.p_memsz as usize;
+            if header.p_type == libc::PT_LOAD
+                && header.p_flags & libc::PF_W == 0
+                && let Some(free) = constant.iter_mut().find(|part| part.end == 0)
+            {
+                *free = start..end;
+            }
             match header.p_type {
                 libc::PT_DYNAMIC => dynamic = Some(start..end),
-                libc::PT_GNU_RELRO => protected = start..end,
+                // Whole pages: where it ends within one, the loader leaves that writable.
+                libc::PT_GNU_RELRO => protected = page_of(start)..page_of(end),
                 // In ascending order.
                 libc::PT_LOAD if mapped.is_empty() => mapped = start..end,
                 libc::PT_LOAD => mapped.end = end,
@@ -87,7 +99,7 @@ impl Tables {
         // The other tables lie beside the strings.
         let strings_end = tables.strings + tables.strings_size;
         let is_whole = is_readable(&(strings_end.saturating_sub(8)..strings_end));
-        is_whole.then_some(Tables { protected, mapped, ..tables })
+        is_whole.then_some(Tables { protected, mapped, constant, ..tables })
     }
 
     /// The same by the dynamic section; what is mapped isn't known.
@@ -120,6 +132,7 @@ impl Tables {
             relocations: [(0, 0); 2],
             protected: 0..0,
             mapped: 0..0,
+            constant: [const { 0..0 }; 4],
         };
         // SAFETY: promised by the caller: the section and what it names are mapped.
         unsafe {
@@ -185,6 +198,16 @@ impl Tables {
     pub fn own_name(&self) -> Option<&'static CStr> {
         // SAFETY: a place among the library's strings; see `of`.
         self.own_name.map(|at| unsafe { CStr::from_ptr((self.strings + at) as *const _) })
+    }
+
+    /// Has the library one of these texts in its constant data? The names of its symbols don't count.
+    pub fn says(&self, texts: &[&[u8]]) -> bool {
+        let symbols = self.strings..self.strings + self.strings_size;
+        self.constant.iter().any(|part| {
+            let before = part.start..part.end.min(symbols.start);
+            let after = part.start.max(symbols.end)..part.end;
+            contains_one(before, texts) || contains_one(after, texts)
+        })
     }
 
     /// Do the library's own symbols have versions?
@@ -342,23 +365,113 @@ impl Binding {
         self.word().load(Ordering::Acquire)
     }
 
-    /// Sends calls elsewhere. Says whether that could be done.
+    /// Has the loader done with it, as far as can be told? What it makes read-only after binding is read-only.
+    pub fn is_settled(&self) -> bool {
+        !self.is_protected || !is_writable(self.word())
+    }
+
+    /// Sends calls elsewhere. Says whether that could be done. A word that the loader makes read-only after binding, and hasn't yet,
+    /// is left alone: it is at work on this library in another thread, and what it does next would fault in a page that we have made
+    /// read-only before it does.
     pub fn bind(&self, target: usize) -> bool {
-        const PAGE: usize = 4096;
-        let page = (self.place & !(PAGE - 1)) as *mut c_void;
-        let protect = |to| {
-            // SAFETY: the page of a word that the loader has made read-only is made writable and read-only again.
-            !self.is_protected || unsafe { libc::mprotect(page, PAGE, to) } == 0
-        };
-        if !protect(libc::PROT_READ | libc::PROT_WRITE) {
+        static BINDING: AtomicBool = AtomicBool::new(false);
+        if !self.is_protected {
+            self.word().store(target, Ordering::Release);
+            return true;
+        }
+        if BINDING.swap(true, Ordering::AcqRel) {
             return false;
         }
-        self.word().store(target, Ordering::Release);
-        protect(libc::PROT_READ);
-        true
+        let page = page_of(self.place) as *mut c_void;
+        // SAFETY: the page of a word that the loader has made read-only is made writable and read-only again.
+        let protect = |to| unsafe { libc::mprotect(page, PAGE, to) } == 0;
+        let is_done = !is_writable(self.word()) && protect(libc::PROT_READ | libc::PROT_WRITE);
+        if is_done {
+            self.word().store(target, Ordering::Release);
+            protect(libc::PROT_READ);
+        }
+        BINDING.store(false, Ordering::Release);
+        is_done
     }
+}
+
+const PAGE: usize = 4096;
+
+fn page_of(address: usize) -> usize {
+    address & !(PAGE - 1)
+}
+
+/// Can this word be written to? The kernel is asked to change nothing in it (`FUTEX_WAKE_OP` with an "or" of no bit).
+fn is_writable(word: &AtomicUsize) -> bool {
+    const OR_NOTHING: u32 = 2 << 28; // FUTEX_OP_OR
+    static NOBODY_WAITS: AtomicU32 = AtomicU32::new(0);
+    let how = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
+    let (here, there) = (NOBODY_WAITS.as_ptr(), word.as_ptr());
+    let _errno = errno::Kept::now();
+    // SAFETY: wakes nobody, and changes nothing; an address that can't be written to is an error.
+    unsafe { libc::syscall(libc::SYS_futex, here, how, 1, 0_usize, there, OR_NOTHING) >= 0 }
+}
+
+/// Does this memory have one of these texts in it? As far as it can be read.
+fn contains_one(memory: Range<usize>, texts: &[&[u8]]) -> bool {
+    const WORDS: usize = PAGE / size_of::<u64>();
+    let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+    let (process, page) = (Process::default(), [const { Cell::new(0) }; WORDS]);
+    let mut seen: Vec<u8> = Vec::with_capacity(2 * PAGE);
+    for at in (page_of(memory.start)..memory.end).step_by(PAGE) {
+        if !process.copy(at as u64, &page) {
+            seen.clear();
+            continue;
+        }
+        // What ends in this page may have begun in the last one.
+        seen.drain(..seen.len().saturating_sub(longest));
+        let bytes = page.iter().flat_map(|word| word.get().to_ne_bytes());
+        let (first, last) = (memory.start.saturating_sub(at), (memory.end - at).min(PAGE));
+        seen.extend(bytes.take(last).skip(first));
+        if texts.iter().any(|text| has(&seen, text)) {
+            return true;
+        }
+    }
+    false
+}
+
+fn has(bytes: &[u8], text: &[u8]) -> bool {
+    // SAFETY: reads both as long as they are.
+    let found = unsafe {
+        libc::memmem(bytes.as_ptr().cast(), bytes.len(), text.as_ptr().cast(), text.len())
+    };
+    !found.is_null()
 }
 
 fn gnu_hash(name: &[u8]) -> u32 {
     name.iter().fold(5381, |h: u32, b| h.wrapping_mul(33).wrapping_add(u32::from(*b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_written_to_is_known_without_writing() {
+        static CONSTANT: usize = 7;
+        let word = AtomicUsize::new(usize::MAX);
+        assert!(is_writable(&word) && word.into_inner() == usize::MAX);
+        // SAFETY: only asked about.
+        let constant = unsafe { AtomicUsize::from_ptr((&raw const CONSTANT).cast_mut()) };
+        assert!(!is_writable(constant));
+    }
+
+    #[test]
+    fn a_text_is_found_across_pages_and_within_the_bounds_only() {
+        let mut bytes = vec![0_u8; 5 * PAGE];
+        let start = page_of(bytes.as_ptr() as usize) + 2 * PAGE;
+        let at = start - bytes.as_ptr() as usize;
+        bytes[at - 3..at + 5].copy_from_slice(b"cuWhoAsk");
+        let is_in = |from, to, text: &[u8]| contains_one(from..to, &[b"no such", text]);
+        assert!(is_in(start - 9, start + 100, b"cuWhoAsk"));
+        assert!(
+            is_in(start - 2, start + 100, b"uWhoAsk") && !is_in(start - 2, start + 100, b"cuWho")
+        );
+        assert!(is_in(start, start + 5, b"hoAsk") && !is_in(start, start + 4, b"hoAsk"));
+    }
 }

@@ -3,6 +3,7 @@
 //! [`table`] lists the doors, [`roles`] says what each does to memory, [`lookup`] sees to it that a program that asks
 //! for a function by name is shown the same door, [`routes`] which real function is behind it, and [`place`] knows which device a call is about.
 
+pub mod callers;
 pub mod calls;
 pub mod captures;
 pub mod communicators;

@@ -75,7 +75,8 @@ fn first(symbol: &str, library: &str) -> Option<NonNull<c_void>> {
     let next = NonNull::new(unsafe { lookup::really(libc::RTLD_NEXT, &symbol, None) });
     let row = ENTRY_POINTS.iter().find(|row| *row.symbol == *symbol);
     let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, f.as_ptr() as usize)));
-    next.or_else(|| loaded_symbol(library, &symbol))
+    // What is remembered must stay.
+    next.inspect(|f| stays(f.as_ptr() as usize)).or_else(|| loaded_symbol(library, &symbol))
 }
 
 // --- what the loader would have found ------------------------------------------------------------------
@@ -196,18 +197,26 @@ pub fn next_after(caller: usize, symbol: &CStr) -> Next {
 
 /// A library that another one was bound to stays loaded for its sake. The loader has bound the caller to us and doesn't know.
 fn stays(function: usize) {
-    static LAST: AtomicUsize = AtomicUsize::new(0);
+    /// First addresses of libraries that do: nothing else can come to lie there. Beyond these a library is only held once more.
+    static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+    let Some(start) = with_tables(function, Tables::start) else { return };
+    if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == start) {
+        return;
+    }
     let Some(path) = library_of(function).and_then(|path| CString::new(path).ok()) else { return };
-    if with_tables(function, Tables::start).is_some_and(|at| LAST.swap(at, Ordering::Relaxed) != at)
-    {
-        // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
-        unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    if !handle.is_null() {
+        let claim = |place: &AtomicUsize| {
+            place.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        KEPT.iter().find(|place| claim(place));
     }
 }
 
 /// Is a function of a row's name CUDA's: in a library that has the name of one of NVIDIA's, or in one that stands for it? Such a
 /// one is behind us for everybody, and either uses CUDA itself, as what another tool puts in between does, or is where everything
-/// of CUDA's begins.
+/// of CUDA's begins. Nearly every library asks for *some* function by name; one that stands for CUDA's asks for CUDA's.
 pub fn is_cudas(row: &EntryPoint, function: usize) -> bool {
     const BEGINNINGS: [&CStr; 3] = [c"cuInit", c"cudaGetDeviceCount", c"ncclGetUniqueId"];
     if is_nvidias(function) {
@@ -216,12 +225,10 @@ pub fn is_cudas(row: &EntryPoint, function: usize) -> bool {
     // SAFETY: a look-up by name.
     let next = unsafe { lookup::really(libc::RTLD_NEXT, row.symbol, None) } as usize;
     let stands = |tables: &Tables| {
-        let uses = |name: &[u8]| {
-            matches!(name, b"dlsym" | b"dlvsym")
-                || ENTRY_POINTS.iter().any(|row| row.name.as_bytes() == name)
-        };
+        let calls = |is_it: fn(&[u8]) -> bool| tables.bindings().any(|b| is_it(b.name.to_bytes()));
         BEGINNINGS.iter().any(|name| tables.symbol(name).is_some())
-            || tables.bindings().any(|binding| uses(binding.name.to_bytes()))
+            || calls(|name| ENTRY_POINTS.iter().any(|row| row.name.as_bytes() == name))
+            || calls(|name| matches!(name, b"dlsym" | b"dlvsym")) && asks_for(row, tables)
     };
     next == function && with_tables(function, stands) == Some(true)
 }
@@ -234,6 +241,17 @@ pub fn range_of(address: usize) -> Option<std::ops::Range<usize>> {
 /// Has the library with this address a function of this name?
 pub fn defines(address: usize, name: &CStr) -> bool {
     with_tables(address, |tables| tables.symbol(name).is_some()) == Some(true)
+}
+
+/// Might a library that asks for functions by name ask for this one, or do with another one what this one does? Then it has the
+/// name in its data, or that of one more function that it stands for, or of what gives out functions by name; or it needs a
+/// library of NVIDIA's.
+fn asks_for(row: &EntryPoint, tables: &Tables) -> bool {
+    let base = [row.base().as_bytes(), b"\0"].concat();
+    let stands_for = ENTRY_POINTS.iter().skip(1).filter(|row| tables.symbol(row.symbol).is_some());
+    let mut names: Vec<&[u8]> = stands_for.map(|row| row.name.as_bytes()).collect();
+    names.extend([&base, &b"cuGetProcAddress"[..], b"cudaGetDriverEntryPoint"]);
+    tables.needed().iter().any(|name| is_nvidias_name(name.to_bytes())) || tables.says(&names)
 }
 
 /// Does this address lie in a library that has the name of one of NVIDIA's that we know, as its file's or its own?

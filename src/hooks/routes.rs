@@ -3,8 +3,9 @@
 //! A symbol of ours stands in front of every other one of its name, whoever calls it: also in front of a library's own function,
 //! which may have nothing to do with CUDA and any signature. So the first question is always: what would the loader have bound
 //! this *caller* to? Each row of the table remembers the answer for the libraries that call it, in lines that a few instructions
-//! read (`table.rs`); who is in no line yet is looked up ([`choose`]) with all registers saved. If the answer is CUDA's function,
-//! the call goes to the row's handler. If it is somebody else's, the call jumps there as if we had never been in between.
+//! read (`table.rs`). Who is in no line is looked for among many more callers ([`super::callers`]) and then looked up ([`choose`]),
+//! with all registers saved. If the answer is CUDA's function, the call goes to the row's handler. If it is somebody else's, the
+//! call jumps there as if we had never been in between.
 //!
 //! What a look-up finds is given out as a *door* if it is CUDA's: a function of ours for that row and that one real function. A
 //! process may have two drivers' worth of each (copies, versions), so a row has several doors.
@@ -12,19 +13,20 @@
 //! A line is written while others read it. Its length is zero meanwhile, and a reader looks at the line again after it has read
 //! the function: a library whose code is running can't be replaced by another one in the same place.
 //!
-//! Must never keep a library from being unloaded that would be without us, nor call into one that was: lines and doors are
-//! forgotten with it.
+//! Must never keep a library from being unloaded that would be without us, nor call into one that was: lines are forgotten before a
+//! library is closed, and none is written until that is over, since another thread may open one in its place at once.
 
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::callers::{self, Goes};
 use super::table::{Api, ENTRY_POINTS, ROWS};
 use super::{calls, resolve, words};
 use crate::message;
-use crate::stack::{objects, room};
+use crate::stack::room;
 
-/// Libraries whose calls of one function go to CUDA and are told apart at once; for those beyond it is looked up again.
+/// Libraries whose calls of one function go to CUDA and are told apart at once.
 const LINES: usize = 4;
 /// Libraries whose calls go to somebody else's function.
 const FOREIGN: usize = 4;
@@ -46,7 +48,12 @@ pub struct Row {
     /// Lines written so far: the next one takes the place of the oldest.
     written: [AtomicUsize; 2],
     writing: AtomicBool,
+    /// Calls from libraries that are in none, about.
+    others: AtomicUsize,
 }
+
+/// One in so many calls from libraries that have no line takes the place of one that has: whoever calls often gets one.
+const TURN: usize = 64;
 
 /// All rows, by number.
 pub static ROUTES: [Row; ROWS] = [const { Row::new() }; ROWS];
@@ -87,10 +94,28 @@ impl Row {
             foreign: [const { Line::new() }; FOREIGN],
             written: [const { AtomicUsize::new(0) }; 2],
             writing: AtomicBool::new(false),
+            others: AtomicUsize::new(0),
         }
     }
 
-    /// Remembers where calls from a library go; not if another thread is at it, then it is looked up once more.
+    fn lines(&self, goes: Goes) -> (&[Line], &AtomicUsize) {
+        let [of_known, of_foreign] = &self.written;
+        if let Goes::Cuda(_) = goes { (&self.known, of_known) } else { (&self.foreign, of_foreign) }
+    }
+
+    /// A call has come from a library that has no line.
+    fn has_called(&self, range: Range<usize>, goes: Goes) {
+        let (Goes::Cuda(function) | Goes::Elsewhere(function)) = goes else { return };
+        let (lines, written) = self.lines(goes);
+        let others = self.others.load(Ordering::Relaxed);
+        self.others.store(others.wrapping_add(1), Ordering::Relaxed);
+        let is_free = |line: &Line| line.0[1].load(Ordering::Relaxed) == 0;
+        if others.is_multiple_of(TURN) || lines.iter().any(is_free) {
+            self.remember(lines, written, range, function);
+        }
+    }
+
+    /// Remembers where calls from a library go; not if another thread is at it, or while a library is being closed.
     fn remember(
         &self,
         lines: &[Line],
@@ -98,9 +123,14 @@ impl Row {
         range: Range<usize>,
         function: usize,
     ) {
-        if !self.writing.swap(true, Ordering::AcqRel) {
+        if !callers::is_closing() && !self.writing.swap(true, Ordering::AcqRel) {
             let n = written.fetch_add(1, Ordering::Relaxed);
-            lines[n % lines.len()].write(range, function);
+            let line = &lines[n % lines.len()];
+            line.write(range, function);
+            // Who began to close one meanwhile may have missed this line.
+            if callers::is_closing() {
+                line.0[1].store(0, Ordering::SeqCst);
+            }
             self.writing.store(false, Ordering::Release);
         }
     }
@@ -166,33 +196,36 @@ pub unsafe extern "C" fn unknown() {
 }
 
 extern "C" fn choose(api: usize, caller: usize) -> Choice {
-    let known = ROUTES[api].foreign.iter().find_map(|line| line.of(caller));
-    match known {
-        Some(function) => Choice { jump: function, real: 0 },
-        None => room::aside(|| find_out(api, caller)),
+    let row = &ROUTES[api];
+    if let Some(function) = row.foreign.iter().find_map(|line| line.of(caller)) {
+        return Choice { jump: function, real: 0 };
+    }
+    let (range, goes) =
+        callers::find(api, caller).unwrap_or_else(|| room::aside(|| find_out(api, caller)));
+    row.has_called(range, goes);
+    let handler = ENTRY_POINTS[api].handler.0 as usize;
+    match goes {
+        Goes::Cuda(function) => Choice { jump: handler, real: function },
+        Goes::Elsewhere(function) => Choice { jump: function, real: 0 },
+        Goes::Nowhere => Choice { jump: handler, real: NOWHERE },
     }
 }
 
-fn find_out(api: usize, caller: usize) -> Choice {
-    let (row, entry) = (&ROUTES[api], &ENTRY_POINTS[api]);
-    let handler = entry.handler.0 as usize;
+fn find_out(api: usize, caller: usize) -> (Range<usize>, Goes) {
+    let entry = &ENTRY_POINTS[api];
     let found = resolve::behind(entry, caller);
     words::look();
-    let Some(found) = found else { return Choice { jump: handler, real: NOWHERE } };
-    let range = objects::library_at(caller as u64);
-    let range = range.map_or(caller..caller + 1, |r| r.start as usize..r.end as usize);
-    let [of_known, of_foreign] = &row.written;
-    if resolve::is_cudas(entry, found) {
-        row.remember(&row.known, of_known, range, found);
-        Choice { jump: handler, real: found }
-    } else {
-        row.remember(&row.foreign, of_foreign, range, found);
-        Choice { jump: found, real: 0 }
-    }
+    let goes = match found {
+        Some(found) if resolve::is_cudas(entry, found) => Goes::Cuda(found),
+        Some(found) => Goes::Elsewhere(found),
+        None => Goes::Nowhere,
+    };
+    (callers::remember(api, caller, goes), goes)
 }
 
 /// In a forked child, nobody else is writing a line.
 pub fn forget_others() {
+    callers::forget_others();
     for row in ROUTES.iter().filter(|row| row.writing.load(Ordering::Relaxed)) {
         row.writing.store(false, Ordering::Relaxed);
     }
@@ -216,35 +249,54 @@ pub fn door_for(api: Api, function: usize) -> usize {
     function
 }
 
-/// A library was closed: if one was unloaded, another may come to lie in its place.
+/// Runs `close`, which closes a library: another one may come to lie in its place as soon as it is gone.
+pub fn closing<T>(close: impl FnOnce() -> T) -> T {
+    let result = callers::closing(forget_lines, close);
+    forget_if_unloaded();
+    result
+}
+
+/// If a library was unloaded that nobody told us of, what is known of it is forgotten.
 pub fn forget_if_unloaded() {
     static UNLOADED: AtomicU64 = AtomicU64::new(0);
     let [_, unloaded] = resolve::counts();
     if UNLOADED.swap(unloaded, Ordering::AcqRel) != unloaded {
+        callers::doubt();
         forget();
     }
 }
 
-fn forget() {
+fn forget_lines() {
     calls::forget();
-    for (row, targets) in ROUTES.iter().zip(&TARGETS) {
-        for Line([_, length, _]) in row.known.iter().chain(&row.foreign) {
+    let lines = ROUTES.iter().flat_map(|row| row.known.iter().chain(&row.foreign));
+    for Line([_, length, _]) in lines {
+        if length.load(Ordering::SeqCst) != 0 {
             length.store(0, Ordering::SeqCst);
-        }
-        for target in targets {
-            let function = target.load(Ordering::Acquire);
-            if function != 0 && resolve::library_of(function).is_none() {
-                let _ = target.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
-            }
         }
     }
 }
 
-/// What a call answers whose real function is nowhere: a documented code of that library's. Said once a call.
+fn forget() {
+    forget_lines();
+    for target in TARGETS.as_flattened() {
+        let function = target.load(Ordering::Acquire);
+        if function != 0 && resolve::library_of(function).is_none() {
+            let _ = target.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a call answers whose real function is nowhere: a documented code of that library's. Said once a function.
 #[cold]
 pub fn missing(api: Api) -> c_int {
+    static SAID: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];
     let row = &ENTRY_POINTS[api as usize];
-    message!("no loaded library has {}: the call fails as if memtrace were not there", row.name);
+    if !SAID[api as usize].swap(true, Ordering::Relaxed) {
+        message!(
+            "no loaded library has {}: the call fails as if memtrace were not there",
+            row.name
+        );
+    }
     resolve::missing_in(row.library)
 }
 
@@ -254,6 +306,7 @@ mod tests {
 
     #[test]
     fn a_line_is_for_one_library_and_the_oldest_gives_way() {
+        let _steady = crate::stack::testing::steady(); // nobody closes a library
         let row = Row::new();
         let known = |caller| row.known.iter().find_map(|line| line.of(caller));
         for n in 1..=LINES + 1 {
@@ -268,6 +321,7 @@ mod tests {
 
     #[test]
     fn each_real_function_has_a_door_as_long_as_there_are_doors() {
+        let _steady = crate::stack::testing::steady(); // nobody closes a library
         let api = Api::cuMulticastCreate;
         let doors: Vec<usize> = (1..=DOORS).map(|n| door_for(api, n << 40)).collect();
         assert_eq!(doors, ENTRY_POINTS[api as usize].doors.map(|d| d.0 as usize));
@@ -280,6 +334,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_writes_a_line_that_another_thread_was_writing() {
+        let _steady = crate::stack::testing::steady(); // nobody closes a library
         let row = &ROUTES[Api::cuMulticastCreate as usize];
         let knows = || {
             row.remember(&row.known, &row.written[0], 100..200, 7);

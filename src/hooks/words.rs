@@ -9,7 +9,7 @@
 //! That is looked at when the program begins and when libraries have come: at the next look-up by name, as for `deepbind.rs`,
 //! and when a caller is new. Most processes have no such name and pay for a look at each library's table of symbols.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::elf::{Binding, Tables};
 use super::table::{Api, ENTRY_POINTS, ROWS};
@@ -46,6 +46,7 @@ pub fn look() {
     if !is_new() || LOOKING.swap(true, Ordering::AcqRel) {
         return;
     }
+    routes::forget_if_unloaded();
     let from =
         if SEEN[1].load(Ordering::Relaxed) == now[1] { KNOWN.load(Ordering::Relaxed) } else { 0 };
     if from == 0 {
@@ -54,15 +55,29 @@ pub fn look() {
         }
     }
     let (count, is_changed) = define(from);
-    let words = words(if is_changed { 0 } else { from });
-    KNOWN.store(count, Ordering::Relaxed);
-    for (seen, now) in SEEN.iter().zip(now) {
-        seen.store(now, Ordering::Release);
-    }
-    if !words.is_empty() {
-        send(&words);
+    let (words, are_bound) = words(if is_changed { 0 } else { from });
+    let is_done = (words.is_empty() || send(&words)) && are_bound;
+    if is_done || is_enough(now) {
+        KNOWN.store(count, Ordering::Relaxed);
+        for (seen, now) in SEEN.iter().zip(now) {
+            seen.store(now, Ordering::Release);
+        }
+    } else {
+        KNOWN.store(0, Ordering::Relaxed);
     }
     LOOKING.store(false, Ordering::Release);
+}
+
+/// The loader is at work on a library, and what it has not done yet will have to be looked at again. A program may keep a library's
+/// tables writable, which looks the same: so not for ever.
+fn is_enough([loaded, unloaded]: [u64; 2]) -> bool {
+    const LOOKS: u32 = 8;
+    static OF: AtomicU64 = AtomicU64::new(0);
+    static LEFT: AtomicU32 = AtomicU32::new(0);
+    if OF.swap(loaded + unloaded, Ordering::Relaxed) != loaded + unloaded {
+        LEFT.store(LOOKS, Ordering::Relaxed);
+    }
+    LEFT.fetch_sub(1, Ordering::Relaxed) == 1
 }
 
 /// Takes down who defines what, of the libraries from a place in the loader's list on. Says how many there are, and whether a
@@ -90,24 +105,26 @@ fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
     (1..ROWS).filter(|row| tables.symbol(ENTRY_POINTS[*row].symbol).is_some())
 }
 
-/// Words for names that mean several functions, as far as they are bound to us.
-fn words(from: usize) -> Vec<Word> {
-    let mut found = Vec::new();
+/// Words for names that mean several functions, as far as they are bound to us. Says, too, whether the loader has bound all.
+fn words(from: usize) -> (Vec<Word>, bool) {
+    let (mut found, mut are_bound) = (Vec::new(), true);
     let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
     let rows: Vec<usize> = (1..ROWS).filter(several).collect();
     if rows.is_empty() {
-        return found;
+        return (found, true);
     }
     resolve::visit_from(from, |_, tables| {
         for word in tables.references().filter(|_| !resolve::is_own(tables.start())) {
             let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
-            if let Some(row) = row.filter(|row| is_ours(**row, &word, tables)) {
+            let Some(row) = row else { continue };
+            if is_ours(*row, &word, tables) {
                 found.push(Word { row: *row, library: tables.start(), place: word.place });
             }
+            are_bound &= word.is_settled();
         }
         false
     });
-    found
+    (found, are_bound)
 }
 
 /// Does a call through this word come to us, or will it when the loader has bound it? What it does for a library that was opened
@@ -118,8 +135,8 @@ fn is_ours(row: usize, word: &Binding, tables: &Tables) -> bool {
 }
 
 /// Sends words where the loader would have sent them. It is asked before its list is gone through again, in which a library
-/// can't go away.
-fn send(words: &[Word]) {
+/// can't go away. Says whether all could be sent.
+fn send(words: &[Word]) -> bool {
     let target = |word: &Word| {
         let row = &ENTRY_POINTS[word.row];
         let found = resolve::bound_for(row, word.library)?;
@@ -127,6 +144,7 @@ fn send(words: &[Word]) {
         Some(if resolve::is_cudas(row, found) { routes::door_for(api, found) } else { found })
     };
     let targets: Vec<Option<usize>> = words.iter().map(target).collect();
+    let mut are_sent = true;
     resolve::visit(|_, tables| {
         let own = words.iter().zip(&targets).filter(|(word, _)| word.library == tables.start());
         let own: Vec<_> = own.collect();
@@ -135,11 +153,12 @@ fn send(words: &[Word]) {
                 own.iter().find(|(own, _)| own.place == word.place)
                 && is_ours(wanted.row, &word, tables)
             {
-                word.bind(*target);
+                are_sent &= word.bind(*target);
             }
         }
         false
     });
+    are_sent
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ mod scratch;
 mod splice;
 pub mod tables;
 #[cfg(test)]
-mod testing;
+pub mod testing;
 #[cfg(test)]
 mod tests;
 

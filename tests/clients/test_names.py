@@ -58,6 +58,24 @@ def test_one_that_the_program_needs(programs, tmp_path):
     assert printed.startswith("a: by name 101, by a table 102, jumps 104") and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["needed", "preloaded"])
+def test_one_that_also_asks_for_functions_by_name(place, programs, tmp_path):
+    """There for everybody, it would stand for CUDA's if it asked for this function; it asks for others."""
+    source = tmp_path / "asks.c"
+    asks = 'void *asks(void) { return dlsym(RTLD_DEFAULT, "getpid") ? dlvsym(RTLD_DEFAULT, "getpid", "GLIBC_2.2.5") : 0; }\n'
+    source.write_text(f'#include <dlfcn.h>\n#include "{client.PROGRAMS}/libplugin_a.c"\n{asks}')
+    library = client.compile(source, tmp_path / "libasks.so")
+    source = tmp_path / "uses.c"
+    source.write_text(
+        "#include <stdio.h>\ndouble cuMemAlloc_v2(double, double, const char *); double calls(void), jumps(void); void *asks(void);\n"
+        'int main(void) { for (int i = 0; i < 3; i++) printf("%g %g %g %d\\n", cuMemAlloc_v2(1, 2, "D"), calls(), jumps(), !asks()); }'
+    )
+    program = client.compile(source, tmp_path / "uses", library, f"-Wl,-rpath,{tmp_path}")
+    env = {"LD_PRELOAD": f"{support.LIBRARY}:{library}" if place == "preloaded" else str(support.LIBRARY)}
+    printed, done = same([program], programs, env, tmp_path / "out")
+    assert printed == "105 360 104 0\n" * 3 and not (tmp_path / "out").exists()
+
+
 def test_one_in_a_namespace_of_its_own(programs, tmp_path):
     command = [programs / "names", "apart", programs / "libplugin_b.so"]
     assert alone(command, programs, tmp_path / "out") == "apart: by name 20001, by a table 20002, jumps 20004 calls 60060 others 40000.5\n"
