@@ -13,7 +13,7 @@ use memtrace_naming::Moment;
 
 use crate::hooks::{captures, communicators, contexts, lookup, resolve, routes, torch, words};
 use crate::record::{Recorder, clock, guard};
-use crate::stack::rules;
+use crate::stack::{registered, rules};
 use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, starts, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
@@ -106,6 +106,7 @@ extern "C" fn loading() {
     resolve::loading();
     words::look();
     starts::loading();
+    registered::loading();
 }
 
 #[used]

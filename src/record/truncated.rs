@@ -9,7 +9,8 @@
 //! What is done here is done in a signal handler: system calls and atomics, nothing else. Every other SIGBUS goes to
 //! whom it would have gone to before, as if we weren't there: an own handler of the program's with its own mask and stack,
 //! ignored if it was ignored, else the end. It can't help where the program sets up a handler of its own later and doesn't
-//! pass on what isn't its business, nor in a thread that blocks SIGBUS, which the kernel ends at once.
+//! pass on what isn't its business, nor in a thread that blocks SIGBUS, which the kernel ends at once. It never runs on a stack for
+//! signals that a handler of the program's is still on: who leaves that sees to it (`stack/room.rs`).
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;

@@ -11,8 +11,8 @@
 //!   one, the copy is made here, page by page, after `rt_sigprocmask(2)` has been asked to take a mask from there for an
 //!   operation that doesn't exist: it reads the mask first (EFAULT) and then refuses (EINVAL). Every program may call that.
 //!
-//! A [`Window`] keeps what it read, in lines of 256 bytes, and only so many of them: tables that lead astray cost
-//! a bounded time. What it keeps is as old as itself, so it lives for one walk or one look-up.
+//! A [`Window`] keeps what it read, in lines of 256 bytes, and only so many of them, and it is looked through only so often: tables
+//! that lead astray, or in a circle, cost a bounded time. What it keeps is as old as itself, so it lives for one walk or one look-up.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -124,7 +124,7 @@ const PAGE: u64 = 4096;
 ///
 /// # Safety
 /// As for the call of this number.
-unsafe fn system(number: libc::c_long, args: [usize; 6]) -> isize {
+pub unsafe fn system(number: libc::c_long, args: [usize; 6]) -> isize {
     let result: isize;
     // SAFETY: promised by the caller; the kernel changes these registers alone.
     unsafe {
@@ -157,6 +157,8 @@ struct Line {
 pub struct Window<'m, const N: usize = LINES> {
     memory: &'m dyn Memory,
     left: Cell<u32>,
+    /// Looks that are left, at first as many as there are bytes to see: a loop of a table's goes nowhere that is new.
+    looks: Cell<u32>,
     lines: [Line; N],
 }
 
@@ -177,11 +179,30 @@ impl<'m, const N: usize> Window<'m, N> {
     pub fn within(memory: &'m dyn Memory, most: u32) -> Self {
         let lines =
             [const { Line { number: Cell::new(0), words: [const { Cell::new(0) }; WORDS] } }; N];
-        Window { memory, left: Cell::new(most), lines }
+        let looks = Cell::new(most.saturating_mul(LINE as u32));
+        Window { memory, left: Cell::new(most), looks, lines }
+    }
+
+    /// So many looks less; `None` if there are no more.
+    pub fn spend(&self, looks: u32) -> Option<()> {
+        let left = self.looks.get().checked_sub(looks);
+        self.looks.set(left.unwrap_or(0));
+        left.map(|_| ())
+    }
+
+    /// How many looks are left.
+    pub fn looks(&self) -> u32 {
+        self.looks.get()
+    }
+
+    /// Is there nothing more to be seen through it?
+    pub fn is_spent(&self) -> bool {
+        self.looks.get() == 0 || self.left.get() == 0
     }
 
     /// The line that this address is in.
     fn line(&self, at: u64) -> Option<&[Cell<u64>; WORDS]> {
+        self.spend(1)?;
         let number = at / LINE;
         let line = &self.lines[number as usize % N];
         if line.number.get() != number + 1 {

@@ -38,6 +38,7 @@ pub mod modules;
 pub mod native;
 pub mod objects;
 pub mod python;
+pub mod registered;
 pub mod room;
 pub mod rules;
 mod scratch;

@@ -10,6 +10,10 @@
 //! A handler that finds both in use works where it is. If a handler leaves by `longjmp`, the stack that it left
 //! counts as in use for ever.
 //!
+//! A handler may itself be on a stack that the program has set up for signals. As soon as we leave that, it is free for the kernel,
+//! and the next handler begins at its top, over what the first one still needs. So then all signals wait until we are
+//! back but those that are faults; and those find no such stack, and run on ours.
+//!
 //! Where a thread left its stack is kept: a walk begins there.
 
 use std::cell::{Cell, UnsafeCell};
@@ -17,7 +21,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::checked::Process;
+use super::checked::{Process, system};
 use super::native::odd::Here;
 use crate::record::guard;
 
@@ -30,6 +34,12 @@ const GUARD: usize = 4096;
 const LEVELS: usize = 2;
 /// A hook works on the program's stack if it has as much left as this: ten times what it ever took.
 pub const ENOUGH: usize = 16 << 10;
+/// As much of the first thread's stack is taken for one: where it may grow for ever (`ulimit -s unlimited`), what lies further
+/// down may be anybody's. The kernel maps nothing nearer than 128 MiB of its own accord.
+const MOST: u64 = 64 << 20;
+const PAGE: u64 = 4096;
+/// Pages that are asked about at a time.
+const AT_A_TIME: usize = 1 << 10;
 
 /// The stack that the C library gave a thread: from the lowest address to the one after the highest.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,20 +53,54 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// The calling thread's. Slow (for the main thread, the C library reads a file): once a thread.
-    pub fn of_thread() -> Bounds {
+    /// The calling thread's, which came from there. The first thread's is known without a file to be read, for which there may be
+    /// no descriptor, and without memory, which a signal handler must not ask for. Once a thread.
+    fn of_thread(sp: u64, on_signal_stack: bool) -> Bounds {
+        // SAFETY: neither has preconditions. A thread that forked is the first in its child, on whatever stack it was.
+        let is_first = unsafe { libc::getpid() == libc::gettid() };
+        let first = if is_first { Bounds::of_first() } else { Bounds::default() };
+        if (first.low..first.high).contains(&sp) || is_first && on_signal_stack {
+            return first;
+        }
+        match Bounds::as_known() {
+            Some(Bounds { low, high, proven }) if is_first => {
+                Bounds { low: low.max(high.saturating_sub(MOST)), high, proven }
+            }
+            known => known.unwrap_or(first),
+        }
+    }
+
+    /// That of the first thread, at whose upper end the kernel put the program's name.
+    fn of_first() -> Bounds {
+        // SAFETY: both only say something about this process.
+        let (name, limit) = unsafe {
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::getrlimit(libc::RLIMIT_STACK, &raw mut limit);
+            (libc::getauxval(libc::AT_EXECFN), limit.rlim_cur)
+        };
+        if name == 0 {
+            return Bounds::default();
+        }
+        let high = (name | (PAGE - 1)) + 1;
+        // The name may go on in the next page.
+        let low = high - limit.min(MOST).saturating_sub(2 * PAGE);
+        Bounds { low, high, proven: high }
+    }
+
+    /// As the C library knows it, which takes memory, and for the first thread reads a file.
+    fn as_known() -> Option<Bounds> {
         // SAFETY: an all-zero attribute object is only written to; it is destroyed if it was filled in.
         unsafe {
             let mut attr: libc::pthread_attr_t = std::mem::zeroed();
             if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attr) != 0 {
-                return Bounds::default();
+                return None;
             }
             let (mut at, mut size) = (std::ptr::null_mut::<c_void>(), 0);
             let known =
                 libc::pthread_attr_getstack(&raw const attr, &raw mut at, &raw mut size) == 0;
             libc::pthread_attr_destroy(&raw mut attr);
-            let (low, high) = if known { (at as u64, at as u64 + size as u64) } else { (0, 0) };
-            Bounds { low, high, proven: high }
+            let (low, high) = (at as u64, at as u64 + size as u64);
+            known.then_some(Bounds { low, high, proven: high })
         }
     }
 
@@ -66,15 +110,22 @@ impl Bounds {
         (low, (self.high as usize).saturating_sub(low))
     }
 
-    /// Is everything from here to the upper end readable? A stack is in use from the stack pointer on, and that stays.
+    /// Is everything from here to the upper end readable? A stack is in use from the stack pointer on, and that stays. What is
+    /// not on the stack is behind a hole. A long way is gone in several calls.
     #[cold]
     fn prove(&mut self, sp: u64) -> bool {
-        let proven =
-            (self.low..self.high).contains(&sp) && Process::default().is_readable(sp, self.proven);
-        if proven {
-            self.proven = self.proven.min(sp);
+        if !(self.low..self.high).contains(&sp) {
+            return false;
         }
-        proven
+        let process = Process::default();
+        for _ in 0..AT_A_TIME {
+            let page = (self.proven - 1) & !(PAGE - 1);
+            if self.proven <= sp || !process.is_readable(page, page + PAGE) {
+                break;
+            }
+            self.proven = page.max(self.low);
+        }
+        self.proven <= sp
     }
 }
 
@@ -118,7 +169,8 @@ impl Room {
             busy.set(false);
         }
         self.bounds.set(Bounds::default());
-        let bounds = self.run(Bounds::of_thread);
+        let (sp, on_signal_stack) = (stack_pointer() as u64, is_on_signal_stack());
+        let bounds = self.run(|| Bounds::of_thread(sp, on_signal_stack));
         self.bounds.set(bounds);
         bounds
     }
@@ -134,10 +186,11 @@ impl Room {
     pub fn in_use(&self, sp: u64) -> Range<u64> {
         let mut bounds = self.bounds.get();
         if !(bounds.proven..bounds.high).contains(&sp) {
-            if !bounds.prove(sp) {
+            let proven = bounds.prove(sp);
+            self.bounds.set(bounds);
+            if !proven {
                 return 0..0;
             }
-            self.bounds.set(bounds);
         }
         sp..bounds.high
     }
@@ -166,19 +219,39 @@ impl Room {
     /// The same, with as little of the present stack as can be.
     #[cold]
     #[inline(never)]
-    fn call(&self, mut work: &mut dyn FnMut()) {
-        extern "C-unwind" fn begin(work: *mut c_void) {
-            // SAFETY: the pointer below, of which nobody else knows.
-            unsafe { (*work.cast::<&mut dyn FnMut()>())() }
-        }
+    fn call(&self, work: &mut dyn FnMut()) {
         let here = self.level_of(stack_pointer());
         let free = self.busy.iter().position(|busy| !busy.get());
         let (None, Some(level), true) = (here, free, self.low.get() != 0) else { return work() };
         self.busy[level].set(true);
         let _until_done = Busy(&self.busy[level]);
+        if is_on_signal_stack() {
+            return self.call_off_signal_stack(level, work);
+        }
+        self.call_there(level, work);
+    }
+
+    #[inline(always)]
+    fn call_there(&self, level: usize, mut work: &mut dyn FnMut()) {
+        extern "C-unwind" fn begin(work: *mut c_void) {
+            // SAFETY: the pointer below, of which nobody else knows.
+            unsafe { (*work.cast::<&mut dyn FnMut()>())() }
+        }
         let top = self.low.get() + (level + 1) * SIZE;
         // SAFETY: the stack is not in use and large enough; the function gets the pointer to `work`, which outlives the call.
         unsafe { switch(begin, (&raw mut work).cast(), top, self.left[level].get().cast()) };
+    }
+
+    /// What is live on the program's stack for signals stays.
+    #[cold]
+    #[inline(never)]
+    fn call_off_signal_stack(&self, level: usize, work: &mut dyn FnMut()) {
+        let _until_back = Quiet::begin();
+        let signal_stack = signal_stack();
+        self.call_there(level, &mut || {
+            let _without = signal_stack.map(WithoutStack::begin);
+            work();
+        });
     }
 }
 
@@ -188,6 +261,83 @@ struct Busy<'a>(&'a Cell<bool>);
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.set(false);
+    }
+}
+
+/// The program's stack for signals, if the thread is on it.
+fn signal_stack() -> Option<libc::stack_t> {
+    // SAFETY: a record that the call fills, and nothing to be changed.
+    unsafe {
+        let mut now = std::mem::zeroed::<libc::stack_t>();
+        let known = libc::sigaltstack(std::ptr::null(), &raw mut now) == 0;
+        (known && now.ss_flags & libc::SS_ONSTACK != 0).then_some(now)
+    }
+}
+
+/// Is the thread on it? A function of its own, which leaves nothing on the stack.
+#[inline(never)]
+fn is_on_signal_stack() -> bool {
+    signal_stack().is_some()
+}
+
+/// Signals wait, but for those that are faults (or else they would end the program) and the C library's own.
+struct Quiet {
+    before: u64,
+}
+
+impl Quiet {
+    fn begin() -> Quiet {
+        let faults = [
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGILL,
+            libc::SIGFPE,
+            libc::SIGTRAP,
+            libc::SIGSYS,
+            32,
+            33,
+        ];
+        let waiting = !faults.iter().fold(0, |set, signal| set | 1_u64 << (signal - 1));
+        Quiet { before: Quiet::mask(libc::SIG_BLOCK, waiting) }
+    }
+
+    /// Changes which signals wait, and returns which did. The C library's function has sets of 128 bytes.
+    fn mask(how: i32, set: u64) -> u64 {
+        let mut before = 0_u64;
+        let args =
+            [how as usize, &raw const set as usize, &raw mut before as usize, size_of::<u64>()];
+        let [how, set, old, size] = args;
+        // SAFETY: the kernel reads one set and writes the other, both of the size that it is told.
+        unsafe { system(libc::SYS_rt_sigprocmask, [how, set, old, size, 0, 0]) };
+        before
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        Quiet::mask(libc::SIG_SETMASK, self.before);
+    }
+}
+
+/// There is no stack for signals, until this one is put back.
+struct WithoutStack(libc::stack_t);
+
+impl WithoutStack {
+    /// Not to be called on it.
+    fn begin(mut stack: libc::stack_t) -> WithoutStack {
+        let nothing =
+            libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        // SAFETY: plain numbers; whoever handles a signal then does so where this thread is, where there is room.
+        unsafe { libc::sigaltstack(&raw const nothing, std::ptr::null_mut()) };
+        stack.ss_flags &= !libc::SS_ONSTACK;
+        WithoutStack(stack)
+    }
+}
+
+impl Drop for WithoutStack {
+    fn drop(&mut self) {
+        // SAFETY: the program's own, as it was.
+        unsafe { libc::sigaltstack(&raw const self.0, std::ptr::null_mut()) };
     }
 }
 
@@ -245,4 +395,43 @@ unsafe extern "C-unwind" fn switch(
         "ret",
         ".cfi_endproc",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_stack_is_proven_in_pieces_and_a_hole_ends_it() {
+        let pages = 3 * AT_A_TIME as u64;
+        // SAFETY: a fresh private mapping, of which nobody uses the page that is made inaccessible.
+        let low = unsafe {
+            let (size, rights) = ((pages * PAGE) as usize, libc::PROT_READ | libc::PROT_WRITE);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let at = libc::mmap(std::ptr::null_mut(), size, rights, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            libc::mprotect(at.byte_add(PAGE as usize), PAGE as usize, libc::PROT_NONE);
+            at as u64
+        };
+        let high = low + pages * PAGE - 40;
+        let mut bounds = Bounds { low, high, proven: high };
+        assert!(bounds.prove(high - 8) && bounds.prove(high - 9 * PAGE));
+        let deep = low + 2 * PAGE + 8;
+        let asked: Vec<bool> = (0..4).map(|_| bounds.prove(deep)).collect();
+        assert_eq!(asked, [false, false, true, true]);
+        for _ in 0..3 {
+            assert!(!bounds.prove(low + 8), "behind a hole");
+        }
+        assert!(!bounds.prove(low - 8) && !bounds.prove(high) && bounds.prove(deep));
+        assert_eq!(bounds.proven, low + 2 * PAGE);
+    }
+
+    #[test]
+    fn the_first_threads_stack_is_known_without_a_file() {
+        let first = Bounds::of_first();
+        // SAFETY: no preconditions. These bytes lie outside of all frames, and inside of the program's name.
+        let random = unsafe { libc::getauxval(libc::AT_RANDOM) };
+        assert!((first.low..first.high).contains(&random), "{first:x?} and {random:#x}");
+        assert!(first.high - first.low <= MOST);
+    }
 }

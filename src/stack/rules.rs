@@ -11,7 +11,7 @@
 //! A walk needs only the stack pointer, the frame pointer and the return address, and these rules know only
 //! those. Whatever else a table asks for (another base register, an expression beyond the one that compilers
 //! use to realign a stack, a signal handler's frame) is [`Rule::UNKNOWN`]: then nothing is guessed, and the
-//! caller walks this stack by the tables themselves ([`super::native`]).
+//! caller walks this stack by the tables themselves ([`super::native`]). For code of a loaded object that is kept, too.
 //!
 //! Rules outlive a library that is unloaded, and another one may come to lie at its addresses: see [`forget`].
 
@@ -22,6 +22,7 @@ use gimli::{CfaRule, Operation, RegisterRule, X86_64};
 
 use super::checked::{Process, Window};
 use super::depot::mix;
+use super::objects::object_at;
 use super::room::aside;
 use super::tables::{self, Row};
 
@@ -194,11 +195,15 @@ fn look_up(pc: u64, line: usize) -> Rule {
     // A return address may be the first of the next function: the call is before it.
     let call = pc.wrapping_sub(1);
     let rule = aside(|| {
+        let object = object_at(call)?;
         let process = Process::default();
-        tables::loaded(&Window::new(&process), call, translate).unwrap_or(Rule::UNKNOWN)
+        let rule = tables::loaded(&Window::new(&process), &object, call, translate);
+        // That an object's tables say nothing which can be used is an answer, too.
+        Some(rule.unwrap_or(Rule::UNKNOWN))
     });
-    if rule == Rule::UNKNOWN || UNLOADING.load(Ordering::Acquire) != 0 {
-        return rule; // not kept: the library may still be on its way in, or out
+    let Some(rule) = rule else { return Rule::UNKNOWN }; // a library may still come
+    if UNLOADING.load(Ordering::Acquire) != 0 {
+        return rule; // not kept: it may be on its way out
     }
     let Some(number) = number_of(rule) else { return rule };
     let entry = pc << 16 | number as u64;
@@ -338,5 +343,34 @@ mod tests {
         drop(end);
         other.join().expect("no panic");
         assert!(inside && may_keep());
+    }
+
+    /// Its caller's frame is where a register says that no rule knows.
+    #[unsafe(naked)]
+    unsafe extern "C" fn odd() {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            ".cfi_def_cfa r12, 8",
+            "nop",
+            "ret",
+            ".cfi_endproc",
+        )
+    }
+
+    fn kept(pc: u64) -> bool {
+        let line = mix(pc, 1) as usize % (ENTRIES / WAYS) * WAYS;
+        ADDRESSES[line..line + WAYS].iter().any(|e| e.load(Ordering::Relaxed) >> 16 == pc)
+    }
+
+    #[test]
+    fn that_nothing_is_known_of_a_librarys_code_is_kept() {
+        let _steady = crate::stack::testing::steady();
+        let pc = odd as *const () as u64 + 1;
+        assert_eq!(rule_for(pc), Rule::UNKNOWN);
+        assert!(kept(pc), "its tables don't change");
+        let nowhere = Box::new(0_u64);
+        let pc = &raw const *nowhere as u64;
+        assert_eq!(rule_for(pc), Rule::UNKNOWN);
+        assert!(!kept(pc), "a library may come to lie there");
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! They are the compiler's, the assembler's or a program's own, and some are wrong: what they say is a claim, and so is where they
 //! lie. Every byte of them comes through a [`Window`], which can't fault and has an end; a claim that can't be
-//! read, or that isn't one, is no claim. Nothing here allocates.
+//! read, or that isn't one, is no claim. Nothing here allocates, and the only lock is the loader's, before glibc 2.35.
 //!
-//! Code that no loaded object has may have tables that were registered (`__register_frame`), as compilers in the process
-//! do. The C runtime's list of them is asked only if the code itself can be read: tables
-//! most often lie beside their code and go with it.
-
-use std::ffi::c_void;
+//! Code that no loaded object has may have tables that were registered, as compilers in the process do. The C runtime's list of
+//! them is never asked, only our own ([`super::registered`]); and that only if the code itself can be read, because
+//! tables most often lie beside their code and go with it. Which code registered tables are about is worked out when code
+//! without any other is first met, and kept: only the tables that seem to be about an address are searched for it, entry by
+//! entry.
 
 use gimli::{
     BaseAddresses, EhFrame, EhFrameHdr, FrameDescriptionEntry, Pointer, Reader, Register,
@@ -17,6 +17,7 @@ use gimli::{
 
 use super::checked::{Bytes, Window};
 use super::objects::{Object, object_at};
+use super::registered::{self, Registered};
 
 /// Storage for reading a table without allocation: x86-64 has 17 registers that a table can name.
 pub struct OnStack;
@@ -37,18 +38,22 @@ pub struct Row<'a> {
 
 /// What the tables of the process say of the instruction at `pc`.
 pub fn look_up<T>(window: &Window<'_>, pc: u64, f: impl FnOnce(&Row<'_>) -> T) -> Option<T> {
-    if object_at(pc).is_some() {
-        return loaded(window, pc, f);
+    if let Some(object) = object_at(pc) {
+        return loaded(window, &object, pc, f);
     }
     window.byte(pc)?;
     registered(window, pc, f)
 }
 
-/// What those of loaded objects say, which stays true until they are unloaded.
-pub fn loaded<T>(window: &Window<'_>, pc: u64, f: impl FnOnce(&Row<'_>) -> T) -> Option<T> {
-    let object = object_at(pc)?;
+/// What those of a loaded object say, which stays true until it is unloaded.
+pub fn loaded<T>(
+    window: &Window<'_>,
+    object: &Object,
+    pc: u64,
+    f: impl FnOnce(&Row<'_>) -> T,
+) -> Option<T> {
     super::modules::met(object.start, object.end);
-    in_object(window, &object, pc, f)
+    in_object(window, object, pc, f)
 }
 
 /// What the tables of this object say.
@@ -96,28 +101,113 @@ fn in_frames<'a, T>(
 
 /// What registered tables say.
 fn registered<T>(window: &Window<'_>, pc: u64, f: impl FnOnce(&Row<'_>) -> T) -> Option<T> {
-    #[repr(C)]
-    struct Found {
-        text: u64,
-        data: u64,
-        function: u64,
-    }
-    unsafe extern "C" {
-        fn _Unwind_Find_FDE(pc: *const c_void, found: *mut Found) -> *const c_void;
-    }
-    let mut found = Found { text: 0, data: 0, function: 0 };
-    // SAFETY: the C runtime's own search, which fills the record as all versions have had it. It returns an entry that
-    // the program has promised to be there, of which nothing is believed.
-    let entry = unsafe { _Unwind_Find_FDE(pc as *const c_void, &raw mut found) } as u64;
-    if entry == 0 {
+    let spend = |n| window.spend(n);
+    let find = |tables: &Registered| {
+        let mut found = None;
+        let _ended = each_entry(window, tables, &mut |entry| {
+            let is_it = entry.parse(window, tables).is_some_and(|e| e.contains(pc));
+            found = is_it.then_some((*entry, *tables));
+            is_it
+        });
+        found
+    };
+    let (entry, tables) = registered::each(pc, spend, |tables| code_of(window, tables), find)?;
+    let (frames, bases) = entry.frames(window, &tables);
+    in_frames(&frames, &bases, entry.offset(), pc, f)
+}
+
+/// Which code registered tables are about: from the lowest to the one after the highest address; none if they can't be read any
+/// more. `None` if nothing more may be looked at.
+fn code_of(window: &Window<'_>, tables: &Registered) -> Option<(u64, u64)> {
+    const ANY: (u64, u64) = (0, 1 << 47);
+    if window.is_spent() {
         return None;
     }
-    // An entry is its length, how far back its common part lies, and the rest.
-    let mut head = window.from(entry, 8);
-    let (length, back) = (head.read_u32().ok()?, head.read_u32().ok()?);
-    let start = (entry + 4).checked_sub(u64::from(back))?;
-    let frames = EhFrame::from(window.from(start, (entry - start) + 4 + u64::from(length)));
-    let bases =
-        BaseAddresses::default().set_eh_frame(start).set_text(found.text).set_got(found.data);
-    in_frames(&frames, &bases, (entry - start) as usize, pc, f)
+    let (mut from, mut to) = (ANY.1, ANY.0);
+    let _ended = each_entry(window, tables, &mut |entry| {
+        if let Some(e) = entry.parse(window, tables)
+            && let Some(end) = e.initial_address().checked_add(e.len()).filter(|end| *end <= ANY.1)
+        {
+            (from, to) = (from.min(e.initial_address()), to.max(end));
+        }
+        false
+    });
+    // Large ones are searched as far as that goes.
+    Some(if window.is_spent() { ANY } else { (from, to) })
+}
+
+/// An entry of registered tables: where it and its common part begin, and where it ends.
+#[derive(Clone, Copy)]
+struct Entry {
+    at: u64,
+    common: u64,
+    end: u64,
+}
+
+impl Entry {
+    fn offset(&self) -> usize {
+        (self.at - self.common) as usize
+    }
+
+    /// What both lie in.
+    fn frames<'w>(
+        &self,
+        window: &'w Window<'_>,
+        tables: &Registered,
+    ) -> (EhFrame<Bytes<'w>>, BaseAddresses) {
+        let bases = BaseAddresses::default().set_eh_frame(self.common);
+        let bases = bases.set_text(tables.text).set_got(tables.data);
+        (EhFrame::from(window.from(self.common, self.end - self.common)), bases)
+    }
+
+    fn parse<'w>(
+        &self,
+        window: &'w Window<'_>,
+        tables: &Registered,
+    ) -> Option<FrameDescriptionEntry<Bytes<'w>>> {
+        let (frames, bases) = self.frames(window, tables);
+        frames.fde_from_offset(&bases, self.offset().into(), EhFrame::cie_from_offset).ok()
+    }
+}
+
+/// Shows the entries of registered tables until `visit` says that it is enough, or they end, or can't be read. `None`: they
+/// did not end.
+fn each_entry(
+    window: &Window<'_>,
+    tables: &Registered,
+    visit: &mut dyn FnMut(&Entry) -> bool,
+) -> Option<()> {
+    if !tables.is_list {
+        return each_in(window, tables.at, visit);
+    }
+    let mut at = tables.at;
+    loop {
+        match window.word(at)? {
+            0 => return Some(()),
+            section => each_in(window, section, visit)?,
+        }
+        at = at.checked_add(8)?;
+    }
+}
+
+fn each_in(window: &Window<'_>, mut at: u64, visit: &mut dyn FnMut(&Entry) -> bool) -> Option<()> {
+    loop {
+        // An entry is its length, how far back its common part lies, and the rest. Of a common part that is 0.
+        let mut head = window.from(at, 8);
+        let length = match head.read_u32().ok()? {
+            0 => return Some(()),
+            length @ ..0xffff_fff0 => u64::from(length),
+            _ => return None,
+        };
+        let back = u64::from(head.read_u32().ok()?);
+        let end = at.checked_add(4 + length)?;
+        if back != 0
+            && let Some(common) = (at + 4).checked_sub(back)
+            && common < at
+            && visit(&Entry { at, common, end })
+        {
+            return None;
+        }
+        at = end;
+    }
 }

@@ -20,14 +20,14 @@ CUT = "[the outer frames could not be read]"
 def traced(programs, tmp_path):
     """Runs a program with all stacks; returns what it printed and the stacks of its allocations, as names."""
 
-    def run(*command, code=0, snapshot=True):
+    def run(*command, code=0, snapshot=True, timeout=300):
         env = {
             "LD_PRELOAD": f"{support.LIBRARY}:{programs / 'libsmall.so'}",
             "MEMTRACE_OUT": str(tmp_path / "out"),
             "MEMTRACE_QUIET": "1",
             "MEMTRACE_STACKS": "all",
         }
-        done = support.must(support.execute(command, env=env), code=code)
+        done = support.must(support.execute(command, env=env, timeout=timeout), code=code)
         assert done.stdout.startswith("ok "), done.stdout
         if not snapshot:
             return done.stdout.split()[1:], []
@@ -58,6 +58,8 @@ def test_what_can_be_proven_is_whole(traced, programs, what):
     """Generated code whose tables were registered; a signal's frame that is known by its code."""
     (calls, _), stacks = traced(programs / "stacks", what)
     assert len(stacks) == calls
+    if what == "registered":
+        assert stacks.pop()[-1] == CUT, "once its tables are taken back nobody knows it"
     for names in stacks:
         assert "allocate" in names[0] and any("main" in name for name in names) and names[-1] != CUT
 
@@ -67,6 +69,24 @@ def test_pointers_that_lead_astray(traced, programs, what):
     """Frames that lie, says their table, where the program can't read: also one that comes and goes meanwhile."""
     (calls, _), stacks = traced(programs / "stacks", what)
     assert len(stacks) == calls and any(names[-1] == CUT for names in stacks)
+
+
+def test_registered_tables_that_change_or_go(traced, programs):
+    """The C runtime's list of tables is as good as the program that filled it: it is never asked."""
+    (calls, _), stacks = traced(programs / "stacks", "registered_changed")
+    assert len(stacks) == calls and all("allocate" in names[0] for names in stacks)
+
+
+def test_a_handler_interrupts_the_registering_of_tables(traced, programs):
+    """Whoever registers holds a lock of the C runtime's."""
+    traced(programs / "stacks", "registering", snapshot=False, timeout=60)
+
+
+def test_tables_that_never_end_cost_a_bounded_time(traced, programs):
+    """3,000 frames with 15 endless expressions each: the walk is cut when it has had its share."""
+    (calls, milliseconds), stacks = traced(programs / "stacks", "looping")
+    assert len(stacks) == calls == 6 and all(names[-1] == CUT for names in stacks[1:])
+    assert milliseconds < 500, milliseconds
 
 
 @pytest.mark.parametrize("size", [1024, 2048, 4096, 8192, 16384])

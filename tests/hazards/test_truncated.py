@@ -39,6 +39,13 @@ def test_a_small_ring_in_which_all_wait_for_room(programs, gpu, tmp_path):
     assert done.stdout == "ok\n" and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("stacks", ["none", "all"])
+def test_in_a_handler_on_a_stack_for_signals(stacks, programs, gpu, tmp_path):
+    """What is live on that stack stays, although we have left it for a stack of ours when the fault comes."""
+    done = run(programs, gpu, tmp_path, "cut-on-signal-stack", MEMTRACE_STACKS=stacks)
+    assert done.stdout == "ok\n" and "cut the black box short" in done.stderr
+
+
 def test_a_handler_of_the_programs_own(programs, gpu, tmp_path):
     """Gets its own faults and what is sent to it, as it asked for them, and nothing of ours."""
     done = run(programs, gpu, tmp_path, "own-handler")

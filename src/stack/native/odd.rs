@@ -9,6 +9,8 @@
 //! What it finds is never taken for known in the next walk: a stack that isn't the thread's own may be another one by
 //! then, at the same place.
 
+use std::cell::Cell;
+
 use gimli::{
     CfaRule, Encoding, Evaluation, EvaluationResult, EvaluationStorage, Format, Piece, Reader,
     RegisterRule, UnwindExpression, Value, X86_64,
@@ -123,6 +125,8 @@ struct Stack<'w> {
     window: &'w Window<'w>,
     /// This much is the thread's own stack, in use.
     own: std::ops::Range<u64>,
+    /// Looks at expressions that the walk has left.
+    left: &'w Cell<u32>,
 }
 
 impl Stack<'_> {
@@ -139,10 +143,10 @@ impl Stack<'_> {
 /// `None` says that it begins again. Ends when `visit` says so. Returns whether it came to the outermost frame or was
 /// told to end.
 pub fn walk(room: &Room, here: &Here, visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) -> bool {
-    let process = Process::default();
+    let (process, left) = (Process::default(), Cell::new(MAX_LOOKS));
     for thorough in [false, true] {
         let window = Window::new(&process);
-        let mut stack = Stack { window: &window, own: room.in_use(here.sp) };
+        let mut stack = Stack { window: &window, own: room.in_use(here.sp), left: &left };
         match follow(room, &mut stack, Frame::of(here), thorough, visit) {
             Next::Missing if !thorough => _ = visit(None),
             end => return matches!(end, Next::End),
@@ -168,6 +172,9 @@ fn follow(
             _ => by_tables(stack, &frame),
         };
         let Next::Caller(caller) = next else { return next };
+        if stack.left.get() == 0 {
+            return Next::Unknown; // registers may be missing only because of that
+        }
         if caller.interrupted {
             signals += 1;
             if signals > SIGNALS {
@@ -290,6 +297,9 @@ impl<R: Reader> EvaluationStorage<R> for Small {
 
 /// Operations of an expression: more are a loop.
 const MAX_OPERATIONS: u32 = 1 << 10;
+/// Looks at expressions in one walk, of which an operation takes one or more: all registers of all frames may have
+/// such a loop.
+const MAX_LOOKS: u32 = 1 << 16;
 
 fn evaluate(
     stack: &Stack<'_>,
@@ -298,10 +308,25 @@ fn evaluate(
     expression: &UnwindExpression<usize>,
     begin: Option<u64>,
 ) -> Result<u64, Lost> {
+    let before = stack.window.looks();
+    let value = evaluate_with(stack, frame, row, expression, begin, stack.left.get());
+    let looks = before - stack.window.looks();
+    stack.left.set(stack.left.get().saturating_sub(looks));
+    value
+}
+
+fn evaluate_with(
+    stack: &Stack<'_>,
+    frame: &Frame,
+    row: &Row<'_>,
+    expression: &UnwindExpression<usize>,
+    begin: Option<u64>,
+    most: u32,
+) -> Result<u64, Lost> {
     let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 4 };
     let code = expression.get(row.frames).map_err(|_| Lost::Wrong)?;
     let mut machine = Evaluation::<Bytes<'_>, Small>::new_in(code.0, encoding);
-    machine.set_max_iterations(MAX_OPERATIONS);
+    machine.set_max_iterations(MAX_OPERATIONS.min(most));
     if let Some(begin) = begin {
         machine.set_initial_value(begin);
     }
@@ -349,7 +374,8 @@ fn kernel_frame(stack: &Stack<'_>, frame: &Frame) -> Option<Next> {
 /// tables, which need no process.
 pub fn step_in(window: &Window<'_>, object: &Object, pc: u64, sp: u64) -> Option<Here> {
     let frame = Frame::of(&Here { kept: [sp, sp + 64, 3, pc, 0, u64::MAX], sp, pc });
-    let stack = Stack { window, own: 0..0 };
+    let left = Cell::new(MAX_LOOKS);
+    let stack = Stack { window, own: 0..0, left: &left };
     match tables::in_object(window, object, pc, |row| by_row(&stack, &frame, row))? {
         Next::Caller(caller) => {
             let kept = KEPT.map(|register| caller.known[register].unwrap_or(0));

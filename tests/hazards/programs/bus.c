@@ -60,6 +60,27 @@ static void cut_while_recording(off_t length) {
     take(7777);
 }
 
+// In a handler that runs on a stack for signals, which ours must not begin anew.
+static void cut_in_handler(int signal) {
+    (void)signal;
+    volatile unsigned long live[64];
+    for (int i = 0; i < 64; i++) live[i] = i * 0x0101010101010101;
+    take(1000);
+    cut(0);
+    for (int i = 0; i < 5; i++) take(1000);
+    for (int i = 0; i < 64; i++)
+        if (live[i] != i * 0x0101010101010101) fail("the handler's frame was overwritten");
+}
+
+static void cut_on_signal_stack(void) {
+    stack_t stack = {.ss_size = 64 << 10, .ss_sp = malloc(64 << 10)};
+    if (sigaltstack(&stack, NULL) != 0) fail("sigaltstack");
+    sigaction(SIGUSR1, &(struct sigaction){.sa_handler = cut_in_handler, .sa_flags = SA_ONSTACK}, NULL);
+    take(1000);
+    raise(SIGUSR1);
+    take(1000);
+}
+
 // A page of a file that is no longer as long.
 static volatile char *beyond(void) {
     char name[] = "/tmp/memtrace-test-XXXXXX";
@@ -105,6 +126,7 @@ int main(int argc, char **argv) {
     if (argc < 2) return 8;
     const char *what = argv[1];
     if (!strcmp(what, "cut")) cut_while_recording(atol(argv[2]));
+    else if (!strcmp(what, "cut-on-signal-stack")) cut_on_signal_stack();
     else if (!strcmp(what, "cut-at-the-end")) {
         for (int i = 0; i < 50; i++) take(1000);
         cut(atol(argv[2]));

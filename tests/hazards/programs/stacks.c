@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -111,27 +113,91 @@ static void last_of_page(void) {
         if (sigsetjmp(back, 0) == 0) f(and_jump);
 }
 
-// Tables that were registered; the code goes, and they with it.
+// --- tables that were registered -----------------------------------------------------------------------
+
+static void (*add_tables)(void *), (*take_tables)(void *);
+
+static void find_registry(void) {
+    add_tables = (void (*)(void *))dlsym(RTLD_DEFAULT, "__register_frame");
+    take_tables = (void (*)(void *))dlsym(RTLD_DEFAULT, "__deregister_frame");
+    if (add_tables == NULL || take_tables == NULL) fail("no libgcc");
+}
+
+enum { TABLES_SIZE = 68 };
+
+// Tables of one function: from where, how long, and that its frame has 16 bytes throughout.
+static void write_tables(unsigned char *to, Call f) {
+    static const unsigned char TABLES[TABLES_SIZE] = {
+        0x14, 0, 0, 0, 0, 0, 0, 0, 1, 'z', 'R', 0, 1, 0x78, 0x10, 1, 0, 0x0c, 7, 8, 0x90, 1, 0, 0,
+        0x24, 0, 0, 0, 0x1c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x0e, 16};
+    memcpy(to, TABLES, sizeof TABLES);
+    memcpy(to + 32, &f, 8);
+}
+
+// The code goes, and its tables with it.
 static void registered(int gone) {
-    static const unsigned char TABLES[] = {
-        0x14, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0x78, 0x10, 0x0c, 7, 8, 0x90, 1, 0, 0, 0, 0, 0, 0,
-        // The function: from where, how long, and that its frame has 16 bytes throughout.
-        0x24, 0, 0, 0, 0x1c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x0e, 16, 0, 0, 0, 0, 0, 0,
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    void (*add)(void *) = (void (*)(void *))dlsym(RTLD_DEFAULT, "__register_frame");
-    void (*take)(void *) = (void (*)(void *))dlsym(RTLD_DEFAULT, "__deregister_frame");
-    if (add == NULL || take == NULL) fail("no libgcc");
+    find_registry();
     Call f = generate(WITHOUT_FP, sizeof WITHOUT_FP);
     unsigned char *tables = (unsigned char *)code + 2048;
-    memcpy(tables, TABLES, sizeof TABLES);
-    memcpy(tables + 32, &f, 8);
-    add(tables);
+    write_tables(tables, f);
+    add_tables(tables);
     for (int i = 0; i < 20; i++) f(allocate);
     if (gone) {
         f(without_code);
         f(without_access);
     }
-    take(tables);
+    take_tables(tables);
+    if (!gone) f(allocate); // by now nobody knows it
+}
+
+// Somebody else's tables change or go once they are registered, while code without any is on the stack.
+static void registered_then_changed(void) {
+    static const struct {
+        int at;
+        unsigned value;
+    } CHANGES[] = {{16, 0x07080c0e}, {0, 0x7ffffff0}, {28, 0x70000000}, {24, 0x7fffffe0}, {64, 0xffffff00}, {4, 1}};
+    enum { COUNT = sizeof CHANGES / sizeof *CHANGES };
+    find_registry();
+    Call with = generate(WITHOUT_FP, sizeof WITHOUT_FP), without = generate(WITHOUT_FP, sizeof WITHOUT_FP);
+    for (int i = 0; i < COUNT + 2; i++) {
+        char *page = between_guards(PAGE);
+        unsigned char *tables = (unsigned char *)page + PAGE - TABLES_SIZE;
+        write_tables(tables, with);
+        add_tables(tables);
+        if (i < COUNT) memcpy(tables + CHANGES[i].at, &CHANGES[i].value, 4);
+        else if (mprotect(page, PAGE, PROT_NONE) != 0 || (i > COUNT && munmap(page, PAGE) != 0)) fail("the page stays");
+        without(allocate);
+        with(allocate);
+        without(allocate);
+        int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+        if (i >= COUNT && mmap(page, PAGE, PROT_READ | PROT_WRITE, kind, -1, 0) != page) fail("mmap");
+        write_tables(tables, with);
+        take_tables(tables);
+    }
+}
+
+// A handler comes while the C runtime has its list locked.
+static Call undescribed;
+static volatile long interruptions;
+static void interrupt(int signal) {
+    (void)signal;
+    interruptions++;
+    undescribed(allocate);
+}
+
+static void registering(void) {
+    find_registry();
+    undescribed = generate(WITHOUT_FP, sizeof WITHOUT_FP);
+    static unsigned char tables[TABLES_SIZE];
+    write_tables(tables, undescribed + PAGE);
+    signal(SIGALRM, interrupt);
+    struct itimerval often = {.it_interval.tv_usec = 200, .it_value.tv_usec = 200};
+    setitimer(ITIMER_REAL, &often, NULL);
+    while (interruptions < 500) {
+        add_tables(tables);
+        take_tables(tables);
+    }
+    setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
 }
 
 // --- tables that are wrong -----------------------------------------------------------------------------
@@ -149,6 +215,18 @@ __asm__(
     "mov %rsi, %rbp\n.cfi_def_cfa rbp, 8\n"
     "call *%rdi\n"
     "pop %rbp\n.cfi_def_cfa rsp, 8\nret\n.cfi_endproc\n.size following, .-following\n");
+
+// Calls itself so many times, and then the function. Most of its caller's registers are, says its table, what an endless loop
+// comes to.
+void looping(void (*)(void), long);
+#define ENDLESS(register) ".cfi_escape 0x16, " #register ", 3, 0x2f, 0xfd, 0xff\n"
+__asm__(
+    ".text\n.type looping, @function\nlooping:\n.cfi_startproc\npush %rbx\n.cfi_def_cfa_offset 16\n"
+    ENDLESS(0) ENDLESS(1) ENDLESS(2) ENDLESS(3) ENDLESS(4) ENDLESS(5) ENDLESS(6) ENDLESS(8) ENDLESS(9) ENDLESS(10)
+    ENDLESS(11) ENDLESS(12) ENDLESS(13) ENDLESS(14) ENDLESS(15)
+    "test %rsi, %rsi\njz 1f\ndec %rsi\ncall looping\njmp 2f\n"
+    "1: call *%rdi\n"
+    "2: pop %rbx\n.cfi_def_cfa_offset 8\nret\n.cfi_endproc\n.size looping, .-looping\n");
 
 static void astray(void) {
     char *guard = pages(1, PROT_NONE), *last = between_guards(PAGE) + PAGE - 8;
@@ -177,6 +255,12 @@ static void run_fiber(char *stack, size_t size) {
     inside.uc_link = &outside;
     makecontext(&inside, fiber, 0);
     for (int i = 0; i < 4; i++) swapcontext(&outside, &inside);
+}
+
+// Where the heap grows to after the first call.
+static void grow_heap(void) {
+    for (int i = 0; i < 100; i++)
+        if (malloc(100 << 10) == NULL) fail("malloc");
 }
 
 // The bytes around a stack that nobody protects, and how many of its own were used.
@@ -314,10 +398,20 @@ int main(int argc, char **argv) {
     else if (IS("jit_unreadable")) generate(WITHOUT_FP, sizeof WITHOUT_FP)(without_access);
     else if (IS("registered")) registered(0);
     else if (IS("registered_unmapped")) registered(1);
+    else if (IS("registered_changed")) registered_then_changed();
+    else if (IS("registering")) registering();
+    else if (IS("looping")) {
+        for (int i = 0; i < 5; i++) looping(allocate, 3000);
+        used = (size_t)clock() / (CLOCKS_PER_SEC / 1000);
+    }
     else if (IS("pushing")) for (int i = 0; i < 20; i++) pushing(allocate);
     else if (IS("astray")) astray();
     else if (IS("fiber")) run_fiber(between_guards(n), n);
     else if (IS("fiber_in_heap")) for (int i = 0; i < 20; i++) used = painted_fiber(n);
+    else if (IS("fiber_in_grown_heap")) {
+        grow_heap();
+        for (int i = 0; i < 20; i++) used = painted_fiber(n);
+    }
     else if (IS("fiber_on_stack")) {
         char stack[n];
         for (int i = 0; i < 20; i++) run_fiber(stack, n);
