@@ -22,6 +22,7 @@ use memtrace_format::json::Stacks;
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::State;
 use memtrace_format::screen::Page;
+use memtrace_format::shell::quoted;
 use memtrace_format::snapshot::Value;
 use memtrace_naming::{Counts, Encoding, Moment};
 
@@ -87,7 +88,7 @@ fn say_elsewhere(recorder: &Recorder) {
         message!(
             "the program has changed its root folder, where {} is another folder: when it has ended, memtrace recover {}",
             recorder.config.out.display(),
-            path.display()
+            quoted(path)
         );
     }
 }
@@ -151,7 +152,7 @@ pub fn to_folder(recorder: &Recorder, moment: Moment, reason: Reason) -> Option<
 /// What helps against an error.
 fn advice(recorder: &Recorder, error: &io::Error) -> String {
     let recover = recorder.blackbox.path.as_ref().map_or_else(String::new, |path| {
-        format!("; once the process has ended, `memtrace recover {}` writes it", path.display())
+        format!("; once the process has ended, `memtrace recover {}` writes it", quoted(path))
     });
     match error.kind() {
         io::ErrorKind::OutOfMemory => {

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use serde_json::{Value, json};
 
 use memtrace_format::screen::show;
+use memtrace_format::shell::quote;
 
 use crate::config::Config;
 use crate::record::Recorder;
@@ -293,7 +294,7 @@ pub fn ending() -> bool {
         if what == b'r' && pid != own && !lives(pid) && exists(path) {
             let mut text = Text::<LONGEST>::new();
             text.add(b"memtrace: process ").number(pid as usize);
-            text.add(b" was killed; what it did: memtrace recover ").name(path).add(b"\n").flush();
+            text.add(b" was killed; what it did: memtrace recover ").word(path).add(b"\n").flush();
         }
     });
     tell_of_those_without(file);
@@ -403,6 +404,14 @@ impl<const N: usize> Text<N> {
                 self.add("\u{fffd}".as_bytes());
             }
         }
+        self
+    }
+
+    /// A name in a command that the user may copy.
+    fn word(&mut self, name: &[u8]) -> &mut Self {
+        quote(name, |part| {
+            self.add(part);
+        });
         self
     }
 

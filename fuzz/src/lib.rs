@@ -15,7 +15,7 @@ const MEMORY: usize = 256 << 20;
 /// Reads a file and asks everything of what is in it.
 pub fn read(bytes: &[u8]) {
     for part in Snapshot::read_all(bytes, MEMORY).unwrap_or_default() {
-        questions(&part.snapshot);
+        part.snapshot.iter().for_each(questions);
     }
 }
 

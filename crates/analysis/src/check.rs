@@ -59,6 +59,9 @@ impl fmt::Display for Problem {
 /// Problems of one kind that are told one by one; of further ones only the number.
 const TOLD: usize = 10;
 
+/// Of so many things in a file that are no snapshots each is named.
+const UNREAD: usize = 10;
+
 /// The viewer spreads a batch as arguments of a call. A thousand is what Python writes; at about a hundred
 /// thousand a browser's stack is full.
 const BATCH_OF_PYTHON: usize = 1000;
@@ -86,8 +89,7 @@ pub fn parts(length: usize, parts: &Result<Vec<Part>, ReadError>) -> Vec<Problem
     }
     match parts {
         Ok(parts) => found.parts(length, parts),
-        Err(ReadError::Shape { place, what }) => found.error(place, what),
-        Err(error) => found.error("", error.to_string()),
+        Err(error) => found.unread(error),
     }
     found.sorted()
 }
@@ -169,7 +171,11 @@ impl Findings {
             self.pickle(facts);
         }
         let pickled: usize = facts.iter().map(|facts| facts.length).sum();
-        if pickled > 0 && pickled < length {
+        // One that is cut off has no facts.
+        let is_cut =
+            parts.last().is_some_and(|last| last.snapshot.is_err() && last.facts.is_none())
+                && pickled < length;
+        if pickled > 0 && pickled < length && !is_cut {
             self.warning(
                 "",
                 format!("{} bytes follow the pickle, which nobody reads", length - pickled),
@@ -180,19 +186,40 @@ impl Findings {
         {
             return self.part(one);
         }
-        let shows = if facts.len() == parts.len() { "only the first" } else { "none" };
-        let what = format!(
-            "{} snapshots in one file, of which the viewer shows {shows}: write each into a file of its own",
-            parts.len()
-        );
+        let shows = if facts.len() + usize::from(is_cut) == parts.len() {
+            "only the first"
+        } else {
+            "none"
+        };
+        let sound = parts.iter().filter(|part| part.snapshot.is_ok()).count();
+        let what = match parts.len() {
+            1 => "a snapshot inside of another value, where the viewer does not look: write it into a file of its own"
+                .to_owned(),
+            n if n > sound => format!(
+                "{n} things in one file of which {sound} can be read as snapshots, and the viewer shows {shows}: write \
+                 each into a file of its own"
+            ),
+            n => format!(
+                "{n} snapshots in one file, of which the viewer shows {shows}: write each into a file of its own"
+            ),
+        };
         self.error("", what);
+        let mut unread = 0;
         for (i, part) in parts.iter().enumerate() {
+            unread += usize::from(part.snapshot.is_err());
+            if part.snapshot.is_err() && unread > UNREAD {
+                continue;
+            }
             let before = self.problems.len();
+            let key = part.key.as_ref().map_or_else(String::new, |key| format!(" (key {key})"));
             self.part(part);
             for problem in &mut self.problems[before..] {
                 let dot = if problem.place.is_empty() { "" } else { ", " };
-                problem.place = format!("snapshot {}{dot}{}", i + 1, problem.place);
+                problem.place = format!("snapshot {}{key}{dot}{}", i + 1, problem.place);
             }
+        }
+        if unread > UNREAD {
+            self.error("", format!("and {} more that are no snapshots", unread - UNREAD));
         }
     }
 
@@ -202,7 +229,17 @@ impl Findings {
                         writes a file with every stack spelled out";
             self.error("stacks", what);
         }
-        self.snapshot(&part.snapshot);
+        match &part.snapshot {
+            Ok(snapshot) => self.snapshot(snapshot),
+            Err(error) => self.unread(error),
+        }
+    }
+
+    fn unread(&mut self, error: &ReadError) {
+        match error {
+            ReadError::Shape { place, what } => self.error(place, what),
+            error => self.error("", error.to_string()),
+        }
     }
 
     fn snapshot(&mut self, snapshot: &Snapshot) {

@@ -44,8 +44,12 @@ pub(crate) fn each(
         let all = snapshots(path, limit)?;
         answers.several |= all.len() > 1;
         for one in &all {
-            let (name, snapshot, alone) = (&one.name, &one.snapshot, !answers.several);
-            answers.add(name, ask(&Asked { name, snapshot, alone }))?;
+            let (name, alone) = (&one.name, !answers.several);
+            let answer = match &one.snapshot {
+                Ok(snapshot) => ask(&Asked { name, snapshot, alone }),
+                Err(trouble) => Err(trouble.clone().into()),
+            };
+            answers.add(name, answer)?;
         }
         Ok(())
     })
@@ -86,6 +90,9 @@ impl Answers {
         let found = find(&files.files)?;
         found.notes.iter().for_each(|note| tell(note));
         self.several = found.several;
+        for trouble in found.troubles {
+            self.fail(&trouble.path.display().to_string(), trouble.clone().into())?;
+        }
         for path in &found.files {
             if let Err(failure) = ask(path, &mut self) {
                 self.fail(&path.display().to_string(), failure)?;
@@ -158,8 +165,8 @@ impl From<Trouble> for Failure {
 }
 
 impl Files {
-    /// How much memory each file may take.
+    /// How much each file may take.
     pub(crate) fn limit(&self) -> Limit {
-        Limit::new(self.max_memory)
+        Limit::new(self.max_memory).among(self.files.len() > 1)
     }
 }

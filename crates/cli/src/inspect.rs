@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use memtrace_format::shell::quoted;
 use object::Endianness;
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -56,10 +57,11 @@ impl fmt::Display for Refusal {
             }
             Self::NotFound(name) => write!(f, "cannot find '{}' in PATH", name.display()),
             Self::NotExecutable(path) => {
+                let word = quoted(path);
                 let path = path.display();
                 write!(
                     f,
-                    "'{path}' is not executable: chmod +x it, or name its interpreter: memtrace run -- python {path}"
+                    "'{path}' is not executable: chmod +x it, or name its interpreter: memtrace run -- python {word}"
                 )
             }
             Self::Folder(path) => {

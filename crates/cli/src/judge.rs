@@ -3,7 +3,7 @@
 use memtrace_analysis::check::{self, Level, Problem};
 use memtrace_format::ReadError;
 use memtrace_format::screen::Page;
-use memtrace_reading::{contents, find};
+use memtrace_reading::{Trouble, contents, find};
 use serde_json::{Value, json};
 
 use crate::args::Check;
@@ -12,14 +12,20 @@ use crate::say::{Answer, tell};
 
 pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
     let (mut page, mut list) = (Page::default(), Vec::new());
-    let (mut yes, mut unread) = (true, Vec::new());
     let found = find(&args.files.files)?;
+    let (mut yes, mut unread) = (true, found.troubles);
+    if args.json {
+        list.extend(unread.iter().map(not_read));
+    }
     found.notes.iter().for_each(|note| tell(note));
     for path in &found.files {
         let problems = contents(path, args.files.limit()).and_then(|contents| {
             match contents.snapshots() {
                 // It may be sound.
                 Err(e @ ReadError::TooLarge) => Err(contents.trouble(&e)),
+                Ok(parts) if parts.iter().any(|p| p.snapshot == Err(ReadError::TooLarge)) => {
+                    Err(contents.trouble(&ReadError::TooLarge))
+                }
                 parts => Ok(check::parts(contents.bytes.len(), &parts)),
             }
         });
@@ -27,8 +33,7 @@ pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
             Ok(problems) => problems,
             Err(trouble) => {
                 if args.json {
-                    let name = path.display().to_string();
-                    list.push(json!({"file": name, "error": trouble.to_string()}));
+                    list.push(not_read(&trouble));
                 }
                 unread.push(trouble);
                 continue;
@@ -61,6 +66,10 @@ fn page_of(page: &mut Page, name: &str, sound: bool, problems: &[Problem]) {
     for problem in problems {
         let _ = writeln!(page, "  {problem}");
     }
+}
+
+fn not_read(trouble: &Trouble) -> Value {
+    json!({"file": trouble.path.display().to_string(), "error": trouble.to_string()})
 }
 
 fn as_json(problem: &Problem) -> Value {

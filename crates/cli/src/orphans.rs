@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use memtrace_format::blackbox::{OpenError, at};
 use memtrace_format::screen::Page;
+use memtrace_format::shell::quoted;
 use serde_json::{Value, json};
 
 use crate::blackbox;
@@ -165,7 +166,7 @@ pub(crate) fn list(as_json: bool) -> Result<Answer, Failure> {
             1 => "1 of them is of a process that has died".to_owned(),
             n => format!("{n} of them are of processes that have died"),
         };
-        let path = first.path.display();
+        let path = quoted(&first.path);
         let _ = writeln!(page, "{are}: make a snapshot of one, and remove it, with");
         let _ = writeln!(page, "  memtrace recover --out . {path}");
         page.push_str("or remove it without:\n");

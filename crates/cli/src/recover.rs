@@ -3,6 +3,7 @@
 //! Exit codes of `recover`: 0, each black box of a dead process is a snapshot now; 1, nothing was there to
 //! recover, or some could be read and others not; 2, nothing could be read or written.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -99,13 +100,8 @@ pub(crate) fn find(path: &Path) -> Result<Vec<PathBuf>, Failure> {
         }
     }
     found.sort();
-    let mut seen = Vec::new();
-    found.retain(|name| {
-        let real = name.canonicalize().unwrap_or_else(|_| name.clone());
-        let new = !seen.contains(&real);
-        seen.push(real);
-        new
-    });
+    let mut seen = BTreeSet::new();
+    found.retain(|name| seen.insert(name.canonicalize().unwrap_or_else(|_| name.clone())));
     Ok(found)
 }
 

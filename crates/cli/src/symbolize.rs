@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use memtrace_format::looks_like_json;
 use memtrace_format::screen::Page;
-use memtrace_format::{Part, looks_like_json};
 use memtrace_reading::contents;
 
 use crate::args::{Format, Symbolize};
@@ -18,7 +18,7 @@ pub(crate) fn symbolize(args: &Symbolize) -> Result<Answer, Failure> {
 
 fn one(path: &Path, args: &Symbolize) -> Result<Answer, Failure> {
     let contents = contents(path, args.files.limit())?;
-    let Part { mut snapshot, has_tables, .. } = contents.one()?;
+    let (mut snapshot, has_tables) = contents.one()?;
     let out = target(path, args, contents.packing.is_some())?;
     let format = match looks_like_json(&contents.bytes) {
         true if has_tables => Format::Json.expanded(args.expand),

@@ -3,6 +3,7 @@
 use memtrace_analysis::replay;
 use memtrace_analysis::replay::tune::{Tried, candidates, tune as try_all};
 use memtrace_format::screen::Page;
+use memtrace_format::shell::quoted;
 use serde_json::{Value, json};
 
 use crate::args;
@@ -163,9 +164,4 @@ fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool, ow
         }
         let _ = writeln!(text, "export PYTORCH_ALLOC_CONF={}", quoted(&choice.conf));
     }
-}
-
-/// For a shell: brackets and `>` are quoted.
-fn quoted(conf: &str) -> String {
-    if conf.contains(['[', '>', ' ']) { format!("'{conf}'") } else { conf.to_owned() }
 }

@@ -167,6 +167,9 @@ fn files_that_are_no_programs() {
     fs::write(here.path("work/train.py"), "print()").expect("written");
     let line = here.refuses(&["run", "--", "./train.py"]);
     assert!(line.starts_with("'./train.py' is not executable: chmod +x it"), "{line}");
+    fs::write(here.path("work/$(id) x.py"), "print()").expect("written");
+    let line = here.refuses(&["run", "--", "./$(id) x.py"]);
+    assert!(line.ends_with("memtrace run -- python './$(id) x.py'"), "{line}");
     let line = here.refuses(&["run", "--", "./"]);
     assert_eq!(line, "'./' is a folder: name the program to run");
     here.program("lost", b"#!/no/such/python\n");

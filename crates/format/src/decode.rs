@@ -36,6 +36,9 @@ const VALUE: usize = 2 * size_of::<Value>();
 /// of the file.
 const TEXT: usize = 16;
 
+/// So much of the key of a snapshot is shown.
+const LONGEST_KEY: usize = 100;
+
 /// How deep a value under a key that is not ours may nest.
 const MAX_DEPTH: u32 = 32;
 
@@ -48,8 +51,14 @@ pub struct Part {
     pub facts: Option<pickle::Facts>,
     /// Its stacks stand in tables ([`crate::json`]).
     pub has_tables: bool,
-    /// What it says.
-    pub snapshot: Snapshot,
+    /// What it says, or why it says nothing: among several, one may be damaged, and another no snapshot at all.
+    pub snapshot: Result<Snapshot>,
+}
+
+impl Part {
+    fn unread(error: ReadError) -> Part {
+        Part { key: None, facts: None, has_tables: false, snapshot: Err(error) }
+    }
 }
 
 impl Snapshot {
@@ -59,37 +68,50 @@ impl Snapshot {
     /// [`ReadError`] with the place and the reason.
     pub fn read(bytes: &[u8]) -> Result<Snapshot, ReadError> {
         let mut all = Snapshot::read_all(bytes, usize::MAX)?;
+        let several = ReadError::NotASnapshot(format!("the file holds {} of them", all.len()));
         match (all.pop(), all.len()) {
-            (Some(part), 0) => Ok(part.snapshot),
-            (_, n) => Err(ReadError::NotASnapshot(format!("the file holds {} of them", n + 1))),
+            (Some(part), 0) => part.snapshot,
+            (last, _) => {
+                let bad = all.into_iter().chain(last).find_map(|part| part.snapshot.err());
+                Err(bad.unwrap_or(several))
+            }
         }
     }
 
-    /// Reads all snapshots of a file, at least one, in so many bytes of memory (and those of the file).
+    /// Reads all snapshots of a file, at least one, in so many bytes of memory (and those of the file). What stands among
+    /// them and can't be read has its place in the list, so that nothing goes missing.
     ///
     /// # Errors
-    /// [`ReadError`] with the place and the reason.
+    /// [`ReadError`] with the place and the reason, if not one of several things can be read.
     pub fn read_all(bytes: &[u8], memory: usize) -> Result<Vec<Part>, ReadError> {
         // The tree goes when the snapshots are made of it; while they are, both are there.
         let (for_tree, mut memory) = (memory / 2, memory / 2);
         let json = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes);
         if looks_like_json(json) {
-            let tree = json::read_within(json, for_tree)?;
-            return Decoder::new(&tree, json.len(), &mut memory).all();
+            let (tree, cut) = json::read_within(json, for_tree)?;
+            let mut all = Decoder::new(&tree, json.len(), &mut memory).all();
+            all.extend(cut.map(Part::unread));
+            return or_first_error(all);
         }
         let (mut all, mut at) = (Vec::new(), 0);
         // What follows a pickle and isn't one is of no meaning, also to Python.
         while at == 0 || bytes.get(at) == Some(&pickle::BEGIN) {
-            let pickle = pickle::read_within(&bytes[at..], for_tree).map_err(|e| e.behind(at))?;
+            let pickle = match pickle::read_within(&bytes[at..], for_tree) {
+                Ok(pickle) => pickle,
+                Err(error) => {
+                    all.push(Part::unread(error.behind(at)));
+                    break;
+                }
+            };
             let length = pickle.facts.length;
-            let mut parts = Decoder::new(&pickle.tree, length, &mut memory).all()?;
+            let mut parts = Decoder::new(&pickle.tree, length, &mut memory).all();
             if let Some(first) = parts.first_mut() {
                 first.facts = Some(pickle.facts);
             }
             all.append(&mut parts);
             at += length;
         }
-        Ok(all)
+        or_first_error(all)
     }
 
     /// Takes a tree that was read from so many bytes for a snapshot.
@@ -98,6 +120,17 @@ impl Snapshot {
     /// [`ReadError`] with the place and the reason.
     pub fn from_tree(tree: &Tree<'_>, input_bytes: usize) -> Result<Snapshot, ReadError> {
         Decoder::new(tree, input_bytes, &mut usize::MAX.clone()).snapshot(tree.root())
+    }
+}
+
+/// Where nothing can be read, the first error stands for all.
+fn or_first_error(all: Vec<Part>) -> Result<Vec<Part>> {
+    if all.iter().any(|part| part.snapshot.is_ok()) {
+        return Ok(all);
+    }
+    match all.into_iter().next() {
+        Some(Part { snapshot: Err(error), .. }) => Err(error),
+        _ => Err(ReadError::NotASnapshot("there is nothing in it".to_owned())),
     }
 }
 
@@ -201,40 +234,73 @@ impl<'t, 'm> Decoder<'t, 'm> {
         }
     }
 
-    /// The snapshots that the tree holds.
-    fn all(mut self) -> Result<Vec<Part>> {
+    /// The snapshots that the tree holds, and what stands among them.
+    fn all(mut self) -> Vec<Part> {
         let mut parts = Vec::new();
-        for (key, item) in self.roots() {
-            self.use_memory(size_of::<Part>())?;
+        let members = self.members();
+        let alone = matches!(members[..], [(None, root)] if root == self.tree.root());
+        for (key, item) in members {
+            // What it says of itself where it is none takes about as much again.
+            if self.use_memory(2 * size_of::<Part>()).is_err() {
+                parts.push(Part::unread(ReadError::TooLarge));
+                break;
+            }
             self.part += 1;
             self.equal_frames.clear();
             self.equal_stacks.clear();
-            let snapshot = self.snapshot(item)?;
+            let snapshot = if alone { self.snapshot(item) } else { self.member(item) };
             parts.push(Part { key, facts: None, has_tables: self.tables.is_some(), snapshot });
         }
-        Ok(parts)
+        parts
     }
 
-    /// Where they stand. If none is found, the root is taken for one, which says what is wrong with it.
-    fn roots(&self) -> Vec<(Option<String>, Item)> {
+    /// Where they stand. If there is none, the root is taken for one, which says what is wrong with it; if there is one,
+    /// whatever stands beside it was meant to be another.
+    fn members(&self) -> Vec<(Option<String>, Item)> {
         let alone = || vec![(None, self.tree.root())];
-        let inside: Vec<_> = match self.tree.root() {
-            root if self.is_snapshot(root) => return alone(),
+        match self.tree.root() {
+            root if self.is_snapshot(root) => alone(),
             Item::List(id) | Item::Tuple(id) => {
-                self.tree.list(id).iter().map(|item| (None, *item)).collect()
+                let items = self.tree.list(id);
+                if !self.is_any_snapshot(items.iter()) {
+                    return alone();
+                }
+                items.iter().map(|item| (None, *item)).collect()
             }
             Item::Dict(id) => {
+                let items = self.tree.dict(id);
+                // One key is missing, then, and this is no list of ranks.
+                let is_half = items.iter().any(|(key, _)| self.word(*key) == Some(Word::Segments));
+                if is_half || !self.is_any_snapshot(items.iter().map(|(_, item)| item)) {
+                    return alone();
+                }
                 let name = |key: Item| match key {
-                    Item::Text(text) => self.tree.text(text).to_owned(),
+                    Item::Text(text) => self.tree.text(text).chars().take(LONGEST_KEY).collect(),
                     other => self.tree.describe(other),
                 };
-                self.tree.dict(id).iter().map(|(key, item)| (Some(name(*key)), *item)).collect()
+                items.iter().map(|(key, item)| (Some(name(*key)), *item)).collect()
             }
-            _ => return alone(),
-        };
-        let found: Vec<_> =
-            inside.into_iter().filter(|(_, item)| self.is_snapshot(*item)).collect();
-        if found.is_empty() { alone() } else { found }
+            _ => alone(),
+        }
+    }
+
+    fn is_any_snapshot<'i>(&self, mut items: impl Iterator<Item = &'i Item>) -> bool {
+        items.any(|item| self.is_snapshot(*item) || self.is_segments(*item))
+    }
+
+    /// What `torch.cuda.memory_snapshot()` gives, if it gives anything.
+    fn is_segments(&self, item: Item) -> bool {
+        let Item::List(id) = item else { return false };
+        let Some(Item::Dict(first)) = self.tree.list(id).first() else { return false };
+        self.tree.dict(*first).iter().any(|(key, _)| self.word(*key) == Some(Word::Blocks))
+    }
+
+    fn member(&mut self, item: Item) -> Result<Snapshot> {
+        match item {
+            item if self.is_snapshot(item) || self.is_segments(item) => self.snapshot(item),
+            Item::Dict(id) => Err(ReadError::NotASnapshot(self.keys(id))),
+            other => Err(ReadError::NotASnapshot(self.tree.describe(other))),
+        }
     }
 
     fn is_snapshot(&self, item: Item) -> bool {

@@ -23,6 +23,7 @@ pub mod replay;
 pub mod screen;
 pub mod settings;
 mod shape;
+pub mod shell;
 pub mod snapshot;
 pub mod stacks;
 pub mod stream;

@@ -99,7 +99,7 @@ pub fn shown_json(json: &str) -> Cow<'_, str> {
 
 /// Is this character seen as itself, where it stands? Not: controls, marks of direction, spaces of no width or another,
 /// characters that no font has, and those that Unicode lets a font ignore.
-fn is_seen(c: char) -> bool {
+pub(crate) fn is_seen(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
     }

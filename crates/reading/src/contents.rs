@@ -1,14 +1,14 @@
 //! The bytes of a file, unpacked.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
 use memtrace_format::snapshot::Snapshot;
 use memtrace_format::{BYTE_ORDER_MARK, Part, ReadError, looks_like_json};
 use ruzstd::decoding::StreamingDecoder;
 
+use crate::gzip::Members;
+use crate::open::{Opened, open};
 use crate::{Limit, Trouble, kind, too_large};
 
 /// How much of a file tells what it is.
@@ -66,33 +66,40 @@ impl Contents {
         parts.map_err(|error| kind(&self.bytes, &self.path).map_or(error, ReadError::NotASnapshot))
     }
 
-    /// The one snapshot that is in it.
+    /// The one snapshot that is in it, and whether its stacks stand in tables.
     ///
     /// # Errors
     /// It has none, or several.
-    pub fn one(&self) -> Result<Part, Trouble> {
+    pub fn one(&self) -> Result<(Snapshot, bool), Trouble> {
         let mut parts = self.snapshots().map_err(|e| self.trouble(&e))?;
-        match (parts.pop(), parts.len()) {
-            (Some(part), 0) => Ok(part),
-            (_, n) => Err(Trouble::new(
-                &self.path,
-                format!(
-                    "it holds {} snapshots, and one is wanted: write each into a file of its own",
-                    n + 1
-                ),
-            )),
+        let unread = parts.iter().filter(|part| part.snapshot.is_err()).count();
+        if let (Some(Part { snapshot: Ok(snapshot), has_tables, .. }), 0) =
+            (parts.pop(), parts.len())
+        {
+            return Ok((snapshot, has_tables));
         }
+        let none = match unread {
+            0 => String::new(),
+            n => format!(", {n} of which can't be read"),
+        };
+        let what = format!(
+            "it holds {} snapshots{none}, and one is wanted: write each into a file of its own",
+            parts.len() + 1
+        );
+        Err(Trouble::new(&self.path, what))
     }
 
     /// Why this file gives no answer.
     pub fn trouble(&self, error: &ReadError) -> Trouble {
-        Trouble::new(
-            &self.path,
-            match error {
-                ReadError::TooLarge => too_large(self.memory),
-                other => other.to_string(),
-            },
-        )
+        Trouble::new(&self.path, self.why(error))
+    }
+
+    /// What is wrong, and what to do.
+    pub(crate) fn why(&self, error: &ReadError) -> String {
+        match error {
+            ReadError::TooLarge => too_large(self.memory),
+            other => other.to_string(),
+        }
     }
 }
 
@@ -104,23 +111,17 @@ pub fn contents(path: &Path, limit: Limit) -> Result<Contents, Trouble> {
     let trouble = |what: String| Trouble::new(path, what);
     let unread = |e: io::Error| trouble(format!("cannot be read: {e}"));
     let (bytes, length) = if path.as_os_str() == "-" {
-        (bounded(io::stdin().lock(), limit.of(0)).map_err(unread)?, 0)
+        (bounded(io::stdin().lock(), 0, limit.of(0)).map_err(unread)?, 0)
     } else {
-        let file = File::open(path).map_err(unread)?;
-        let about = file.metadata().map_err(unread)?;
-        if about.is_dir() {
-            return Err(trouble("a folder, where a file is wanted".to_owned()));
-        }
-        // What is no file has no length: a pipe, `<(zcat …)`, a device without an end.
-        let length = if about.is_file() { about.len() } else { 0 };
-        (bounded(file, limit.of(length)).map_err(unread)?, length)
+        let Opened { bytes, length, on_disk } = open(path, limit.several).map_err(trouble)?;
+        (bounded(bytes, length, limit.of(on_disk)).map_err(unread)?, on_disk)
     };
     let memory = limit.of(length);
     let Some(bytes) = bytes else { return Err(trouble(too_large(memory))) };
     let packing = Packing::of(&bytes);
     let unpacked = match packing {
         None => Ok(Some(bytes)),
-        Some(Packing::Gzip) => bounded(MultiGzDecoder::new(&bytes[..]), memory),
+        Some(Packing::Gzip) => bounded(Members::new(&bytes), 0, memory),
         Some(Packing::Zstd) => zstd(&bytes, memory),
     };
     let how = packing.map_or("", Packing::name);
@@ -138,12 +139,15 @@ fn damaged(how: &str, e: &io::Error) -> String {
     format!("damaged {how} file: {e}")
 }
 
-/// All that there is to read; `None` if that is more than `most`. Of what is no snapshot only the beginning, by which it is
+/// All that there is to read, `length` bytes or more; `None` if that is more than `most`. Of what is no snapshot only the beginning, by which it is
 /// named: it may have no end.
-fn bounded(mut from: impl Read, most: u64) -> io::Result<Option<Vec<u8>>> {
+fn bounded(mut from: impl Read, length: u64, most: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     (&mut from).take(HEAD).read_to_end(&mut bytes)?;
     if may_be_read(&bytes) {
+        if length > most {
+            return Ok(None);
+        }
         from.take(most.saturating_add(1).saturating_sub(bytes.len() as u64))
             .read_to_end(&mut bytes)?;
     }

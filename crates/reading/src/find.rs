@@ -9,10 +9,13 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use memtrace_format::shell::quoted;
+
 use crate::Trouble;
+use crate::left_out::{LeftOut, left_out};
 
 /// What a snapshot's name ends in, before what a packer adds.
-const ENDINGS: [&str; 3] = ["pickle", "pkl", "json"];
+pub(crate) const ENDINGS: [&str; 3] = ["pickle", "pkl", "json"];
 /// What a packer adds that can be read.
 const PACKED: [&str; 2] = ["gz", "zst"];
 
@@ -25,21 +28,27 @@ pub struct Found {
     pub several: bool,
     /// What the user should know, a line each.
     pub notes: Vec<String>,
+    /// Of several arguments, those that stand for nothing.
+    pub troubles: Vec<Trouble>,
 }
 
 /// Replaces folders by the snapshots in them, and puts all in order.
 ///
 /// # Errors
-/// A folder can't be read, or has no snapshot.
+/// The only argument is a folder that can't be read, or has no snapshot.
 pub fn find(arguments: &[PathBuf]) -> Result<Found, Trouble> {
     let mut found = Found { several: arguments.len() > 1, ..Found::default() };
     for path in arguments {
-        if path.is_dir() {
-            found.several = true;
-            folder(path, &mut found)?;
-        } else {
+        // Alone it is standard input, also where a folder has that name.
+        if path.as_os_str() == "-" || !path.is_dir() {
             found.files.push(path.clone());
+            continue;
         }
+        match folder(path, &mut found) {
+            Err(trouble) if arguments.len() > 1 => found.troubles.push(trouble),
+            result => result?,
+        }
+        found.several = true;
     }
     if found.files.iter().all(|path| has_our_name(path)) {
         found.files.sort_by(|a, b| order(a, b));
@@ -50,41 +59,55 @@ pub fn find(arguments: &[PathBuf]) -> Result<Found, Trouble> {
 
 fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
     let unread = |e: std::io::Error| Trouble::new(path, format!("cannot be read: {e}"));
-    let (mut files, mut boxes) = (Vec::new(), 0);
+    let (mut files, mut left, mut boxes) = (Vec::new(), LeftOut::default(), 0);
     for entry in fs::read_dir(path).map_err(unread)? {
         let file = entry.map_err(unread)?.path();
         if file.extension() == Some(OsStr::new("blackbox")) {
             boxes += 1;
-        } else if is_snapshot(&file) && file.is_file() {
+        } else if let Some(why) = left_out(&file) {
+            left.add(&file, why);
+        } else if is_snapshot(&file) {
             files.push(file);
         }
     }
     // Where memtrace has written, other files with such endings are other things.
     if files.iter().any(|file| has_our_name(file)) {
-        files.retain(|file| has_our_name(file));
+        files.retain(|file| {
+            if !has_our_name(file) {
+                left.add(file, "not named by memtrace: name it if it is meant".to_owned());
+            }
+            has_our_name(file)
+        });
     }
     let folder = path.display();
     let recover = match boxes {
         1 => "a black box, of a process that is alive or was killed, is in it".to_owned(),
         n => format!("{n} black boxes, of processes that are alive or were killed, are in it"),
     };
-    let recover =
-        format!("{recover}: `memtrace recover {folder}` makes snapshots of those that were killed");
-    match (files.is_empty(), boxes) {
-        (true, 0) => {
-            let why = "no snapshot is in this folder (*.pickle, *.pkl or *.json, also .gz or .zst)";
-            return Err(Trouble::new(path, why));
-        }
-        (true, _) => return Err(Trouble::new(path, recover)),
-        (false, 0) => {}
-        (false, _) => found.notes.push(format!("{folder}: {recover}")),
+    let recover = format!(
+        "{recover}: `memtrace recover {}` makes snapshots of those that were killed",
+        quoted(path)
+    );
+    let mut say = Vec::new();
+    if files.is_empty() && boxes == 0 {
+        let none = match left.is_empty() {
+            true => "no snapshot is in this folder",
+            false => "no snapshot that can be read is in this folder",
+        };
+        say.push(format!("{none} (*.pickle, *.pkl or *.json, also .gz or .zst)"));
     }
+    say.extend((boxes > 0).then_some(recover));
+    say.extend(left.line(!files.is_empty()));
+    if files.is_empty() {
+        return Err(Trouble::new(path, say.join("; ")));
+    }
+    found.notes.extend(say.iter().map(|note| format!("{folder}: {note}")));
     files.sort_by(|a, b| order(a, b));
     found.files.append(&mut files);
     Ok(())
 }
 
-fn is_snapshot(path: &Path) -> bool {
+pub(crate) fn is_snapshot(path: &Path) -> bool {
     let ends = |path: &Path, with: &[&str]| {
         path.extension().and_then(OsStr::to_str).is_some_and(|e| with.contains(&e))
     };
@@ -94,7 +117,7 @@ fn is_snapshot(path: &Path) -> bool {
 }
 
 /// `memtrace-HOST-PID[-rankR]-N.pickle`
-fn has_our_name(path: &Path) -> bool {
+pub(crate) fn has_our_name(path: &Path) -> bool {
     path.file_name().unwrap_or_default().to_string_lossy().starts_with("memtrace-")
 }
 

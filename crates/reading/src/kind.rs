@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use memtrace_format::shell::quoted;
+
 /// How a black box begins; see [`memtrace_format::blackbox`].
 const BLACK_BOX: [u8; 8] = memtrace_format::blackbox::MAGIC.to_le_bytes();
 /// The number with which torch.save's files began before PyTorch 1.6, as a pickle of its own.
@@ -12,7 +14,7 @@ const HEAD: usize = 4096;
 
 /// Says what a file is, by how it begins and by its name. `None`: a snapshot perhaps, or nothing that is known.
 pub fn kind(bytes: &[u8], path: &Path) -> Option<String> {
-    let file = path.display();
+    let file = quoted(path);
     if bytes.is_empty() {
         return Some("an empty file: nothing was written to it, or the disk was full".to_owned());
     }
@@ -34,7 +36,8 @@ pub fn kind(bytes: &[u8], path: &Path) -> Option<String> {
     if head.starts_with(OLD_TORCH_SAVE) || is_torch_zip(head) {
         return Some(format!(
             "a file that torch.save wrote; PyTorch's viewers can't read it either: \
-             python -c \"import pickle, torch; pickle.dump(torch.load('{file}'), open('snapshot.pickle', 'wb'))\""
+             python -c \"import pickle, sys, torch; pickle.dump(torch.load(sys.argv[1], weights_only=True), \
+             open('snapshot.pickle', 'wb'))\" {file}"
         ));
     }
     if head[0] == 0x80 || memtrace_format::looks_like_json(head) {
@@ -70,7 +73,7 @@ fn packed(head: &[u8], path: &Path) -> Option<String> {
             };
         }
     };
-    Some(format!("{what}: unpack it first ({command} {})", path.display()))
+    Some(format!("{what}: unpack it first ({command} {})", quoted(path)))
 }
 
 /// What begins neither as a pickle nor as JSON.

@@ -5,7 +5,7 @@
 //! is something else ([`kind`]).
 //!
 //! A file comes from anywhere. So what is read of it, what it unpacks to and what is built of that is bounded by a
-//! [`Limit`], and nothing but a file that was named is waited for: a pipe in a folder is passed by.
+//! [`Limit`], and nothing but a file that was named is waited for, for some seconds: a pipe in a folder is passed by.
 
 #![forbid(unsafe_code)]
 // Product names in prose are not code.
@@ -13,21 +13,26 @@
 
 mod contents;
 mod find;
+mod gzip;
 mod kind;
+mod left_out;
+mod open;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use memtrace_format::Part;
 use memtrace_format::snapshot::Snapshot;
 
 pub use contents::{Contents, Packing, contents};
 pub use find::{Found, find};
 pub use kind::kind;
 
-/// How much memory a file may take.
+/// How much memory a file may take, and whether others wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limit(Option<u64>);
+pub struct Limit {
+    bytes: Option<u64>,
+    several: bool,
+}
 
 impl Limit {
     /// What a file may take if nobody says anything else, bytes.
@@ -37,12 +42,18 @@ impl Limit {
 
     /// So many bytes; `None`: [`Limit::USUAL`], or sixteen times what the file has on the disk if that is more.
     pub fn new(bytes: Option<u64>) -> Limit {
-        Limit(bytes)
+        Limit { bytes, several: false }
+    }
+
+    /// The file is one of several: a pipe to which nobody writes is passed by sooner.
+    #[must_use]
+    pub fn among(self, several: bool) -> Limit {
+        Limit { several, ..self }
     }
 
     /// For a file of this length.
     fn of(self, on_disk: u64) -> u64 {
-        self.0.unwrap_or_else(|| Limit::USUAL.max(on_disk.saturating_mul(Limit::TIMES)))
+        self.bytes.unwrap_or_else(|| Limit::USUAL.max(on_disk.saturating_mul(Limit::TIMES)))
     }
 }
 
@@ -74,27 +85,39 @@ impl std::error::Error for Trouble {}
 pub struct Named {
     /// The file's name, with the snapshot's number and key if there are several.
     pub name: String,
-    /// What it says.
-    pub snapshot: Snapshot,
+    /// What it says, or why it says nothing.
+    pub snapshot: Result<Snapshot, Trouble>,
 }
 
-/// All snapshots of a file, at least one.
+/// Of so many things in a file that are no snapshots each is named.
+const UNREAD: usize = 10;
+
+/// All snapshots of a file, at least one, and what stands among them.
 ///
 /// # Errors
 /// The file can't be read, or is something else.
 pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
     let contents = contents(path, limit)?;
     let parts = contents.snapshots().map_err(|e| contents.trouble(&e))?;
-    let (count, name) = (parts.len(), path.display());
-    let named = |(i, part): (usize, Part)| {
+    let (count, file) = (parts.len(), path.display());
+    let (mut named, mut unread) = (Vec::new(), 0);
+    for (i, part) in parts.into_iter().enumerate() {
         let key = part.key.map_or_else(String::new, |key| format!(", key {key}"));
-        let name = match count {
-            1 => format!("{name}"),
-            _ => format!("{name}: snapshot {} of {count}{key}", i + 1),
-        };
-        Named { name, snapshot: part.snapshot }
-    };
-    Ok(parts.into_iter().enumerate().map(named).collect())
+        let which = format!("snapshot {} of {count}{key}", i + 1);
+        let is_alone = count == 1 && key.is_empty();
+        let name = if is_alone { file.to_string() } else { format!("{file}: {which}") };
+        let snapshot =
+            part.snapshot.map_err(|e| Trouble::new(path, format!("{which}: {}", contents.why(&e))));
+        unread += usize::from(snapshot.is_err());
+        if snapshot.is_ok() || unread <= UNREAD {
+            named.push(Named { name, snapshot });
+        }
+    }
+    if unread > UNREAD {
+        let more = format!("and {} more in it that are no snapshots", unread - UNREAD);
+        named.push(Named { name: file.to_string(), snapshot: Err(Trouble::new(path, more)) });
+    }
+    Ok(named)
 }
 
 fn too_large(memory: u64) -> String {

@@ -42,7 +42,7 @@ const LOST: [(&str, &str); 5] = [
 
 /// What a snapshot's process says of itself, as `--json` has it.
 pub(super) fn process(path: &Path) -> Result<Value, Failure> {
-    let about = contents(path, Limit::default())?.one()?.snapshot.memtrace;
+    let about = contents(path, Limit::default())?.one()?.0.memtrace;
     let seconds = (number(&about, "written_us") - number(&about, "started_us")) / 1e6;
     let events = about["counters"]["events"].as_f64().unwrap_or(0.0);
     let each = about["cost"]["ns_each"].as_f64();

@@ -23,20 +23,31 @@ pub fn read(bytes: &[u8]) -> Result<Tree<'_>, ReadError> {
 }
 
 /// Reads one JSON text after the other, in so many bytes of memory. The texts are the elements of a list if there are
-/// several.
-pub(crate) fn read_within(bytes: &[u8], memory: usize) -> Result<Tree<'_>, ReadError> {
+/// several. With the tree comes what is wrong behind them.
+pub(crate) fn read_within(
+    bytes: &[u8],
+    memory: usize,
+) -> Result<(Tree<'_>, Option<ReadError>), ReadError> {
     let mut tree = Tree::new(bytes.len(), memory);
     let mut text = serde_json::Deserializer::from_slice(bytes);
     let mut roots = vec![Builder(&mut tree).deserialize(&mut text).map_err(|e| error(&e))?];
+    let mut rest = None;
     while let Err(trailing) = text.end() {
-        let next = Builder(&mut tree).deserialize(&mut text);
-        roots.push(next.map_err(|_| error(&trailing))?);
+        match Builder(&mut tree).deserialize(&mut text) {
+            Ok(root) => roots.push(root),
+            Err(e) => {
+                // Of what begins no value there is nothing better to say than that it follows.
+                let begins = (e.line(), e.column()) != (trailing.line(), trailing.column());
+                rest = Some(error(if begins { &e } else { &trailing }));
+                break;
+            }
+        }
     }
     tree.root = match roots[..] {
         [root] => root,
         _ => Item::List(tree.add_list(roots).map_err(|_| ReadError::TooLarge)?),
     };
-    Ok(tree)
+    Ok((tree, rest))
 }
 
 fn error(e: &serde_json::Error) -> ReadError {
