@@ -471,6 +471,14 @@ mod tests {
     }
 
     #[test]
+    fn a_name_in_a_command_is_one_word() {
+        let mut text = Text::<LONGEST>::new();
+        text.word(b"/out/$(id) a.blackbox").word(b"/plain.blackbox");
+        let text = std::str::from_utf8(&text.bytes[..text.len]);
+        assert_eq!(text, Ok("'/out/$(id) a.blackbox'/plain.blackbox"));
+    }
+
+    #[test]
     fn a_black_box_is_found_among_mappings() {
         let maps = b"7f00-7f10 r-xp 0 fe:00 9 /lib/libc.so.6\n\
             7f10-7f20 rw-s 0 00:1a 77 /dev/shm/a b/memtrace-h-4-5.blackbox (deleted)\n";

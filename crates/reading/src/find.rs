@@ -90,11 +90,10 @@ fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
     );
     let mut say = Vec::new();
     if files.is_empty() && boxes == 0 {
-        let none = match left.is_empty() {
-            true => "no snapshot is in this folder",
-            false => "no snapshot that can be read is in this folder",
-        };
-        say.push(format!("{none} (*.pickle, *.pkl or *.json, also .gz or .zst)"));
+        let which = if left.is_empty() { "" } else { " that can be read" };
+        say.push(format!(
+            "no snapshot{which} is in this folder (*.pickle, *.pkl or *.json, also .gz or .zst)"
+        ));
     }
     say.extend((boxes > 0).then_some(recover));
     say.extend(left.line(!files.is_empty()));

@@ -1,6 +1,7 @@
 //! Files of a folder that look as if they were meant, and can't be read as they are: the user hears of each kind.
 
 use std::ffi::OsStr;
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -86,7 +87,7 @@ impl LeftOut {
                 names.sort();
                 let mut text = names[..names.len().min(NAMED)].join(", ");
                 if names.len() > NAMED {
-                    text.push_str(&format!(" and {} more", names.len() - NAMED));
+                    let _ = write!(text, " and {} more", names.len() - NAMED);
                 }
                 format!("{text} ({why})")
             })
