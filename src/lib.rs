@@ -16,6 +16,7 @@ pub mod errno;
 pub mod gauges;
 pub mod hooks;
 pub mod hot;
+pub mod jumps;
 pub mod labels;
 pub mod life;
 pub mod measure;

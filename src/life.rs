@@ -14,7 +14,7 @@ use memtrace_naming::Moment;
 use crate::hooks::{captures, communicators, contexts, lookup, resolve, routes, torch, words};
 use crate::record::{Recorder, clock, guard};
 use crate::stack::{registered, rules};
-use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, message, recorder, starts, tree};
+use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, jumps, message, recorder, starts, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -107,6 +107,7 @@ extern "C" fn loading() {
     words::look();
     starts::loading();
     registered::loading();
+    jumps::loading();
 }
 
 #[used]

@@ -67,7 +67,7 @@ macro_rules! functions {
             let Some(real) = REAL.find(stringify!($name), $library) else { return MISSING };
             // SAFETY: the library documents this function with this signature; the rest is the caller's.
             guard::nested(|| unsafe {
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> c_int>(real)($($argument),*)
+                std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(real)($($argument),*)
             })
         }
     )*)*};

@@ -230,7 +230,7 @@ macro_rules! entry_points {
             use super::*;
             $($(
                 #[allow(non_snake_case, clippy::too_many_arguments)]
-                pub(super) unsafe extern "C" fn $name($($arg: $ty,)* caller: Address, real: Address) -> c_int {
+                pub(super) unsafe extern "C-unwind" fn $name($($arg: $ty,)* caller: Address, real: Address) -> c_int {
                     let caller = crate::hooks::interposers::behind(caller.get());
                     let door = Door { api: Api::$name, caller, real: real.get() };
                     let code = entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
@@ -256,7 +256,7 @@ macro_rules! entry_points {
                     // SAFETY: the address is that of CUDA's function of this name (`routes`), whose
                     // prototype NVIDIA's headers give as in this row; the arguments are the caller's own.
                     unsafe {
-                        let f: unsafe extern "C" fn($($ty),*) -> c_int = std::mem::transmute(door.real);
+                        let f: unsafe extern "C-unwind" fn($($ty),*) -> c_int = std::mem::transmute(door.real);
                         f($($arg),*)
                     }
                 }

@@ -53,7 +53,7 @@ impl Hasher for Scatter {
 }
 
 type Object = *mut c_void;
-type Call = unsafe extern "C" fn(Object, *const Object, usize, Object) -> Object;
+type Call = unsafe extern "C-unwind" fn(Object, *const Object, usize, Object) -> Object;
 
 static CALL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static METHOD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -107,11 +107,20 @@ fn say(address: usize) {
     }
 }
 
+/// So many ranges were open before a call. After it, however it ends, they are again.
+struct Opened(u32);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        super::unwind(self.0);
+    }
+}
+
 /// See the module's essay.
 ///
 /// # Safety
 /// Called by Python as a function, after [`begin`].
-pub unsafe extern "C" fn called(
+pub unsafe extern "C-unwind" fn called(
     function: Object,
     arguments: *const Object,
     count: usize,
@@ -124,10 +133,9 @@ pub unsafe extern "C" fn called(
         if count & !FLAG == 0 {
             return call(method, &raw const function, 1, std::ptr::null_mut()); // an error: it has none
         }
-        let before = super::opened();
+        // Python ends a daemon thread by unwinding it (`pthread_exit`), through here.
+        let _until_called = Opened(super::opened());
         say(arguments.read() as usize);
-        let result = call(method, arguments, count, keywords);
-        super::unwind(before);
-        result
+        call(method, arguments, count, keywords)
     }
 }

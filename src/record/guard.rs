@@ -6,6 +6,10 @@
 //! [`observe`] is the only way into the recorder. It does nothing in a thread that is already inside (a
 //! runtime call that calls the driver is one event, and what we call ourselves is none of our business), and a
 //! panic inside it switches memtrace off, says so once, and leaves the program alone.
+//!
+//! A program may leave a call in other ways than by its return. A C++ exception, `pthread_exit` and a cancellation unwind: what
+//! a thread is inside is put back on the way ([`Step`]). `siglongjmp` out of a signal handler leaves everything as it is; so that is
+//! looked at before it happens ([`left`]).
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -47,6 +51,8 @@ pub const MAX_WAITS: usize = 64;
 #[repr(C, align(64))]
 pub struct Local {
     inside: Cell<u8>,
+    /// The last step that it took inside, on its stack; null outside.
+    step: Cell<*const Step>,
     /// Visits to the recorder, of which some are timed.
     visits: Cell<u8>,
     tid: Cell<u32>,
@@ -88,6 +94,7 @@ thread_local! {
     static LOCAL: Local = const {
         Local {
             inside: Cell::new(OUTSIDE),
+            step: Cell::new(std::ptr::null()),
             visits: Cell::new(0),
             tid: Cell::new(0),
             device: Cell::new(0),
@@ -139,16 +146,39 @@ impl Local {
             self.pass_over(recorder, || false);
             return None;
         }
-        self.inside.set(RECORDING);
-        compiler_fence(Ordering::SeqCst); // a signal handler of this thread's may look
-        let result = if self.stacks.has_room() {
+        let mut step = Step::new();
+        let _until_done = self.begin(&mut step, RECORDING);
+        if self.stacks.has_room() {
             self.visit(recorder, f)
         } else {
             self.stacks.aside(|| self.visit(recorder, f))
+        }
+    }
+
+    /// From now on the thread is inside something, until what this returns is dropped.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "some stores, once for each event")]
+    fn begin<'a>(&'a self, step: &'a mut Step, inside: u8) -> Inside<'a> {
+        *step = Step {
+            inside: self.inside.get(),
+            called: self.called.get(),
+            before: self.step.replace(step),
         };
+        compiler_fence(Ordering::SeqCst); // a signal handler of this thread's may look
+        self.inside.set(inside);
         compiler_fence(Ordering::SeqCst);
-        self.inside.set(OUTSIDE);
-        result
+        Inside { local: self, step }
+    }
+
+    /// Puts back what was before this step.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as above")]
+    fn undo(&self, step: &Step) {
+        compiler_fence(Ordering::SeqCst);
+        self.inside.set(step.inside);
+        self.called.set(step.called);
+        compiler_fence(Ordering::SeqCst);
+        self.step.set(step.before);
     }
 
     #[inline]
@@ -193,6 +223,48 @@ impl Local {
     }
 }
 
+/// What a thread was inside before it went inside something else. On its stack, where it does so.
+struct Step {
+    inside: u8,
+    called: usize,
+    before: *const Step,
+}
+
+impl Step {
+    const fn new() -> Step {
+        Step { inside: OUTSIDE, called: 0, before: std::ptr::null() }
+    }
+}
+
+/// A thread is inside something. Over when dropped, also by what unwinds.
+struct Inside<'a> {
+    local: &'a Local,
+    step: *const Step,
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: it outlives this, as `begin` says.
+        self.local.undo(unsafe { &*self.step });
+    }
+}
+
+/// The thread is about to leave everything on its own stack below this address, by `longjmp`: what it is inside there, too, and
+/// what it does on other stacks, which are signal handlers'. What it was about to write down is not written.
+pub fn left(below: usize) {
+    local(|local| {
+        while let step = local.step.get()
+            && !step.is_null()
+            && local.stacks.is_left(step as usize, below)
+        {
+            // SAFETY: the steps that a thread is inside are on stacks that are still in use.
+            local.undo(unsafe { &*step });
+            local.stacks.leave();
+        }
+    });
+}
+
 /// The words of this thread.
 #[inline(always)]
 #[allow(
@@ -217,12 +289,11 @@ pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
 }
 
 fn as_if<R>(state: u8, f: impl FnOnce() -> R) -> R {
-    let was = local(|l| l.inside.replace(state));
-    compiler_fence(Ordering::SeqCst); // a signal handler of this thread's may look
-    let result = f();
-    compiler_fence(Ordering::SeqCst);
-    local(|l| l.inside.set(was));
-    result
+    local(|local| {
+        let mut step = Step::new();
+        let _until_done = local.begin(&mut step, state);
+        f()
+    })
 }
 
 /// Runs work of ours so that what it calls is not taken for the program's own calls.
@@ -231,15 +302,12 @@ pub fn nested<R>(f: impl FnOnce() -> R) -> R {
 }
 
 fn real<R>(state: u8, function: usize, call: impl FnOnce() -> R) -> R {
-    let (was, before) = local(|l| (l.inside.replace(state), l.called.replace(function)));
-    compiler_fence(Ordering::SeqCst); // as above
-    let result = call();
-    compiler_fence(Ordering::SeqCst);
-    local(|l| {
-        l.called.set(before);
-        l.inside.set(was);
-    });
-    result
+    local(|local| {
+        let mut step = Step::new();
+        let _until_done = local.begin(&mut step, state);
+        local.called.set(function);
+        call()
+    })
 }
 
 /// Makes a real call of the program's, to this function. Not inside the recorder.
@@ -279,13 +347,15 @@ struct Undisturbed {
     _errno: errno::Kept,
 }
 
+/// `PTHREAD_CANCEL_DISABLE`.
+const DISABLE: c_int = 1;
+
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
 impl Undisturbed {
     fn begin() -> Undisturbed {
-        const DISABLE: c_int = 1;
         // SAFETY: POSIX's functions, which change what is this thread's own; the places for old values are ours.
         unsafe {
             let mut before = Undisturbed {
@@ -336,6 +406,36 @@ impl Drop for Undisturbed {
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut());
             pthread_setcancelstate(self.cancel, &raw mut self.cancel);
+        }
+    }
+}
+
+/// No signal comes to this thread, but for those that say what it has just done wrong, until this is dropped.
+pub struct Held(libc::sigset_t);
+
+impl Held {
+    /// Holds all of them.
+    pub fn all() -> Held {
+        const NOT_THESE: [c_int; 5] =
+            [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
+        // SAFETY: system calls on initialised records, which change what is this thread's own.
+        unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            for signal in NOT_THESE {
+                libc::sigdelset(&raw mut all, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Held(before)
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut());
         }
     }
 }

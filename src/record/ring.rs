@@ -20,7 +20,9 @@
 //! whole ring later, retired or not; a reader that is so slow is told.
 //!
 //! It must never wait for a reader. Retirement stops at an event whose producer has not published it yet, in
-//! order, since a skipped free would be a leak in the live table for ever.
+//! order, since a skipped free would be a leak in the live table for ever. But a producer may be gone: its thread was cancelled, or
+//! left by `siglongjmp`. So whoever has waited for room for [`PATIENCE_NS`], while everybody else wrote a whole ring, passes over
+//! that event and counts it. Who retires isn't interrupted by signals, since the role would stay taken.
 
 use std::ops::Range;
 use std::sync::{PoisonError, TryLockError};
@@ -41,6 +43,8 @@ pub const LOOK_EVERY: u64 = 512;
 /// A ring that may still grow does so when no more slots than these are left (half of the first one), so that the background
 /// thread has time, also on a busy machine.
 const AHEAD: u64 = 4 * LOOK_EVERY;
+/// How long a producer waits for another one's event, nanoseconds.
+const PATIENCE_NS: u64 = 1_000_000_000;
 /// Of what the file system has left, the history takes at most one part in so many at a time: what is alive matters more.
 const SHARE: u64 = 4;
 
@@ -60,6 +64,29 @@ struct Role<L> {
     live: L,
     /// The capacity is final.
     grown: bool,
+}
+
+/// Since when a producer has been waiting for the same event.
+#[derive(Default)]
+struct Waiting {
+    ticket: u64,
+    rounds: u32,
+    since: Option<std::time::Instant>,
+}
+
+impl Waiting {
+    /// Asks the clock seldom, and in a model never.
+    fn is_too_long(&mut self, ticket: u64) -> bool {
+        if self.ticket != ticket {
+            *self = Waiting { ticket, ..Waiting::default() };
+        }
+        self.rounds = self.rounds.wrapping_add(1);
+        if !self.rounds.is_multiple_of(1024) {
+            return false;
+        }
+        let since = *self.since.get_or_insert_with(std::time::Instant::now);
+        since.elapsed().as_nanos() > u128::from(PATIENCE_NS)
+    }
 }
 
 impl<L> Ring<L> {
@@ -169,14 +196,25 @@ impl<L> Ring<L> {
 
     #[cold]
     fn wait_for_room(&self, ticket: u64, apply: &mut impl FnMut(&mut L, &Event)) {
+        let _held = crate::record::guard::Held::all();
+        let mut waiting = Waiting::default();
         // A file that was cut short reads as zeros (see `truncated`): there will never be room, nor anybody who reads it.
         while !self.has_room(ticket) && self.capacity() > 0 {
-            match self.live.try_lock() {
-                Ok(mut role) => self.make_room(&mut role, apply),
-                Err(TryLockError::Poisoned(e)) => self.make_room(&mut e.into_inner(), apply),
-                Err(TryLockError::WouldBlock) => {}
+            let mut role = match self.live.try_lock() {
+                Ok(role) => role,
+                Err(TryLockError::Poisoned(e)) => e.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    hint::spin_loop(); // whoever retires needs a moment
+                    continue;
+                }
+            };
+            self.make_room(&mut role, apply);
+            let oldest = self.retired();
+            if !self.has_room(ticket) && waiting.is_too_long(oldest) {
+                self.header[at::INTERRUPTED].fetch_add(1, Ordering::Relaxed);
+                self.header[at::RETIRED].store(oldest + 1, Ordering::Release);
             }
-            hint::spin_loop(); // the oldest event's producer, or whoever retires, needs a moment
+            hint::spin_loop(); // the oldest event's producer needs a moment
         }
     }
 

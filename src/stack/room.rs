@@ -163,11 +163,16 @@ impl Room {
         }
     }
 
-    /// Finds out about the thread's own stack, for a new owner: nobody is on ours.
-    pub fn enter(&self) -> Bounds {
+    /// Nobody is on ours.
+    pub fn vacate(&self) {
         for busy in &self.busy {
             busy.set(false);
         }
+    }
+
+    /// Finds out about the thread's own stack, for a new owner: nobody is on ours.
+    pub fn enter(&self) -> Bounds {
+        self.vacate();
         self.bounds.set(Bounds::default());
         let (sp, on_signal_stack) = (stack_pointer() as u64, is_on_signal_stack());
         let bounds = self.run(|| Bounds::of_thread(sp, on_signal_stack));
@@ -193,6 +198,12 @@ impl Room {
             }
         }
         sp..bounds.high
+    }
+
+    /// Is this in the stack that the C library gave the thread?
+    pub fn is_own(&self, at: u64) -> bool {
+        let bounds = self.bounds.get();
+        (bounds.low..bounds.high).contains(&at)
     }
 
     /// Which of our stacks this address is in.

@@ -19,6 +19,7 @@ use super::python::walk;
 use super::room::{Room, stack_pointer};
 use super::splice::{Last, Words};
 use crate::errno;
+use crate::record::guard;
 
 /// What a thread works with. All zeros is a valid, empty one. What says that a stack is the last one lies together.
 #[repr(C, align(64))]
@@ -115,6 +116,30 @@ impl Mine {
         }
     }
 
+    /// Is what lies at this address over when everything below the other one is? That is in the thread's own stack, or nothing is
+    /// known of it. A signal handler's stack is over with what it has interrupted.
+    pub fn is_left(&self, at: usize, below: usize) -> bool {
+        const FAR: usize = 64 << 20;
+        match self.block.get() {
+            Some(block) if block.room.is_own(below as u64) => {
+                !block.room.is_own(at as u64) || at < below
+            }
+            Some(_) => false,
+            None => (1..FAR).contains(&below.wrapping_sub(at)),
+        }
+    }
+
+    /// The thread has left what it was about, in the middle of it: nothing that it remembers counts, and it is on no stack of ours.
+    #[cold]
+    pub fn leave(&self) {
+        let Some(block) = self.block.get() else { return };
+        block.room.vacate();
+        // SAFETY: the block is this thread's alone, and what it was about with it is over.
+        for scratch in unsafe { &mut *block.scratch.get() } {
+            scratch.forget();
+        }
+    }
+
     /// The calling thread's room.
     pub fn room(&self) -> Option<&'static Room> {
         self.block().map(|block| &block.room)
@@ -130,6 +155,8 @@ fn blocks() -> impl Iterator<Item = &'static Block> {
 /// The block of the thread whose variable this is: a dead thread's, or a new one.
 #[cold]
 fn take(mine: &Mine) -> Option<&'static Block> {
+    // What finds out about the thread's stack must not be left in the middle: it holds locks of the C library's.
+    let _held = guard::Held::all();
     let _errno = errno::Kept::now();
     let me = std::ptr::from_ref(mine) as usize;
     let inherited = blocks().find(|b| b.owner.load(Ordering::Relaxed) == me);

@@ -108,8 +108,8 @@ pub enum By {
 pub struct CodeLine {
     /// Source file.
     pub file: String,
-    /// Line number, if Python knows it.
-    pub line: Option<u64>,
+    /// Line number.
+    pub line: u64,
     /// Function.
     pub function: String,
 }
@@ -121,7 +121,7 @@ pub struct SiteUse {
     pub site: String,
     /// Source file.
     pub file: Option<String>,
-    /// Line number, if it is known.
+    /// Line number.
     pub line: Option<u64>,
     /// Function.
     pub function: Option<String>,
