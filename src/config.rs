@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use memtrace_files::Readers;
 use memtrace_format::json::Stacks;
+use memtrace_format::settings::NAMES;
 
 use crate::message;
 use crate::stack::Mode;
@@ -63,8 +64,10 @@ pub struct Config {
     pub run_pid: Option<i32>,
     /// `MEMTRACE_RUN_LIST`: where it finds what its processes have written.
     pub run_list: Option<PathBuf>,
-    /// `PYTORCH_CUDA_ALLOC_CONF`, or `PYTORCH_ALLOC_CONF` where that isn't set: settings of PyTorch's allocator.
+    /// Settings of PyTorch's allocator.
     pub allocator_conf: String,
+    /// The variable that they are from; empty if none is set. PyTorch may read another.
+    pub allocator_variable: &'static str,
     /// Rank and sizes as launchers hand them down: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` or what SLURM and Open MPI
     /// call them.
     pub rank: Option<u32>,
@@ -123,6 +126,9 @@ impl Config {
                 }
             },
         };
+        // Set to nothing is set.
+        let conf = NAMES.into_iter().find(|name| var(name).is_some());
+        let allocator_variable = conf.unwrap_or_default();
         Config {
             out: var("MEMTRACE_OUT")
                 .filter(|v| !v.is_empty())
@@ -163,9 +169,8 @@ impl Config {
                 "a size such as 512MiB",
                 parse_size,
             ),
-            allocator_conf: text("PYTORCH_CUDA_ALLOC_CONF")
-                .or_else(|| text("PYTORCH_ALLOC_CONF"))
-                .unwrap_or_default(),
+            allocator_conf: text(allocator_variable).unwrap_or_default(),
+            allocator_variable,
             rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]),
             local_rank: first(&[
                 "LOCAL_RANK",

@@ -282,7 +282,7 @@ fn write(
         &table::name,
         (new, encoding),
         &mut |snapshot, counts, namer| {
-            let (settings, conf) = conf::in_force(&recorder.config.allocator_conf);
+            let (settings, conf) = conf::in_force(&recorder.config);
             snapshot.allocator_settings = settings;
             let known = std::mem::take(&mut snapshot.memtrace);
             let mut about = about(recorder, reason, counts);
@@ -291,6 +291,7 @@ fn write(
             about["allocator_conf"] = conf.into();
             about["libraries"] = namer.build_ids();
             about["python"] = namer.places().to_json();
+            about["pytorch"] = namer.pytorch().into();
             let used = recorder.usage.read();
             about["doors"] = memtrace_naming::doors(&used, &table::name, namer);
             about["bound_elsewhere"] = deepbind::bound_elsewhere().into();
@@ -352,6 +353,7 @@ pub fn identity(config: &Config, started_ns: u64, place: &Place) -> Value {
         "world_size": config.world_size,
         "started_us": started_ns / 1000,
         "allocator_conf": config.allocator_conf,
+        "allocator_variable": config.allocator_variable,
     });
     place.describe(config, &mut about);
     about

@@ -32,6 +32,10 @@ _HOOKS = {
     "set_release_pool": "memtrace_release_pool",
 }
 
+# PyTorch's variable, by its names in the order in which it looks at them. Set to nothing is set.
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+
 _installed: Any = None  # PyTorch's object; it must live as long as the process
 _observers: list[Any] = []
 
@@ -55,7 +59,7 @@ def install(*, stacks: str | None = None, out: str | os.PathLike[str] | None = N
     torch = _torch()
     _check(torch)
     library = _library.load()
-    conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+    _, conf = _conf(torch)
     refused = _library.text(library.memtrace_allocator_configure(conf.encode()))
     if refused:
         raise ValueError(refused)
@@ -93,17 +97,34 @@ def _torch() -> Any:
 def _check(torch: Any) -> None:
     if torch.cuda.is_initialized():
         raise MemtraceError("CUDA is in use already: call memtrace.install() before anything touches CUDA")
-    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+    for name in _turned_off(torch):
         raise MemtraceError(
-            "PYTORCH_NO_CUDA_MEMORY_CACHING turns caching off, which is what memtrace.install() is for: unset it, or "
-            "record with `memtrace run` instead"
+            f"{name} turns caching off, which is what memtrace.install() is for: unset it, or record with `memtrace run` instead"
         )
-    conf = (os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "").replace(" ", "")
-    if "backend:cudaMallocAsync" in conf:
+    name, conf = _conf(torch)
+    if "backend:cudaMallocAsync" in conf.replace(" ", ""):
         raise MemtraceError(
-            "PYTORCH_CUDA_ALLOC_CONF asks for the backend cudaMallocAsync, which memtrace does not replace: unset it, or "
-            "record with `memtrace run` instead"
+            f"{name} asks for the backend cudaMallocAsync, which memtrace does not replace: unset it, or record with "
+            "`memtrace run` instead"
         )
+
+
+def _is_2_6(torch: Any) -> bool:
+    """PyTorch 2.6 reads the first name of a variable alone."""
+    return not hasattr(torch._C, "_accelerator_setAllocatorSettings")
+
+
+def _conf(torch: Any) -> tuple[str, str]:
+    """The variable that counts, and what it says."""
+    names = _CONF[:1] if _is_2_6(torch) else _CONF
+    return next(((name, os.environ[name]) for name in names if name in os.environ), (_CONF[0], ""))
+
+
+def _turned_off(torch: Any) -> list[str]:
+    """The variables that turn caching off: 2.6 takes any value for that, later releases 1 alone."""
+    if _is_2_6(torch):
+        return [name for name in _NO_CACHING[:1] if name in os.environ]
+    return [name for name in _NO_CACHING if os.environ.get(name) == "1"]
 
 
 def _tell(library: ctypes.CDLL, name: str, value: str | None, allowed: tuple[str, ...] | None) -> None:

@@ -28,7 +28,7 @@ use memtrace_format::event::{NO_STACK, StackId};
 
 use self::device::{Failure, Gpu};
 use self::recording::Recording;
-use crate::hooks::torch;
+use crate::hooks::{conf, torch};
 use crate::message;
 use crate::record::guard;
 use crate::stack::Site;
@@ -73,9 +73,9 @@ fn settings() -> Settings {
 }
 
 fn from_environment() -> Settings {
-    let set = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
-    let conf = set("PYTORCH_CUDA_ALLOC_CONF").or_else(|| set("PYTORCH_ALLOC_CONF"));
-    let parsed = Settings::parse(conf.as_deref().unwrap_or_default());
+    // Set to nothing is set.
+    let conf = conf::names().iter().find_map(std::env::var_os).unwrap_or_default();
+    let parsed = Settings::parse(&conf::meant(&conf.to_string_lossy()));
     // PyTorch reads the same words and refuses them itself.
     parsed.map(|p| p.settings).unwrap_or_default()
 }
@@ -87,7 +87,11 @@ fn from_environment() -> Settings {
 pub fn configure(conf: &str) -> Result<(), String> {
     let mut wanted = settings();
     // What stands before a mistake counts.
-    let changed = wanted.change(conf);
+    let meant = conf::meant(conf);
+    let changed = wanted.change(&meant);
+    if changed.is_ok() {
+        conf::remember(conf, &meant); // PyTorch's parser is heard only by a library that is preloaded
+    }
     if wanted.capture_reuse && conf.contains("graph_capture_record_stream_reuse") {
         message!(
             "graph_capture_record_stream_reuse changes nothing while memtrace is the allocator: what other streams use during \

@@ -14,6 +14,7 @@ use memtrace_format::settings;
 use serde_json::Value;
 
 use super::{resolve, torch};
+use crate::config::Config;
 
 /// What PyTorch has read.
 #[derive(Clone, Default)]
@@ -26,18 +27,42 @@ struct Read {
 
 static READ: Mutex<Option<Read>> = Mutex::new(None);
 
-/// The settings that hold, as a snapshot lists them, and as words. `otherwise`: those that we know ourselves.
-pub fn in_force(otherwise: &str) -> (Value, String) {
+/// Of 2.6.
+static WORDS: resolve::Real = resolve::Real::new();
+const WORDS_NAME: &str = "_ZN3c104cuda20CUDACachingAllocator19CUDAAllocatorConfig9parseArgsEPKc";
+
+fn is_2_6() -> bool {
+    WORDS.find(WORDS_NAME, torch::LIBRARY).is_some()
+}
+
+/// The names of PyTorch's variable that this release reads.
+pub fn names() -> &'static [&'static str] {
+    if is_2_6() { &settings::NAMES[..1] } else { &settings::NAMES }
+}
+
+/// What this release means by such words, in words that are the same to every one.
+pub fn meant(text: &str) -> String {
+    if is_2_6() { settings::from_2_6(text) } else { text.to_owned() }
+}
+
+/// The settings that hold, as a snapshot lists them, and as words. Where PyTorch wasn't heard: those of the environment.
+pub fn in_force(config: &Config) -> (Value, String) {
     let read = READ.try_lock().ok().and_then(|read| read.clone());
-    let own = || Read { last: otherwise.to_owned(), all: otherwise.to_owned() };
+    let release = if is_2_6() { "2.6" } else { "" };
+    let own = || {
+        let (variable, conf) = (config.allocator_variable, &config.allocator_conf);
+        let (last, all) = settings::read_by(release, variable, conf);
+        Read { last: last.to_owned(), all }
+    };
     let Read { last, all } = read.unwrap_or_else(own);
     let mut settings = settings::from_conf(&all);
     settings["PYTORCH_CUDA_ALLOC_CONF"] = last.into();
     (settings, all)
 }
 
-/// Remembers what has been read. Waits for nobody: a fork may have left the lock to a thread that is no more.
-fn remember(text: &str) {
+/// Remembers what has been read, and what it means in words of later releases. Waits for nobody: a fork may have left the lock to a
+/// thread that is no more.
+pub fn remember(text: &str, meant: &str) {
     const TRIES: usize = 1000;
     let mut lock = (0..TRIES).find_map(|_| match READ.try_lock() {
         Ok(lock) => Some(lock),
@@ -45,7 +70,7 @@ fn remember(text: &str) {
         Err(TryLockError::WouldBlock) => None,
     });
     if let Some(read) = lock.as_deref_mut() {
-        let all = settings::after(read.as_ref().map_or("", |read| &read.all), text);
+        let all = settings::after(read.as_ref().map_or("", |read| &read.all), meant);
         *read = Some(Read { last: text.to_owned(), all });
     }
 }
@@ -71,7 +96,8 @@ pub unsafe extern "C-unwind" fn parse_string(this: *mut c_void, text: *const Tex
         type Parse = unsafe extern "C-unwind" fn(*mut c_void, *const Text);
         std::mem::transmute::<*mut c_void, Parse>(real)(this, text);
         if let Some(text) = text.as_ref().filter(|text| !text.at.is_null()) {
-            remember(&String::from_utf8_lossy(std::slice::from_raw_parts(text.at, text.len)));
+            let text = String::from_utf8_lossy(std::slice::from_raw_parts(text.at, text.len));
+            remember(&text, &text);
         }
     }
 }
@@ -82,14 +108,13 @@ pub unsafe extern "C-unwind" fn parse_string(this: *mut c_void, text: *const Tex
 /// Called by PyTorch.
 #[unsafe(export_name = "_ZN3c104cuda20CUDACachingAllocator19CUDAAllocatorConfig9parseArgsEPKc")]
 pub unsafe extern "C-unwind" fn parse_words(this: *mut c_void, text: *const c_char) {
-    static REAL: resolve::Real = resolve::Real::new();
-    let name = "_ZN3c104cuda20CUDACachingAllocator19CUDAAllocatorConfig9parseArgsEPKc";
-    let Some(real) = REAL.find(name, torch::LIBRARY) else { return };
+    let Some(real) = WORDS.find(WORDS_NAME, torch::LIBRARY) else { return };
     // SAFETY: libc10_cuda exports this name with this signature. Null, or a C string of the caller's.
     unsafe {
         type Parse = unsafe extern "C-unwind" fn(*mut c_void, *const c_char);
         std::mem::transmute::<*mut c_void, Parse>(real)(this, text);
         let text = if text.is_null() { c"" } else { CStr::from_ptr(text) };
-        remember(&text.to_string_lossy());
+        let text = text.to_string_lossy();
+        remember(&text, &settings::from_2_6(&text));
     }
 }

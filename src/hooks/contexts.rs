@@ -112,6 +112,27 @@ impl Drop for UnderWay {
     }
 }
 
+/// A piece of physical memory that PyTorch's allocator has taken for a segment, or cut off one. It is the device's, and in no segment of
+/// the books, until [`pieces_end`]: so long this thread has a call about memory under way. PyTorch may ask in between how much is free.
+pub(super) fn piece_begins() {
+    guard::local(|local| {
+        if local.pieces.replace(local.pieces.get().saturating_add(1)) == 0 {
+            std::mem::forget(UnderWay::begin());
+        }
+    });
+}
+
+/// So many of them are in the books, or back.
+pub(super) fn pieces_end(done: u32) {
+    guard::local(|local| {
+        let pieces = local.pieces.get();
+        local.pieces.set(pieces.saturating_sub(done));
+        if (1..=done).contains(&pieces) {
+            drop(UnderWay(()));
+        }
+    });
+}
+
 /// The same answer twice, and not `None`, means that the books were complete and stayed so in between.
 pub fn at_rest() -> Option<u64> {
     Some(CALLS.load(Ordering::SeqCst)).filter(|calls| *calls as u32 == 0)

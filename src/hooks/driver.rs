@@ -60,11 +60,16 @@ pub(super) fn cuMemMap(
     handle: u64,
     flags: c_ulonglong,
 ) -> c_int {
+    let _under_way = contexts::UnderWay::begin();
     let (code, own) = pass(door, || forward!(door, cuMemMap(addr, size, offset, handle, flags)));
+    let by_torch = torch::is_caller(door.caller);
+    if by_torch && code != 0 {
+        contexts::pieces_end(u32::MAX); // PyTorch gives up, and keeps what it has
+    }
     if !own {
         return code;
     }
-    if code == 0 && torch::is_caller(door.caller) {
+    if code == 0 && by_torch {
         guard::local(|l| {
             let (bytes, piece) = l.mapped.get();
             l.mapped.set((bytes + size as u64, piece.max(size as u64)));
@@ -84,10 +89,19 @@ pub(super) fn cuMemSetAccess(
     access: *const c_void,
     count: usize,
 ) -> c_int {
+    let _under_way = contexts::UnderWay::begin();
     let code = forward!(door, cuMemSetAccess(addr, size, access, count));
-    if code != 0 || !torch::is_caller(door.caller) {
-        return code;
+    if torch::is_caller(door.caller) {
+        if code == 0 {
+            mapped(addr as u64, size as u64);
+        }
+        contexts::pieces_end(u32::MAX);
     }
+    code
+}
+
+/// PyTorch's allocator has made a range accessible.
+fn mapped(addr: u64, size: u64) {
     guard::observe(|recorder, local| {
         let (bytes, piece) = local.mapped.replace((0, 0));
         if bytes == 0 {
@@ -97,9 +111,9 @@ pub(super) fn cuMemSetAccess(
         let request = torch::doing(recorder, local, -1);
         recorder.write(&Event {
             flags: if piece == PAGE { FLAG_SMALL } else { 0 },
-            addr: addr as u64,
-            size: size as u64,
-            extra: torch::reservation_of(addr as u64),
+            addr,
+            size,
+            extra: torch::reservation_of(addr),
             stream: request.stream,
             stack: request.stack,
             pool: request.pool,
@@ -107,11 +121,16 @@ pub(super) fn cuMemSetAccess(
             ..event(local, Kind::SegmentMap, Layer::Framework)
         });
     });
-    code
 }
 
 pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
-    pass_after(door, || unmapped(door, addr, size), || forward!(door, cuMemUnmap(addr, size)))
+    let _under_way = contexts::UnderWay::begin();
+    let before = || unmapped(door, addr, size);
+    let code = pass_after(door, before, || forward!(door, cuMemUnmap(addr, size)));
+    if code == 0 && torch::is_caller(door.caller) {
+        contexts::piece_begins(); // until PyTorch releases it
+    }
+    code
 }
 
 fn unmapped(door: Door, addr: Ptr, size: usize) {

@@ -332,7 +332,27 @@ pub unsafe fn creates_physical(
             }
         });
     }
+    if torch::is_caller(door.caller) {
+        piece(code);
+    }
     code
+}
+
+/// PyTorch's allocator has asked for a piece of a segment. Where there is no memory it gives back what it got; after any other failure it
+/// keeps that, and raises.
+fn piece(code: c_int) {
+    if code == 0 {
+        piece_begins();
+    } else if code as u64 == OUT_OF_MEMORY {
+        guard::observe(|recorder, local| {
+            let request = torch::doing(recorder, local, -1);
+            let refused = event(local, Kind::SegmentMap, Layer::Framework);
+            let (flags, extra, device) = (FLAG_FAILED, OUT_OF_MEMORY, request.device);
+            failed(recorder, Event { flags, extra, device, stack: request.stack, ..refused });
+        });
+    } else {
+        pieces_end(u32::MAX);
+    }
 }
 
 /// A handle to what has no memory of this process's own: physical memory of another process's, or something through which
@@ -366,7 +386,11 @@ pub unsafe fn retains_physical(door: Door, out: *mut u64, call: impl FnOnce() ->
 /// One reference fewer.
 pub unsafe fn releases_physical(door: Door, handle: u64, call: impl FnOnce() -> c_int) -> c_int {
     let before = || note(door, Kind::HandleRelease, What::Device, |e| e.addr = handle);
-    pass_after(door, before, call)
+    let code = pass_after(door, before, call);
+    if torch::is_caller(door.caller) {
+        pieces_end(1);
+    }
+    code
 }
 
 /// A reserved range of addresses goes back.

@@ -86,6 +86,8 @@ pub struct Local {
     pub device_free: Cell<u64>,
     /// Pieces that PyTorch's allocator mapped since it last set access: bytes, and the largest piece.
     pub mapped: Cell<(u64, u64)>,
+    /// Pieces of physical memory that PyTorch's allocator has, or is about to give back, and that are in no segment of the books.
+    pub pieces: Cell<u32>,
     /// Handles of CUDA events that PyTorch's allocator recorded since its last report, and the streams they are on.
     pub recorded: [Cell<(u64, u64)>; MAX_WAITS],
 }
@@ -113,6 +115,7 @@ thread_local! {
             recorded: [const { Cell::new((0, 0)) }; MAX_WAITS],
             recorded_len: Cell::new(0),
             mapped: Cell::new((0, 0)),
+            pieces: Cell::new(0),
         }
     };
 }

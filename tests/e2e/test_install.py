@@ -146,6 +146,35 @@ def test_what_cannot_be_is_said(source, env, said, tmp_path):
     assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
+SPLIT = "max_split_size_mb:222"
+VARIABLES = [
+    {"PYTORCH_ALLOC_CONF": SPLIT},
+    {"PYTORCH_HIP_ALLOC_CONF": SPLIT},
+    {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": SPLIT},
+    {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": SPLIT},
+    {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[256:1,512:2,>:4]"},
+]
+
+
+@pytest.mark.parametrize("env", VARIABLES, ids=str)
+def test_settings_are_those_that_pytorch_reads(env, tmp_path):
+    """Which variable counts, and how it is read, depends on the release: PyTorch itself is the judge (issue F, B9)."""
+    source = "import json, torch; x = torch.empty(9, device='cuda'); print(json.dumps(torch.cuda.memory._snapshot()['allocator_settings']))"
+    native, ours = (
+        json.loads(support.must(inline(start + source, env, cwd=tmp_path)).stdout) for start in ("", "import memtrace; memtrace.install();")
+    )
+    assert {key: value for key, value in ours.items() if key in native} == native
+
+
+@pytest.mark.parametrize("value", ["", "0", "1", "yes"])
+@pytest.mark.parametrize("name", ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"])
+def test_what_turns_caching_off(name, value, tmp_path):
+    source = "import torch; x = torch.empty(9, device='cuda'); print(torch.cuda.memory_reserved() == 0)"
+    native = support.must(inline(source, {name: value}, cwd=tmp_path)).stdout.strip()
+    ours = inline("import memtrace; memtrace.install();" + source, {name: value}, cwd=tmp_path)
+    assert (ours.returncode != 0, name in ours.stderr) == (native == "True", native == "True"), (native, ours)
+
+
 def test_graph_trees_are_refused_with_what_to_do(tmp_path):
     """`mode="reduce-overhead"` saves and restores the state of a pool, which only PyTorch's own allocator can."""
     env = {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"}

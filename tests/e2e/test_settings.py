@@ -19,7 +19,7 @@ VARIABLES = [
 CHANGES = [
     ["garbage_collection_threshold:0.6"],
     [SPLIT, "garbage_collection_threshold:0.6"],
-    ["expandable_segments:False,roundup_power2_divisions:4"],
+    ["expandable_segments:False,roundup_power2_divisions:[256:1,512:2,>:4]"],
     [""],
 ]
 
@@ -54,3 +54,16 @@ def test_a_refused_change_is_none(tmp_path):
     done = support.must(support.record([support.PYTHON, "-W", "ignore", "-c", program], tmp_path / "out", env={"PYTORCH_CUDA_ALLOC_CONF": SPLIT}))
     assert done.stdout == plain.stdout and done.stdout
     assert support.load(support.only_file(tmp_path / "out"))["allocator_settings"]["max_split_size"] == 222 << 20
+
+
+@pytest.mark.parametrize("env", [*VARIABLES, {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[256:1,512:2,>:4]"}], ids=str)
+def test_of_a_process_that_was_killed(env, tmp_path):
+    """Its black box has the variables that were set; which of them PyTorch has read, and how, follows from its release."""
+    program = "import json, os, torch; x = torch.empty(9, device='cuda')\n"
+    program += "print(json.dumps(torch.cuda.memory._snapshot()['allocator_settings']), flush=True); os.kill(os.getpid(), 9)"
+    done = support.record([support.PYTHON, "-W", "ignore", "-c", program], tmp_path / "out", env=env)
+    assert done.returncode in (-9, 137), done
+    own = json.loads(done.stdout)
+    support.must(support.memtrace("recover", tmp_path / "out"))
+    found = support.load(support.only_file(tmp_path / "out"))["allocator_settings"]
+    assert {key: value for key, value in found.items() if key in own} == own

@@ -4,21 +4,43 @@
 //! names, and sees what the allocator does: an expandable segment shows that they are on, also where the program itself
 //! has set that under way. Advice to set what is set already helps nobody.
 
+use std::collections::{BTreeMap, HashSet};
+
 use memtrace_caching::Settings;
 use memtrace_caching::settings::Backend;
+use memtrace_caching::sizes;
+use memtrace_format::settings::{NAMES, with};
+use memtrace_format::shell::quoted;
 use memtrace_format::snapshot::{Action, Snapshot, Value};
 
 const MIB: u64 = 1 << 20;
-/// PyTorch's variable, by its names in the order in which it asks for them.
-const NAMES: [&str; 3] =
-    ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
+/// A release of PyTorch: 2.11.
+pub type Release = (u64, u64);
+
+/// The release that made a snapshot's memory, as far as that is known.
+pub fn release(snapshot: &Snapshot) -> Option<Release> {
+    if let Some(text) = snapshot.memtrace["pytorch"].as_str() {
+        let mut parts = text.split('.').map(|part| part.parse().ok());
+        return Some((parts.next()??, parts.next()??));
+    }
+    // PyTorch's own snapshots have no release; this setting is one of 2.13 and later.
+    let is_listed = snapshot.memtrace.is_null()
+        && snapshot.allocator_settings.get("max_round_threshold").is_some();
+    is_listed.then_some((2, 13))
+}
+
+/// The first release that knows all keys of a configuration, where that isn't every one.
+pub fn since(conf: &str) -> Option<Release> {
+    conf.contains("large_segment_size_mb").then_some((2, 11))
+}
 
 /// The configuration under which a snapshot was recorded, as far as it says so or shows it.
 pub fn own_conf(snapshot: &Snapshot) -> String {
     let told = &snapshot.allocator_settings;
     let known = |key: &str| told[key].as_str().filter(|conf| !conf.is_empty());
-    let said = NAMES.iter().find_map(|name| known(name));
-    let said = said.or_else(|| snapshot.memtrace["allocator_conf"].as_str()).unwrap_or_default();
+    // What memtrace has heard is everything that holds, PyTorch's own list has the words that were said last.
+    let heard = snapshot.memtrace["allocator_conf"].as_str().filter(|conf| !conf.is_empty());
+    let said = heard.or_else(|| NAMES.iter().find_map(|name| known(name))).unwrap_or_default();
     let mut parts = vec![said.to_owned()];
     let Ok(parsed) = Settings::parse(said) else { return said.to_owned() };
     if !parsed.settings.expandable_segments && has_expandable(snapshot) {
@@ -46,19 +68,6 @@ fn has_expandable(snapshot: &Snapshot) -> bool {
         || entries().any(|e| matches!(e.action, Action::SegmentMap))
 }
 
-/// May expandable segments be news to the program? Not where they are on, nor where another backend allocates.
-pub fn may_advise_expandable(snapshot: &Snapshot) -> bool {
-    if has_expandable(snapshot) {
-        return false;
-    }
-    match Settings::parse(&own_conf(snapshot)) {
-        Ok(parsed) => {
-            !parsed.settings.expandable_segments && parsed.settings.backend == Backend::Native
-        }
-        Err(_) => true,
-    }
-}
-
 /// A limit of PyTorch's own, below what the card has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -78,36 +87,103 @@ impl Limit {
     }
 }
 
-/// Was a request of PyTorch's refused by such a limit? Then the card had room for its segment, and was not asked.
-pub fn limit(
-    snapshot: &Snapshot,
-    device: i64,
-    (asked, free, time_us): (u64, u64, Option<i64>),
-) -> Option<Limit> {
-    let oom = &snapshot.memtrace["out_of_memory"];
-    let is_this = time_us.is_some() && oom["time_us"].as_i64() == time_us;
-    if free < segment_for(asked) || is_this && oom["refused_by_driver"] == Value::Bool(true) {
-        return None;
+/// What a snapshot says of settings, limits and refusals: found out once, whatever is then asked of it.
+#[derive(Debug)]
+pub struct Known {
+    own: String,
+    settings: Option<Settings>,
+    is_expandable: bool,
+    totals: BTreeMap<i64, u64>,
+    /// Failures of PyTorch's that the driver refused, by device and time.
+    by_driver: HashSet<(i64, i64)>,
+}
+
+impl Known {
+    /// Finds it out.
+    pub fn of(snapshot: &Snapshot) -> Known {
+        let own = own_conf(snapshot);
+        let told = &snapshot.memtrace;
+        let list = |key: &str| told[key].as_array().into_iter().flatten();
+        let pair = |p: &Value| Some((p[0].as_i64()?, p[1].as_i64()?));
+        let last = &told["out_of_memory"];
+        let last = (last["refused_by_driver"] == Value::Bool(true))
+            .then(|| Some((last["device"].as_i64()?, last["time_us"].as_i64()?)));
+        Known {
+            settings: Settings::parse(&own).ok().map(|parsed| parsed.settings),
+            own,
+            is_expandable: has_expandable(snapshot),
+            totals: totals(snapshot),
+            by_driver: list("refused_by_driver").filter_map(pair).chain(last.flatten()).collect(),
+        }
     }
-    let fraction = Settings::parse(&own_conf(snapshot)).map_or(1.0, |p| p.settings.memory_fraction);
-    let total = total(snapshot, device).filter(|_| fraction < 1.0);
-    Some(Limit { allowed: total.map(|total| (fraction * total as f64) as u64) })
+
+    /// The line that turns expandable segments on and leaves the rest as it is. `None` where they are on, and where another backend
+    /// allocates.
+    pub fn expandable_line(&self) -> Option<String> {
+        let may = |s: &Settings| !s.expandable_segments && s.backend == Backend::Native;
+        let may = !self.is_expandable && self.settings.as_ref().is_none_or(may);
+        let line = || quoted(&with(&self.own, "expandable_segments:True"));
+        may.then(|| format!("{}={}", NAMES[0], line()))
+    }
+
+    /// Was a request of PyTorch's refused by a limit? Then the card had room for its segment, and was not asked.
+    pub fn limit(
+        &self,
+        device: i64,
+        (asked, free, time_us): (u64, u64, Option<i64>),
+    ) -> Option<Limit> {
+        let is_by_driver = time_us.is_some_and(|t| self.by_driver.contains(&(device, t)));
+        let default = Settings::default();
+        let settings = self.settings.as_ref().unwrap_or(&default);
+        if is_by_driver || free < segment(settings, asked) {
+            return None;
+        }
+        let fraction = settings.memory_fraction;
+        let total = self.totals.get(&device).filter(|_| fraction < 1.0);
+        Some(Limit { allowed: total.map(|total| (fraction * *total as f64) as u64) })
+    }
 }
 
 /// What PyTorch asks of the driver for a request, at least.
-fn segment_for(asked: u64) -> u64 {
-    match asked {
-        0..=MIB => 2 * MIB,
-        _ if asked < 10 * MIB => 20 * MIB,
-        _ => asked.checked_next_multiple_of(2 * MIB).unwrap_or(asked),
+fn segment(settings: &Settings, asked: u64) -> u64 {
+    if asked < sizes::ABSURD {
+        sizes::segment(settings, sizes::round(settings, asked))
+    } else {
+        asked
     }
+}
+
+/// Bytes that each device has.
+fn totals(snapshot: &Snapshot) -> BTreeMap<i64, u64> {
+    let told = &snapshot.memtrace;
+    let lists = [&told["virtual"]["devices"], &told["reconcile"]];
+    let rows = lists.into_iter().filter_map(Value::as_array).flatten();
+    rows.filter_map(|d| Some((d["device"].as_i64()?, d["total"].as_u64()?))).collect()
 }
 
 /// Bytes that a device has.
 pub fn total(snapshot: &Snapshot, device: i64) -> Option<u64> {
-    let told = &snapshot.memtrace;
-    [&told["reconcile"], &told["virtual"]["devices"]].into_iter().find_map(|list| {
-        let of_device = list.as_array()?.iter().find(|d| d["device"].as_i64() == Some(device))?;
-        of_device["total"].as_u64()
-    })
+    totals(snapshot).get(&device).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_told_or_unknown() {
+        let of = |memtrace: Value, allocator_settings: Value| {
+            release(&Snapshot { memtrace, allocator_settings, ..Snapshot::default() })
+        };
+        let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        let list = || json(r#"{"max_round_threshold": -1}"#);
+        assert_eq!(of(json(r#"{"pytorch": "2.6.0+cu124"}"#), list()), Some((2, 6)));
+        assert_eq!(of(json(r#"{"pytorch": "2.15.0a0"}"#), Value::Null), Some((2, 15)));
+        assert_eq!(of(json(r#"{"pytorch": "main"}"#), list()), None);
+        assert_eq!(of(json(r#"{"pytorch": null}"#), list()), None);
+        assert_eq!(of(Value::Null, list()), Some((2, 13)));
+        assert_eq!(of(Value::Null, json("{}")), None);
+        assert!(since("expandable_segments:True").is_none());
+        assert_eq!(since("expandable_segments:True,large_segment_size_mb:12"), Some((2, 11)));
+    }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use memtrace_format::screen::Page;
 use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables, Value};
 
-use crate::conf::{self, Limit};
+use crate::conf::{self, Known, Limit};
 use crate::report::told_warning;
 use crate::sites::Lines;
 
@@ -35,7 +35,8 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     }
     let _ = writeln!(out, "OUT OF MEMORY on {place}: {} asked of {call}{by}", size(asked));
     let _ = writeln!(out, "  at {}", lines.of_told(&oom["frames"]));
-    let limit = limit(snapshot);
+    let known = Known::of(snapshot);
+    let limit = limit(snapshot, &known);
     if let Some(free) = oom["free"].as_u64() {
         let _ = match &limit {
             Some(limit) => writeln!(out, "  {}", limit.sentence(free, size)),
@@ -75,10 +76,8 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
         return Some(out.first(LINES));
     }
     let mut hints = hints(&segments, asked, &sites, (tables, &lines));
-    if unused >= asked && conf::may_advise_expandable(snapshot) {
-        let what =
-            "the free memory is enough but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True";
-        hints.insert(0, what.to_owned());
+    if let Some(line) = known.expandable_line().filter(|_| unused >= asked) {
+        hints.insert(0, format!("the free memory is enough but in pieces: {line}"));
     }
     if limit.is_some() {
         hints.insert(0, "a higher limit of PyTorch's own: the card has room".to_owned());
@@ -93,13 +92,13 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
 }
 
 /// The last failure's limit, if one of PyTorch's own refused it.
-pub(crate) fn limit(snapshot: &Snapshot) -> Option<Limit> {
+pub(crate) fn limit(snapshot: &Snapshot, known: &Known) -> Option<Limit> {
     let oom = &snapshot.memtrace["out_of_memory"];
     if oom["call"].is_string() {
         return None;
     }
     let (asked, free) = (oom["asked"].as_u64()?, oom["free"].as_u64()?);
-    conf::limit(snapshot, oom["device"].as_i64()?, (asked, free, oom["time_us"].as_i64()))
+    known.limit(oom["device"].as_i64()?, (asked, free, oom["time_us"].as_i64()))
 }
 
 /// What a list leaves out.

@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx, Value};
 use serde::Serialize;
 
+use crate::conf::Known;
 use crate::ends::{self, ProcessEnd};
+use crate::oom;
 use crate::sites::Lines;
 use crate::summary::{self, By, Estimate, Fragmentation, SiteUse, Summary};
-use crate::{conf, oom};
 
 pub use pinned::{Pinned, PinnedAt, RoundedUp};
 
@@ -417,6 +418,8 @@ pub fn told_warning(warning: &Value, lines: &Lines) -> String {
 }
 
 fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<String> {
+    let known = Known::of(snapshot);
+    let line = known.expandable_line();
     let mut all = Vec::new();
     all.extend(list(&snapshot.memtrace["warnings"]).map(|w| told_warning(w, lines)));
     for d in devices {
@@ -437,10 +440,9 @@ fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<Strin
             && reserved > 0
             && f.in_used_segments as f64 > UNUSED * reserved as f64
         {
-            let what = if conf::may_advise_expandable(snapshot) {
-                "PYTORCH_ALLOC_CONF=expandable_segments:True may make use of them"
-            } else {
-                "memtrace tune says whether other settings make use of them"
+            let what = match &line {
+                Some(line) => format!("{line} may make use of them"),
+                None => "memtrace tune says whether other settings make use of them".to_owned(),
             };
             all.push(format!(
                 "device {}: {} bytes are free between live blocks, the largest run {} bytes; {what}",
@@ -450,7 +452,7 @@ fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<Strin
     }
     let failed = &snapshot.memtrace["out_of_memory"];
     if failed.is_object() {
-        let limit = oom::limit(snapshot).zip(failed["free"].as_u64());
+        let limit = oom::limit(snapshot, &known).zip(failed["free"].as_u64());
         let why =
             limit.map(|(l, free)| format!("; {}", l.sentence(free, |b| format!("{b} bytes"))));
         all.push(format!(

@@ -54,6 +54,61 @@ fn segment(address: u64, blocks: Vec<Block>) -> Segment {
     }
 }
 
+/// A failure of PyTorch's: what was asked, what was free, and when.
+fn failed(asked: u64, free: u64, time_us: i64) -> TraceEntry {
+    TraceEntry { time_us: Some(time_us), ..entry(Action::Oom, free, asked) }
+}
+
+/// No limit refused what the driver did, or what comes in a segment that didn't fit.
+#[test]
+fn a_limit_refused_only_where_there_is_one() {
+    let limited = |memtrace: Value, trace: Vec<TraceEntry>| -> Vec<bool> {
+        let snapshot = Snapshot { device_traces: vec![trace], memtrace, ..Snapshot::default() };
+        summary(&snapshot).devices[0].ooms.iter().map(|oom| oom.limited).collect()
+    };
+    let conf = |conf: &str| json!({"allocator_conf": conf});
+    // 5 MiB come in a segment of 20, or of what is set.
+    for (set, free, is_limit) in [
+        ("", 19, false),
+        ("", 20, true),
+        ("large_segment_size_mb:256", 100, false),
+        ("large_segment_size_mb:256", 256, true),
+        ("large_segment_size_mb:12", 15, true),
+    ] {
+        let trace = vec![failed(5 * MIB, free * MIB, 1)];
+        assert_eq!(limited(conf(set), trace), [is_limit], "{set}, {free} MiB free");
+    }
+    // 33 MiB are a block of 40.
+    let trace = vec![failed(33 * MIB, 36 * MIB, 1)];
+    assert_eq!(limited(conf("roundup_power2_divisions:4"), trace), [false]);
+    // The driver refused the first and the last.
+    let three = || [7, 8, 9].map(|t| failed(64 * MIB, 80 * MIB, t)).to_vec();
+    let mut about = json!({"refused_by_driver": [[0, 7], [1, 8], [0, 9]]});
+    assert_eq!(limited(about.take(), three()), [false, true, false]);
+    // A file of an older memtrace's, which knew it of the last one.
+    let last = json!({"out_of_memory": {"device": 0, "time_us": 9, "refused_by_driver": true}});
+    assert_eq!(limited(last, three()), [true, true, false]);
+    // What can't be.
+    assert_eq!(limited(json!({}), vec![failed(u64::MAX, 5, 1)]), [false]);
+}
+
+/// Settings are found out once, and not for each failure.
+#[test]
+fn many_failures_take_time_by_their_number() {
+    let time = |n: i64| {
+        let trace = (0..n).map(|t| failed(64 * MIB, 80 * MIB, t)).collect();
+        let snapshot = Snapshot { device_traces: vec![trace], ..Snapshot::default() };
+        let once = || {
+            let start = std::time::Instant::now();
+            assert_eq!(summary(&snapshot).devices[0].ooms.len(), n as usize);
+            start.elapsed()
+        };
+        (0..3).map(|_| once()).min().expect("three")
+    };
+    let (few, many) = (time(1000), time(16_000));
+    assert!(many < few * 90, "16 times as many: {few:?}, {many:?}");
+}
+
 /// Two segments, one block in each, one more that came and went.
 fn small() -> Snapshot {
     use BlockState::{ActiveAllocated, Inactive};

@@ -158,15 +158,44 @@ fn what_comes_out_is_a_snapshot() {
 fn tuning_finds_the_line_that_helps() {
     let snapshot = load("snapshots/lm_ctx256_fullstep_freed");
     let asked = requests(&snapshot, 0);
-    let mut lines = candidates(&asked);
+    let mut lines = vec![String::new()];
+    lines.extend(candidates(&asked, "", None));
     assert!(lines.len() > 15 && lines.iter().all(|l| settings(l).is_ok()));
     lines.retain(|l| {
         l.is_empty() || l == "expandable_segments:True" || l == "roundup_power2_divisions:2"
     });
-    let tried = tune(&asked, &lines, Card::default());
+    let tried = tune(&asked, "", &lines, Card::default());
     assert!(tried[0].conf.contains("expandable_segments:True"), "{}", tried[0].conf);
     let plain = tried.iter().find(|t| t.conf.is_empty()).expect("tried");
     assert!(tried[0].smallest_capacity < plain.smallest_capacity);
+}
+
+/// What somebody has set, limits above all, stays; and a release gets only keys that it knows.
+#[test]
+fn candidates_are_the_own_line_with_something_changed() {
+    let asked = requests(&load("snapshots/lm_ctx256_fullstep_freed"), 0);
+    let kept = ["per_process_memory_fraction:0.5", "pinned_num_register_threads:2"];
+    let own = format!("{},max_split_size_mb:64,{}", kept[0], kept[1]);
+    for (release, has_large) in [(None, true), (Some((2, 11)), true), (Some((2, 6)), false)] {
+        let lines = candidates(&asked, &own, release);
+        assert!(lines.len() > 15 && lines.iter().all(|l| settings(l).is_ok()), "{lines:?}");
+        for line in &lines {
+            assert!(kept.iter().all(|k| line.contains(k)), "{line}");
+            assert!(line.matches("max_split_size_mb").count() <= 1, "{line}");
+            let read = conf(line);
+            assert!((read.memory_fraction - 0.5).abs() < 1e-9, "{line}");
+        }
+        assert_eq!(lines.iter().any(|l| l.contains("large_segment_size_mb")), has_large);
+        assert!(lines.iter().any(|l| !l.contains("max_split_size_mb")));
+        let both = "max_split_size_mb:64,expandable_segments:True";
+        assert!(lines.iter().any(|l| conf(l) == conf(&format!("{},{both}", kept[0]))));
+    }
+    // PyTorch takes other punctuation, too.
+    let odd = "per_process_memory_fraction,0.5";
+    assert!(candidates(&asked, odd, None).iter().all(|l| l.starts_with(odd)));
+    let lines: Vec<String> = [own.clone(), format!("{own},expandable_segments:True")].to_vec();
+    let tried = tune(&asked, &own, &lines, Card::default());
+    assert!(tried.iter().all(|t| kept.iter().all(|k| t.conf.contains(k))));
 }
 
 fn entry(action: Action, addr: u64, size: u64) -> TraceEntry {

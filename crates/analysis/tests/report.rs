@@ -194,7 +194,7 @@ fn the_text_about_a_failure_says_what_to_do() {
         "  largest free run 1.00 GiB of 2.00 GiB free inside segments",
         "      2.06 GiB  PyTorch",
         "      64.0 MiB  1 x  /home/me/train.py:7 train",
-        "    the free memory is enough but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True",
+        "    the free memory is enough but in pieces: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         "    64.0 MiB in 1 blocks that pin a run of 2.00 GiB: /home/me/train.py:7 train",
     ] {
         assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");

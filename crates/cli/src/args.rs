@@ -380,7 +380,7 @@ pub(crate) struct Replay {
     #[command(flatten)]
     pub(crate) files: Files,
 
-    /// Settings as PYTORCH_ALLOC_CONF has them, '' for none; may be given more than once [default: those of the
+    /// Settings as PYTORCH_CUDA_ALLOC_CONF has them, '' for none; may be given more than once [default: those of the
     /// recording]
     #[arg(long, value_name = "SETTINGS")]
     pub(crate) conf: Vec<String>,
@@ -410,7 +410,7 @@ pub(crate) struct Replay {
 #[command(after_help = "Examples:\n  \
     memtrace tune memtrace-host-4711-0.pickle\n  \
     memtrace tune --capacity 40GiB --device-overhead 500MiB snapshot.pickle\n  \
-    export PYTORCH_ALLOC_CONF=$(memtrace tune --json snapshot.pickle | jq -r .best)")]
+    export PYTORCH_CUDA_ALLOC_CONF=$(memtrace tune --json snapshot.pickle | jq -r .best)")]
 pub(crate) struct Tune {
     #[command(flatten)]
     pub(crate) files: Files,

@@ -1,8 +1,10 @@
 //! `memtrace tune`: which settings would have needed the smallest card.
 
+use memtrace_analysis::conf;
 use memtrace_analysis::replay;
 use memtrace_analysis::replay::tune::{Tried, candidates, tune as try_all};
 use memtrace_format::screen::Page;
+use memtrace_format::settings::NAMES;
 use memtrace_format::shell::quoted;
 use serde_json::{Value, json};
 
@@ -28,18 +30,29 @@ fn one(file: &Asked<'_>, args: &args::Tune) -> Result<Answer, Failure> {
         return Err(Failure::new("there is no device in the file"));
     };
     let own = replay::own_conf(recorded.snapshot);
+    if let Err(why) = replay::settings(&own) {
+        let why = format!(
+            "{}: recorded with '{own}': {why}; no other settings can be held against that",
+            file.name
+        );
+        return Err(Failure::new(why));
+    }
+    let release = conf::release(recorded.snapshot);
     // The recorded line comes first: it stands for all that say the same.
     let mut lines = vec![own.clone()];
-    lines.extend(candidates(requests));
+    lines.extend(candidates(requests, &own, release));
     let card = recorded.card(requests.device);
-    let tried = try_all(requests, &lines, card);
+    let tried = try_all(requests, &own, &lines, card);
+    // Which release it is may not be known: what is advised is known to all of them.
+    let is_safe = |t: &&Tried| release.is_some() || conf::since(&t.conf).is_none() || t.conf == own;
     let now = tried.iter().find(|t| t.conf == own);
-    let Some(best) = tried.first() else {
+    let (Some(now), Some(best)) = (now, tried.iter().find(is_safe)) else {
         return Err(Failure::new("none of the settings can be replayed; please report this"));
     };
     // Where nothing is gained, nothing is to be changed.
-    let gains = now.is_none_or(|now| gain(now, best));
-    let choice = if gains { best } else { now.unwrap_or(best) };
+    let gains = gain(now, best);
+    let choice = if gains { best } else { now };
+    let later = tried.first().filter(|t| !is_safe(t) && gain(choice, t));
     let fits = choice.outcome.fits();
     if args.json {
         let rows: Vec<Value> =
@@ -59,7 +72,7 @@ fn one(file: &Asked<'_>, args: &args::Tune) -> Result<Answer, Failure> {
     file.title(&mut text);
     let _ = writeln!(text);
     let _ = writeln!(text, "cuda:{}, replayed {}:", requests.device, on(card));
-    let listed = listed(&tried, now);
+    let listed = listed(&tried, &[now, choice]);
     table(&mut text, listed.iter().map(|t| (t.conf.as_str(), t.smallest_capacity, &t.outcome)));
     if listed.len() < tried.len() {
         let more = tried.len() - listed.len();
@@ -68,14 +81,23 @@ fn one(file: &Asked<'_>, args: &args::Tune) -> Result<Answer, Failure> {
     }
     let _ = writeln!(text);
     verdict(&mut text, now, choice, gains, &own);
+    if let Some(later) = later
+        && let Some((major, minor)) = conf::since(&later.conf)
+    {
+        let _ = writeln!(
+            text,
+            "note: from PyTorch {major}.{minor} on, which has large_segment_size_mb, {} does better",
+            later.conf
+        );
+    }
     for note in &requests.notes {
         let _ = writeln!(text, "note: {note}");
     }
     Ok(Answer::page(text, fits))
 }
 
-/// The rows for a screen: of those that come out alike the shortest line, and always the recorded one.
-fn listed<'a>(tried: &'a [Tried], now: Option<&'a Tried>) -> Vec<&'a Tried> {
+/// The rows for a screen: of those that come out alike the first line, and always these.
+fn listed<'a>(tried: &'a [Tried], always: &[&'a Tried]) -> Vec<&'a Tried> {
     let numbers = |t: &Tried| {
         let o = &t.outcome;
         let calls = (o.device_allocs, o.device_frees, o.retries);
@@ -87,7 +109,11 @@ fn listed<'a>(tried: &'a [Tried], now: Option<&'a Tried>) -> Vec<&'a Tried> {
             rows.push(t);
         }
     }
-    rows.extend(now.filter(|n| !rows.iter().any(|row| row.conf == n.conf)));
+    for one in always {
+        if rows.iter().all(|row| row.conf != one.conf) {
+            rows.push(one);
+        }
+    }
     rows
 }
 
@@ -112,7 +138,7 @@ const UNUSED: f64 = 0.25;
 /// And as bytes: less than one segment for large requests is no matter of settings.
 const SEGMENT: u64 = 20 << 20;
 
-fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool, own: &str) {
+fn verdict(text: &mut Page, now: &Tried, choice: &Tried, gains: bool, own: &str) {
     if !gains {
         let o = &choice.outcome;
         let unused = o.peak_reserved.saturating_sub(o.peak_active);
@@ -133,7 +159,7 @@ fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool, ow
         );
         return;
     }
-    let (before, after) = (now.and_then(|n| n.smallest_capacity), choice.smallest_capacity);
+    let (before, after) = (now.smallest_capacity, choice.smallest_capacity);
     if let (Some(before), Some(after)) = (before, after)
         && after < before - before / 100
     {
@@ -146,7 +172,7 @@ fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool, ow
         );
     }
     let reserved = |t: &Tried| t.outcome.peak_reserved;
-    if let Some(now) = now.filter(|now| reserved(choice) < reserved(now) - reserved(now) / 100) {
+    if reserved(choice) < reserved(now) - reserved(now) / 100 {
         let _ = writeln!(
             text,
             "{} reserved at most instead of {}, for {} in use:",
@@ -155,13 +181,13 @@ fn verdict(text: &mut Page, now: Option<&Tried>, choice: &Tried, gains: bool, ow
             size(choice.outcome.peak_active)
         );
     }
+    let [name, others @ ..] = NAMES;
     if choice.conf.is_empty() {
-        text.push_str("unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF\n");
+        let _ = writeln!(text, "unset {}", NAMES.join(" "));
     } else {
         if !own.is_empty() {
-            // PyTorch asks for the older name first.
-            text.push_str("unset PYTORCH_CUDA_ALLOC_CONF\n");
+            let _ = writeln!(text, "unset {}", others.join(" "));
         }
-        let _ = writeln!(text, "export PYTORCH_ALLOC_CONF={}", quoted(&choice.conf));
+        let _ = writeln!(text, "export {name}={}", quoted(&choice.conf));
     }
 }

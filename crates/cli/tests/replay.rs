@@ -5,9 +5,12 @@
 
 mod common;
 
+use std::io::Read;
 use std::process::Output;
 
 use common::memtrace;
+use memtrace_format::pickle;
+use memtrace_format::snapshot::Snapshot;
 use serde_json::Value;
 
 const FINETUNE: &str = "snapshots/finetune_torch21.pickle.gz";
@@ -135,7 +138,52 @@ fn tune_prints_the_line_to_export() {
     let said = text(&done.stdout);
     assert_eq!(done.status.code(), Some(0), "{said}");
     assert!(said.contains(" would do instead of 54.4 GiB, "), "{said}");
-    assert!(said.contains("\nexport PYTORCH_ALLOC_CONF="), "{said}");
+    assert!(said.contains("\nexport PYTORCH_CUDA_ALLOC_CONF="), "{said}");
+}
+
+/// A file of the repository with other settings, as memtrace writes it.
+fn with_settings(folder: &std::path::Path, conf: &str, release: Option<&str>) -> String {
+    let file = std::fs::File::open(common::data().join(STEP)).expect("there");
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect("intact");
+    let mut snapshot = Snapshot::read(&bytes).expect("a snapshot");
+    snapshot.memtrace = serde_json::json!({"allocator_conf": conf, "pytorch": release});
+    let path = folder.join("own.pickle");
+    pickle::write(&snapshot, &mut std::fs::File::create(&path).expect("made")).expect("written");
+    path.to_str().expect("text").to_owned()
+}
+
+#[test]
+fn tune_changes_nothing_that_it_can_t_compare() {
+    let folder = tempfile::tempdir().expect("made");
+    for (conf, why) in [
+        ("backend:cudaMallocAsync", "backend:cudaMallocAsync can't be replayed"),
+        ("a_key_of_tomorrow:1", "Unrecognized key 'a_key_of_tomorrow'"),
+    ] {
+        let own = with_settings(folder.path(), conf, Some("2.15.0"));
+        for args in [&["tune", &own][..], &["tune", "--json", &own]] {
+            let done = output(args);
+            let (said, told) = (text(&done.stdout), text(&done.stderr));
+            assert_eq!((done.status.code(), &*said), (Some(2), ""), "{told}");
+            assert!(told.contains(why) && told.contains(conf), "{told}");
+        }
+    }
+}
+
+#[test]
+fn tune_exports_what_every_release_reads() {
+    let folder = tempfile::tempdir().expect("made");
+    let own = "pinned_num_register_threads:2,roundup_power2_divisions:[64:8,>:1]";
+    let file = with_settings(folder.path(), own, None);
+    let said = text(&output(&["tune", &file]).stdout);
+    let is_command = |l: &&str| l.starts_with("export") || l.starts_with("unset");
+    let found: Vec<&str> = said.lines().filter(is_command).collect();
+    assert_eq!(found.len(), 2, "{said}");
+    assert_eq!(found[0], "unset PYTORCH_HIP_ALLOC_CONF PYTORCH_ALLOC_CONF");
+    let conf = found[1].strip_prefix("export PYTORCH_CUDA_ALLOC_CONF=").expect("by this name");
+    assert!(conf.contains("pinned_num_register_threads:2"), "{conf}");
+    // Which release it is, isn't known here.
+    assert!(!conf.contains("large_segment_size_mb"), "{conf}");
 }
 
 #[test]

@@ -1,10 +1,15 @@
-//! The `allocator_settings` of a snapshot, from the variable that the user set.
+//! The `allocator_settings` of a snapshot, from the variable that the user set; words changed and put together.
 //!
 //! PyTorch lists every setting with its value in force. Memtrace stands outside and reads the same variable
 //! with the same grammar (`key:value,…`), so the list is the one PyTorch would give for a configuration that
 //! it accepts. A configuration that it rejects never gets as far as a snapshot.
 
 use serde_json::{Map, Value, json};
+
+/// PyTorch's variable, by its names in the order in which it looks at them. Set to nothing is set. The first one is the name that every
+/// release reads; 2.6 reads no other.
+pub const NAMES: [&str; 3] =
+    ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
 /// Upper bounds of the size classes that can have rounding divisions, MiB.
 const INTERVALS: u32 = 16;
@@ -13,11 +18,11 @@ const MIB: i64 = 1 << 20;
 /// The settings that `raw` (the value of `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`) stands for, in the
 /// order and with the defaults of PyTorch 2.15.
 pub fn from_conf(raw: &str) -> Value {
-    let mut divisions = [0_u64; INTERVALS as usize];
+    let mut by_size = [0; INTERVALS as usize];
     let mut found = Map::new();
     for (key, value) in pairs(raw) {
         match key {
-            "roundup_power2_divisions" => divisions = parse_divisions(value),
+            "roundup_power2_divisions" => by_size = divisions(value, false),
             "max_split_size_mb" => put(&mut found, "max_split_size", mib(value)),
             "pinned_max_round_threshold_mb" => put(&mut found, "max_round_threshold", mib(value)),
             "pinned_max_cached_size_mb" => put(&mut found, "max_cached_size", mib(value)),
@@ -36,7 +41,7 @@ pub fn from_conf(raw: &str) -> Value {
         }
     }
     let by_interval: Map<String, Value> =
-        (0..INTERVALS).map(|i| ((1_u32 << i).to_string(), divisions[i as usize].into())).collect();
+        (0..INTERVALS).map(|i| ((1_u32 << i).to_string(), by_size[i as usize].into())).collect();
     let mut settings = json!({
         "PYTORCH_CUDA_ALLOC_CONF": raw,
         "max_split_size": -1,
@@ -69,6 +74,56 @@ pub fn after(now: &str, text: &str) -> String {
     all.join(",")
 }
 
+/// `now` with what `text` says in place of what it said of the same keys.
+pub fn with(now: &str, text: &str) -> String {
+    let keys: Vec<&str> = pairs(text).map(|(key, _)| key).collect();
+    let kept = without(now, &keys);
+    if kept.is_empty() || text.is_empty() { kept + text } else { format!("{kept},{text}") }
+}
+
+/// `now` without these keys.
+pub fn without(now: &str, keys: &[&str]) -> String {
+    let kept = pairs(now).filter(|(key, _)| !keys.contains(key));
+    kept.map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join(",")
+}
+
+/// What a release (`2.6.0+cu124`) has read of `conf`, which stood in `variable`, and what that means in words that are the same to every
+/// release.
+pub fn read_by<'a>(release: &str, variable: &str, conf: &'a str) -> (&'a str, String) {
+    let mut parts = release.split('.').map_while(|part| part.parse::<u64>().ok());
+    let is_old = parts.next() == Some(2) && parts.next().is_some_and(|minor| minor <= 6);
+    match (is_old, variable == NAMES[0]) {
+        (false, _) => (conf, conf.to_owned()),
+        (true, false) => ("", String::new()),
+        (true, true) => (conf, from_2_6(conf)),
+    }
+}
+
+/// Words for PyTorch 2.6 in words that mean the same to every release: there `>` stands for the last size named, too, and later only
+/// for those above it.
+pub fn from_2_6(text: &str) -> String {
+    const KEY: &str = "roundup_power2_divisions";
+    let is_list = |(key, value): &(&str, &str)| *key == KEY && value.contains('>');
+    let mut words = text.to_owned();
+    for (_, value) in pairs(text).filter(is_list) {
+        words = words.replace(value, &list(&divisions(value, true)));
+    }
+    words
+}
+
+/// Divisions as a list, or as one number, that every release reads in the same way.
+fn list(divisions: &Divisions) -> String {
+    let run = |of: &mut dyn Iterator<Item = &u64>, n| of.take_while(|d| **d == n).count();
+    let (first, last) = (divisions[0], divisions[divisions.len() - 1]);
+    let below = run(&mut divisions.iter(), first);
+    if below == divisions.len() {
+        return first.to_string();
+    }
+    let above = divisions.len() - run(&mut divisions.iter().rev(), last);
+    let named = (below - 1..=above).map(|i| format!("{}:{}", 1_u32 << i, divisions[i]));
+    format!("[{},>:{last}]", named.collect::<Vec<_>>().join(","))
+}
+
 fn put(map: &mut Map<String, Value>, key: &str, value: Option<impl Into<Value>>) {
     if let Some(value) = value {
         map.insert(key.to_owned(), value.into());
@@ -80,7 +135,7 @@ fn mib(value: &str) -> Option<i64> {
 }
 
 /// Splits at commas outside brackets, then at the first colon.
-fn pairs(raw: &str) -> impl Iterator<Item = (&str, &str)> {
+pub fn pairs(raw: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut depth = 0_i32;
     raw.split(move |c| {
         match c {
@@ -94,15 +149,18 @@ fn pairs(raw: &str) -> impl Iterator<Item = (&str, &str)> {
     .map(|(k, v)| (k.trim(), v.trim()))
 }
 
+/// By size class.
+type Divisions = [u64; INTERVALS as usize];
+
 /// One number for all intervals, or `[MiB:n,…,>:n]`: the first entry also fills the intervals below it, `>`
-/// those above the last one named; what nobody named is 0.
-fn parse_divisions(value: &str) -> [u64; INTERVALS as usize] {
+/// those above the last one named (with `and_last`, as in 2.6, that one, too); what nobody named is 0.
+fn divisions(value: &str, and_last: bool) -> Divisions {
     let mut out = [0; INTERVALS as usize];
     let Some(list) = value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
         return [value.parse().unwrap_or(0); INTERVALS as usize];
     };
     // `>` before any size leaves the smallest class alone, and the first size named fills what is below it.
-    let (mut first, mut next) = (true, 1);
+    let (mut first, mut next) = (true, usize::from(!and_last));
     for (bound, n) in pairs(list) {
         let n: u64 = n.parse().unwrap_or(0);
         if bound == ">" {
@@ -115,7 +173,7 @@ fn parse_divisions(value: &str) -> [u64; INTERVALS as usize] {
             out[..at].fill(n);
         }
         out[at] = n;
-        (first, next) = (false, at + 1);
+        (first, next) = (false, at + usize::from(!and_last));
     }
     out
 }
@@ -188,6 +246,56 @@ mod tests {
     }
 
     #[test]
+    fn what_a_release_has_read() {
+        let conf = "roundup_power2_divisions:[256:1,>:4]";
+        let meant = "roundup_power2_divisions:[128:1,256:4,>:4]";
+        let [first, .., last] = NAMES;
+        for (release, variable, read, means) in [
+            ("2.6.0+cu124", first, conf, meant),
+            ("2.6.0+cu124", last, "", ""),
+            ("2.11.0", last, conf, conf),
+            ("", last, conf, conf),
+        ] {
+            assert_eq!(read_by(release, variable, conf), (read, means.to_owned()), "{release}");
+        }
+    }
+
+    #[test]
+    fn what_is_changed_stands_in_place_of_what_was_said() {
+        let own =
+            "max_split_size_mb:64, per_process_memory_fraction:0.5,pinned_num_register_threads:2";
+        assert_eq!(
+            with(own, "max_split_size_mb:128,expandable_segments:True"),
+            "per_process_memory_fraction:0.5,pinned_num_register_threads:2,max_split_size_mb:128,expandable_segments:True"
+        );
+        assert_eq!(with("", "expandable_segments:True"), "expandable_segments:True");
+        assert_eq!(with("max_split_size_mb:64", ""), "max_split_size_mb:64");
+        assert_eq!(without("max_split_size_mb:64", &["max_split_size_mb"]), "");
+    }
+
+    /// The right sides are what PyTorch 2.6 was seen to list for the left ones.
+    #[test]
+    fn lists_of_2_6_mean_the_same_to_later_releases() {
+        for (words, named) in [
+            ("[256:1,512:2,>:4]", "[256:1,512:4,>:4]"),
+            ("[256:1,512:2,1024:4,>:8]", "[256:1,512:2,1024:8,>:8]"),
+            ("[>:4]", "4"),
+            ("[1:2,>:4]", "4"),
+            ("[512:2,256:1,>:4]", "[128:2,256:4,>:4]"),
+            ("[256:0,>:4]", "[128:0,256:4,>:4]"),
+            ("[32768:2,>:4]", "[16384:2,32768:4,>:4]"),
+            ("[64:8]", "[64:8]"),
+            ("4", "4"),
+        ] {
+            let of = |value: &str| format!("max_split_size_mb:64,roundup_power2_divisions:{value}");
+            let later = from_2_6(&of(words));
+            assert_eq!(later, of(named));
+            assert_eq!(divisions(named, true), divisions(named, false), "{named}");
+            assert_eq!(divisions(words, true), divisions(named, false), "{words}");
+        }
+    }
+
+    #[test]
     fn garbage_is_no_reason_to_panic() {
         for raw in [
             ":",
@@ -199,6 +307,7 @@ mod tests {
             "max_split_size_mb:9e9",
         ] {
             assert_eq!(from_conf(raw)["PYTORCH_CUDA_ALLOC_CONF"], raw);
+            let _ = (from_2_6(raw), with(raw, raw), without(raw, &[raw]));
         }
     }
 }

@@ -19,6 +19,7 @@ mod lines;
 pub mod made;
 mod names;
 mod owner;
+mod release;
 mod snapshot;
 #[cfg(feature = "dwarf")]
 pub mod source;

@@ -25,6 +25,7 @@ use memtrace_format::whose::{NO_FILE, Places};
 
 use crate::file;
 use crate::lines::line;
+use crate::release;
 use crate::symbols::names_at;
 
 /// How Python frames stand among native ones.
@@ -144,6 +145,11 @@ impl<W: Words> Namer<W> {
     /// Where the process has its Python, by the libraries that it has loaded.
     pub fn places(&self) -> Places {
         Places::of_libraries(self.libraries.iter().map(|m| &*m.path))
+    }
+
+    /// The release of PyTorch that the process runs, if it runs one and says so.
+    pub fn pytorch(&self) -> Option<String> {
+        release::of_libraries(self.libraries.iter().map(|m| &*m.path))
     }
 
     /// The path of the library that had this address, the last if there were several.

@@ -48,12 +48,19 @@ pub fn snapshot<B: Bytes>(
     let labels = file.part(Region::Labels)?;
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch).with_labels(labels);
     write(&mut recording, moment, &mut namer, &api, target, &mut |snapshot, counts, namer| {
-        let conf = about["allocator_conf"].as_str().unwrap_or_default();
-        snapshot.allocator_settings = settings::from_conf(conf);
+        let release = namer.pytorch();
+        let word = |key: &str| about[key].as_str().unwrap_or_default();
+        let (conf, variable) = (word("allocator_conf"), word("allocator_variable"));
+        let (conf, meant) =
+            settings::read_by(release.as_deref().unwrap_or_default(), variable, conf);
+        snapshot.allocator_settings = settings::from_conf(&meant);
+        snapshot.allocator_settings[settings::NAMES[0]] = conf.into();
         let known = std::mem::take(&mut snapshot.memtrace);
         let mut said = said(file, &about, reason, written_us, nodes, words, refused);
         said["libraries"] = namer.build_ids();
         said["python"] = namer.places().to_json();
+        said["pytorch"] = release.into();
+        said["allocator_conf"] = meant.into();
         said["doors"] = doors(&used, &api, namer);
         said["cost"] = cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS));
         said["counters"] = counters(file, counts, &known["counters"]);

@@ -178,6 +178,7 @@ pub fn carry_over(known: &Value, about: &mut Value) {
         "reconcile",
         "entered",
         "out_of_memory",
+        "refused_by_driver",
         "warnings",
         "deferred_frees",
         "labels",

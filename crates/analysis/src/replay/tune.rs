@@ -1,15 +1,19 @@
 //! Settings, tried one after another.
 //!
-//! Each candidate is one line that somebody could export. They are judged by the smallest card on which the program
+//! Each candidate is one line that somebody could export: the one that they have, with something changed. They are judged by the smallest card on which the program
 //! runs to its end; where that is equal to a hundredth by what they reserve on the card in question, which is lost to
 //! everybody else, and then by how often the driver is called. Two lines that say the same are one.
 
+use std::collections::HashSet;
+
 use memtrace_caching::Settings;
+use memtrace_format::settings::{pairs, with, without};
 use serde::Serialize;
 
 use super::requests::Requests;
 use super::run::{Card, Outcome, run, smallest_capacity};
 use super::settings;
+use crate::conf::{Release, since};
 
 const MIB: u64 = 1 << 20;
 
@@ -39,14 +43,46 @@ fn sort(tried: &mut [Tried]) {
     tried.sort_by_key(|t| rank(t, least));
 }
 
-/// The lines that are worth trying for these requests.
-pub fn candidates(requests: &Requests) -> Vec<String> {
+/// Keys that are tried with other values. What else somebody has set is theirs: limits, page-locked memory, collection.
+const TRIED: [&str; 4] = [
+    "expandable_segments",
+    "max_split_size_mb",
+    "large_segment_size_mb",
+    "roundup_power2_divisions",
+];
+
+/// The lines that are worth trying for these requests: those of `own` with something changed, each of them whole. A release that
+/// is known gets only keys that it knows.
+pub fn candidates(requests: &Requests, own: &str, release: Option<Release>) -> Vec<String> {
+    let read = |line: &str| settings(line).ok().map(|parsed| parsed.settings);
+    let mut lines = Vec::new();
+    if read(&without(own, &[])) == read(own) {
+        let bare = without(own, &TRIED);
+        lines.extend(TRIED.iter().map(|key| without(own, &[key])));
+        lines.push(bare.clone());
+        let both = |change: String| [with(own, &change), with(&bare, &change)];
+        lines.extend(changes(requests).into_iter().flat_map(both));
+    } else {
+        // Punctuated in a way of its own, which PyTorch takes: all of it stays.
+        lines.extend(changes(requests).iter().map(|change| format!("{own},{change}")));
+    }
+    // Two that are fine alone may not go together (`max_split_size_mb` below a large segment's size).
+    let is_fine = |line: &String| {
+        read(line).is_some() && release.is_none_or(|release| since(line) <= Some(release))
+    };
+    lines.retain(is_fine);
+    let mut seen = HashSet::new();
+    lines.retain(|line| seen.insert(line.clone()));
+    lines
+}
+
+fn changes(requests: &Requests) -> Vec<String> {
     let large = requests.before.iter().chain(&requests.during).filter_map(|r| match r.what {
         super::requests::What::Alloc { size, .. } if size >= 20 * MIB => Some(size),
         _ => None,
     });
     let largest = large.max().unwrap_or(0);
-    let mut lines = vec![String::new(), "expandable_segments:True".to_owned()];
+    let mut lines = vec!["expandable_segments:True".to_owned()];
     for mb in [32, 64, 128, 256, 512, 1024] {
         if largest >= mb * MIB {
             lines.push(format!("max_split_size_mb:{mb}"));
@@ -63,11 +99,16 @@ pub fn candidates(requests: &Requests) -> Vec<String> {
     lines
 }
 
-/// Tries `lines`, and the best of them together; the best comes first.
-pub fn tune(requests: &Requests, lines: &[String], card: Card) -> Vec<Tried> {
+/// What a line says that `own` doesn't, if that is one thing.
+fn change<'a>(line: &'a str, own: &str) -> Option<(&'a str, &'a str)> {
+    let mut new = pairs(line).filter(|pair| pairs(own).all(|old| old != *pair));
+    new.next().filter(|_| new.next().is_none())
+}
+
+/// Tries `lines`, and the best changes of `own` together; the best comes first.
+pub fn tune(requests: &Requests, own: &str, lines: &[String], card: Card) -> Vec<Tried> {
     let mut known: Vec<Settings> = Vec::new();
     let mut attempt = |line: &str| {
-        // Two that are fine alone may not go together (`max_split_size_mb` below a large segment's size).
         let settings = settings(line).ok()?.settings;
         if known.contains(&settings) {
             return None;
@@ -79,14 +120,15 @@ pub fn tune(requests: &Requests, lines: &[String], card: Card) -> Vec<Tried> {
     let mut tried: Vec<Tried> = lines.iter().filter_map(|line| attempt(line)).collect();
     sort(&mut tried);
     // What helps alone may help more together.
-    let single = |t: &&Tried| !t.conf.is_empty() && !t.conf.contains(',');
-    let best: Vec<String> = tried.iter().filter(single).take(3).map(|t| t.conf.clone()).collect();
+    let singles = tried.iter().filter(|t| change(&t.conf, own).is_some());
+    let best: Vec<String> = singles.take(3).map(|t| t.conf.clone()).collect();
     for (i, a) in best.iter().enumerate() {
         for b in &best[i + 1..] {
-            let key = |line: &str| line.split(':').next().unwrap_or("").to_owned();
-            let both = format!("{a},{b}");
-            if key(a) != key(b) {
-                tried.extend(attempt(&both));
+            let (Some((of_a, _)), Some((of_b, value))) = (change(a, own), change(b, own)) else {
+                continue;
+            };
+            if of_a != of_b {
+                tried.extend(attempt(&with(a, &format!("{of_b}:{value}"))));
             }
         }
     }

@@ -84,7 +84,7 @@ pub(super) fn warning(pinned: &Pinned, snapshot: &Snapshot) -> Option<String> {
     let what = if is_set {
         ""
     } else {
-        ". From 2.13 on, pinned_max_round_threshold_mb in PYTORCH_ALLOC_CONF says above which size it doesn't"
+        ". From 2.13 on, pinned_max_round_threshold_mb in PYTORCH_CUDA_ALLOC_CONF says above which size it doesn't"
     };
     Some(format!(
         "page-locked memory: PyTorch held {} bytes for {} that were asked for, because it rounds requests up to powers of \

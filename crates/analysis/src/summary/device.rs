@@ -7,9 +7,10 @@ use memtrace_format::snapshot::{Action, BlockState, Segment, Snapshot, StackIx, 
 use super::{
     Amount, By, CodeLine, Device, Driver, Fragmentation, Oom, Peak, Segments, SiteUse, capacity,
 };
+use crate::conf::Known;
+use crate::ends;
 use crate::history::{Beginning, Change, Forward, Live, driver_call, rewind};
 use crate::sites::{Lines, Site};
-use crate::{conf, ends};
 
 /// PyTorch rounds every request up to a multiple of this, at least.
 const ROUNDING: u64 = 512;
@@ -154,7 +155,7 @@ impl Peak {
 impl Oom {
     /// The failure that an entry of a device's tells of.
     fn new(
-        snapshot: &Snapshot,
+        known: &Known,
         (device, told): (usize, &TraceEntry),
         totals: &Totals,
         (entry, after_us, site): (usize, Option<i64>, String),
@@ -163,7 +164,7 @@ impl Oom {
         let outside = if call.is_some() { totals.driver } else { 0 };
         let limit = match call {
             Some(_) => None,
-            None => conf::limit(snapshot, device as i64, (told.size, told.addr, told.time_us)),
+            None => known.limit(device as i64, (told.size, told.addr, told.time_us)),
         };
         Oom {
             entry,
@@ -181,7 +182,11 @@ impl Oom {
 }
 
 /// Answers for one device.
-pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) -> Device {
+pub(super) fn device(
+    (snapshot, known): (&Snapshot, &Known),
+    number: usize,
+    sites: &mut Sites<'_>,
+) -> Device {
     let mut contradictions = 0;
     let beginning = rewind(snapshot, number, &mut |_, _| contradictions += 1);
     let trace = snapshot.device_traces.get(number).map_or(&[][..], Vec::as_slice);
@@ -225,7 +230,7 @@ pub(super) fn device(snapshot: &Snapshot, number: usize, sites: &mut Sites<'_>) 
     for (i, entry) in trace.iter().enumerate() {
         if entry.action == Action::Oom {
             let at = (i, after(entry), sites.of(entry.frames).0.to_string());
-            out.ooms.push(Oom::new(snapshot, (number, entry), &totals, at));
+            out.ooms.push(Oom::new(known, (number, entry), &totals, at));
         }
         let call = driver_call(entry);
         if let (Some(call), Action::Alloc) = (call, &entry.action) {

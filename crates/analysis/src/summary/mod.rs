@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use memtrace_format::snapshot::{Action, BlockState, Snapshot, TraceEntry, Value};
 use serde::Serialize;
 
+use crate::conf::Known;
 use crate::ends::ProcessEnd;
 use crate::oom::size;
 use device::Sites;
@@ -290,9 +291,9 @@ pub fn summary_by(snapshot: &Snapshot, by: By) -> Summary {
     let mut numbers: Vec<usize> = used.chain(traced).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    let mut sites = Sites::new(snapshot, by);
+    let (known, mut sites) = (Known::of(snapshot), Sites::new(snapshot, by));
     let devices: Vec<Device> =
-        numbers.into_iter().map(|d| device::device(snapshot, d, &mut sites)).collect();
+        numbers.into_iter().map(|d| device::device((snapshot, &known), d, &mut sites)).collect();
     Summary {
         estimate: estimate(snapshot),
         recorded_by: Some(&snapshot.memtrace).filter(|m| m.is_object()).cloned(),

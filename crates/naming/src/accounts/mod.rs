@@ -22,7 +22,7 @@ mod host;
 mod waits;
 mod warnings;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use memtrace_format::event::{
@@ -79,8 +79,10 @@ pub(crate) struct Accounts {
     oom: Option<Event>,
     /// The driver refused what that request came to; otherwise nobody knows, or PyTorch did.
     oom_by_driver: bool,
-    /// The thread whose last request for a segment the driver refused.
-    refused: Option<u32>,
+    /// All of PyTorch's failures that it refused: device and time.
+    by_driver: Vec<(i8, u64)>,
+    /// Threads whose last request for a segment it refused.
+    refused: HashSet<u32>,
     /// The history has lost its beginning.
     cut: bool,
 }
@@ -114,11 +116,16 @@ impl Accounts {
             match event.kind {
                 Kind::Oom => self.failed(event, namer),
                 Kind::SegmentAlloc | Kind::SegmentMap => {
-                    let failed = event.flags & FLAG_FAILED != 0;
-                    self.refused = failed.then_some(event.thread);
+                    if event.flags & FLAG_FAILED != 0 {
+                        self.refused.insert(event.thread);
+                    } else {
+                        self.refused.remove(&event.thread);
+                    }
                 }
                 Kind::Alloc => {
-                    self.refused = self.refused.filter(|thread| *thread != event.thread);
+                    if !self.refused.is_empty() {
+                        self.refused.remove(&event.thread);
+                    }
                     self.devices.entry(event.device).or_default().growth.tick();
                 }
                 _ => {}
@@ -186,12 +193,14 @@ impl Accounts {
     /// A request failed for want of memory.
     fn failed<W: Words>(&mut self, event: &Event, namer: &mut Namer<W>) {
         self.oom = Some(*event);
-        self.oom_by_driver = event.kind != Kind::Oom || self.refused == Some(event.thread);
-        self.refused = None;
+        let framework = event.kind == Kind::Oom;
+        self.oom_by_driver = !framework || self.refused.remove(&event.thread);
+        if framework && self.oom_by_driver {
+            self.by_driver.push((event.device, event.time_ns / 1000));
+        }
         if event.layer == Layer::Host {
             return;
         }
-        let framework = event.kind == Kind::Oom;
         let by = if framework { None } else { namer.owner(event.stack) };
         let by = by.map(|name| self.number(&name));
         let free = free_then(event);
@@ -255,6 +264,7 @@ impl Accounts {
         about["warnings"] = self.warnings(api, namer).into();
         if let Some(oom) = &self.oom {
             about["out_of_memory"] = told(oom, self.oom_by_driver, api, namer);
+            about["refused_by_driver"] = json!(self.by_driver);
         }
     }
 
