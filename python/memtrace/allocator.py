@@ -110,7 +110,7 @@ def _check(torch: Any) -> None:
 
 
 def _is_2_6(torch: Any) -> bool:
-    """PyTorch 2.6 reads the first name of a variable alone."""
+    """PyTorch 2.6 reads one name of the variable for settings, and turns caching off for any value."""
     return not hasattr(torch._C, "_accelerator_setAllocatorSettings")
 
 
@@ -122,9 +122,7 @@ def _conf(torch: Any) -> tuple[str, str]:
 
 def _turned_off(torch: Any) -> list[str]:
     """The variables that turn caching off: 2.6 takes any value for that, later releases 1 alone."""
-    if _is_2_6(torch):
-        return [name for name in _NO_CACHING[:1] if name in os.environ]
-    return [name for name in _NO_CACHING if os.environ.get(name) == "1"]
+    return [name for name in _NO_CACHING if name in os.environ and (_is_2_6(torch) or os.environ[name] == "1")]
 
 
 def _tell(library: ctypes.CDLL, name: str, value: str | None, allowed: tuple[str, ...] | None) -> None:

@@ -279,6 +279,10 @@ def test_what_is_set(tmp_path):
     notes = [c["text"] for c in doctor(env=env)["checks"] if c["about"] == "settings"]
     assert "PyTorch 2.6 turns its allocator off for any value" in notes[0] and "kept in" in notes[1]
     assert "doesn't read it, because PYTORCH_CUDA_ALLOC_CONF is set" in notes[2]
+    # By HIP's name, too, also in PyTorch for CUDA.
+    for value, said in [("1", "allocator is off"), ("0", "PyTorch 2.6 turns its allocator off for any value")]:
+        [note] = [c["text"] for c in doctor(env={"PYTORCH_NO_HIP_MEMORY_CACHING": value})["checks"] if c["about"] == "settings"]
+        assert said in note
     ((about, text),) = wrong(doctor(env={"LD_PRELOAD": "/no/such/lib.so"}, code=1))[-1:]
     assert (about, "take it out" in text) == ("LD_PRELOAD", True)
 

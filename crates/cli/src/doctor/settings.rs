@@ -40,7 +40,7 @@ pub(super) fn settings() -> Vec<Check> {
     let mut note = |text: String| found.push(Check::new(Level::Note, "settings", text));
     for name in ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"] {
         if let Some(value) = set(name) {
-            note(format!("{name}={value}: {}", caching_is_off(name, &value)));
+            note(format!("{name}={value}: {}", caching_is_off(&value)));
         }
     }
     if let Some(value) = set("CUDA_INJECTION64_PATH").filter(|v| !v.is_empty()) {
@@ -71,18 +71,11 @@ pub(super) fn settings() -> Vec<Check> {
 /// PyTorch's variable by its names. The first one that is set is read, also if it is empty (seen in 2.11 and 2.15).
 const CONF: [&str; 3] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// Which values turn PyTorch's allocator off: any up to 2.6, where the name with HIP means nothing to a CUDA build; later
-/// only 1, by either name (seen in 2.11 and 2.15).
-fn caching_is_off(name: &str, value: &str) -> &'static str {
-    match (name.contains("CUDA"), value) {
-        (true, "1") => "PyTorch's allocator is off, each tensor is a call of the driver's",
-        (false, "1") => {
-            "PyTorch's allocator is off, each tensor is a call of the driver's (not in PyTorch 2.6 for CUDA, which doesn't \
-             read it)"
-        }
-        (true, _) => {
-            "PyTorch 2.6 turns its allocator off for any value, also this one; 2.11 does for 1 alone. Unset it, or set it to 1"
-        }
-        (false, _) => "changes nothing; 1 would turn PyTorch's allocator off",
+/// Which values turn PyTorch's allocator off, by either name: any up to 2.6, later only 1 (seen in 2.6, 2.11 and 2.15).
+fn caching_is_off(value: &str) -> &'static str {
+    if value == "1" {
+        "PyTorch's allocator is off, each tensor is a call of the driver's"
+    } else {
+        "PyTorch 2.6 turns its allocator off for any value, also this one; 2.11 does for 1 alone. Unset it, or set it to 1"
     }
 }
