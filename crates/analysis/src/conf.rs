@@ -103,17 +103,17 @@ impl Known {
     pub fn of(snapshot: &Snapshot) -> Known {
         let own = own_conf(snapshot);
         let told = &snapshot.memtrace;
-        let list = |key: &str| told[key].as_array().into_iter().flatten();
+        let pairs = told["refused_by_driver"].as_array().into_iter().flatten();
         let pair = |p: &Value| Some((p[0].as_i64()?, p[1].as_i64()?));
-        let last = &told["out_of_memory"];
-        let last = (last["refused_by_driver"] == Value::Bool(true))
-            .then(|| Some((last["device"].as_i64()?, last["time_us"].as_i64()?)));
+        let failed = &told["out_of_memory"];
+        let is_last = failed["refused_by_driver"] == Value::Bool(true);
+        let newest = is_last.then(|| failed["device"].as_i64().zip(failed["time_us"].as_i64()));
         Known {
             settings: Settings::parse(&own).ok().map(|parsed| parsed.settings),
             own,
             is_expandable: has_expandable(snapshot),
             totals: totals(snapshot),
-            by_driver: list("refused_by_driver").filter_map(pair).chain(last.flatten()).collect(),
+            by_driver: pairs.filter_map(pair).chain(newest.flatten()).collect(),
         }
     }
 
@@ -122,7 +122,7 @@ impl Known {
     pub fn expandable_line(&self) -> Option<String> {
         let may = |s: &Settings| !s.expandable_segments && s.backend == Backend::Native;
         let may = !self.is_expandable && self.settings.as_ref().is_none_or(may);
-        let line = || quoted(&with(&self.own, "expandable_segments:True"));
+        let line = || quoted(with(&self.own, "expandable_segments:True"));
         may.then(|| format!("{}={}", NAMES[0], line()))
     }
 
