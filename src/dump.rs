@@ -290,7 +290,7 @@ fn write(
             memtrace_naming::carry_over(&known, &mut about);
             about["allocator_conf"] = conf.into();
             about["libraries"] = namer.build_ids();
-            about["python"] = namer.places().to_json();
+            about["python"] = namer.places_and_links().to_json();
             about["pytorch"] = namer.pytorch().into();
             let used = recorder.usage.read();
             about["doors"] = memtrace_naming::doors(&used, &table::name, namer);

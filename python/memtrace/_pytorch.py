@@ -50,11 +50,11 @@ class _Period:
     # Blocks that were there when it began: for those whose allocation the record has forgotten.
     before: frozenset[int] = field(default_factory=frozenset)
 
-    def seen(self, frames: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        """Of a stack, what is kept with a block."""
+    def seen(self, frames: list[dict[str, Any]] | None, native: frozenset[str]) -> list[dict[str, Any]] | None:
+        """Of a stack, what is kept with a block. `native` is what frames that aren't Python's lie in."""
         if not self.enabled or self.context is None or frames is None:
             return None
-        return frames if self.stacks == "all" else [f for f in frames if _is_python(f["filename"])]
+        return frames if self.stacks == "all" else [f for f in frames if f["filename"] not in native]
 
 
 class View:
@@ -188,7 +188,8 @@ class View:
         shown: list[list[dict[str, Any]]] = []
         if traces and self._torch.cuda.is_initialized():
             if record and now:
-                shown = [_trace(self._periods, entries) for entries in record["device_traces"]]
+                native = _native(record)
+                shown = [_trace(self._periods, entries, native) for entries in record["device_traces"]]
             shown += [[] for _ in range(self._torch.cuda.device_count() - len(shown))]
         return {
             "segments": segments,
@@ -233,15 +234,16 @@ class View:
             for e in entries
             if e["action"] in ("alloc", "segment_alloc") and not _of_the_driver(e)
         }
+        native = _native(record)
         frames: dict[int, Any] = {}
         of_segment: dict[int, Any] = {}
         for segment in record["segments"]:
             since = began.get(("segment_alloc", segment["address"]))
             period = since and _at(self._periods, since)
-            of_segment[segment["address"]] = period and period.seen(segment["frames"])
+            of_segment[segment["address"]] = period and period.seen(segment["frames"], native)
             for block in segment["blocks"]:
                 period = self._of(block["address"], began.get(("alloc", block["address"])))
-                frames[block["address"]] = period and period.seen(block["frames"])
+                frames[block["address"]] = period and period.seen(block["frames"], native)
         for segment in segments:
             if len(segment["blocks"]) == 1 and not segment["is_expandable"]:
                 segment["frames"] = of_segment.get(segment["address"]) or []
@@ -269,11 +271,14 @@ def _of_the_driver(entry: dict[str, Any]) -> bool:
     return str(entry.get("user_metadata", "")).startswith("driver: ")
 
 
-def _is_python(filename: str) -> bool:
-    return filename.endswith(".py") or filename.startswith("<")
+def _native(record: dict[str, Any]) -> frozenset[str]:
+    """What native frames lie in: libraries, what has no name, and what isn't code. A script may have any name."""
+    return frozenset(record["memtrace"]["libraries"]) | {"??", "memtrace"}
 
 
-def _trace(periods: list[_Period], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _trace(
+    periods: list[_Period], entries: list[dict[str, Any]], native: frozenset[str]
+) -> list[dict[str, Any]]:
     """A device's trace as PyTorch would show it: a ring, whose size each period may change."""
     ring: list[dict[str, Any]] = []
     oldest = 0
@@ -289,7 +294,7 @@ def _trace(periods: list[_Period], entries: list[dict[str, Any]]) -> list[dict[s
                 ring, oldest = [], 0
         if entry is None or period is None or not period.enabled or _of_the_driver(entry):
             continue
-        frames = period.seen(entry.pop("frames", None))
+        frames = period.seen(entry.pop("frames", None), native)
         if entry["action"] == "alloc":
             allocated[entry["addr"]] = frames
         elif entry["action"] in _FREES and period.context != "all":

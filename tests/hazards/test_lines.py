@@ -1,7 +1,10 @@
 """Which line, which limit, which rank: programs whose memory is easily charged to the wrong one (issue F, B7, B9, B12)."""
 
+import gzip
+import importlib.util
 import json
 import os
+import pickle
 import socket
 import sys
 import textwrap
@@ -138,6 +141,109 @@ def test_a_command_that_pip_made_is_not_the_program(run, tmp_path):
     assert modules == {("train.py", 5), ("train.py", 6), ("model.py", 7)}
     shown = support.must(support.memtrace("summary", "--by", "module-line", path)).stdout
     assert "model.py:7 forward" in shown and f"{script}:4 <module>" in shown
+
+
+def test_pytorch_by_another_path_than_its_libraries(run, tmp_path):
+    """As of a source tree behind a link: libraries have their real path, the lines of Python the one it was found by."""
+    torch = importlib.util.find_spec("torch").submodule_search_locations[0]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/torch").symlink_to(torch)
+    # As a program does that has them already.
+    paths = [f"{torch}/lib/lib{name}.so" for name in ("torch_global_deps", "torch_python")]
+    load = f"import ctypes; [ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in {paths}]\n"
+    put(tmp_path, {"train.py": load + ONE})
+    env = {"PYTHONPATH": str(tmp_path / "links")}
+    files, _ = run(sys.executable, tmp_path / "train.py", env=env, stacks="all")
+    assert lines(files[-1]) == {(str(tmp_path / "train.py"), 2, "<module>"): 4 * MIB}
+    snapshot = support.load(files[-1])
+    used = {f["filename"] for e in snapshot["device_traces"][0] for f in e["frames"]}
+    assert any(file.startswith(f"{tmp_path}/links/torch/") for file in used)
+    assert snapshot["memtrace"]["python"]["pytorch"] == [torch, f"{tmp_path}/links/torch"]
+
+
+def test_packages_beside_pytorch_are_installed(run, tmp_path):
+    """`pip install --target`: a folder that no interpreter knows, for which only PyTorch in it speaks."""
+    torch = importlib.util.find_spec("torch").submodule_search_locations[0]
+    put(tmp_path / "deps", TRAINER)
+    (tmp_path / "deps/torch").symlink_to(torch)
+    call = "import sys\nfrom acme.train import main\nsys.exit(main())\n"
+    put(tmp_path, {"train.py": call, "deps/bin/acme": call})
+    env = {"PYTHONPATH": str(tmp_path / "deps")}
+    files, _ = run(sys.executable, tmp_path / "train.py", env=env)
+    assert {(file, line) for file, line, _ in lines(files[-1])} == {(str(tmp_path / "train.py"), 3)}
+    files, _ = run(sys.executable, tmp_path / "deps/bin/acme", env=env)
+    found = {os.path.basename(file) for f in files for file, _, _ in lines(f)}
+    assert found == {"train.py", "model.py"}
+
+
+def test_a_class_in_a_text_is_the_users(run):
+    """Of `python -c`: not what `dataclasses` writes, though it is called like that."""
+    text = f"""\
+import threading, torch
+class Model:
+    def __init__(self):
+        self.x = torch.empty({MIB}, device="cuda")
+    def __call__(self):
+        self.y = torch.empty({MIB}, device="cuda")
+model = Model()
+worker = threading.Thread(target=model)
+worker.start()
+worker.join()
+print("ok")
+"""
+    files, _ = run(sys.executable, "-c", text)
+    assert lines(files[-1]) == {("<string>", 4, "__init__"): 4 * MIB, ("<string>", 6, "__call__"): 4 * MIB}
+
+
+@pytest.mark.parametrize("unknown", [-1, 2**64 - 1])
+def test_a_line_that_python_does_not_know(tmp_path, unknown):
+    """PyTorch writes −1: no verb shows a number, and whoever writes the file again writes the same."""
+    with gzip.open(support.ROOT / "tests/data/golden/basic_python_stacks.pickle.gz") as file:
+        snapshot = pickle.load(file)
+    known = {id(f): f for t in snapshot["device_traces"] for e in t for f in e["frames"]}
+    known |= {id(f): f for s in snapshot["segments"] for b in s["blocks"] for f in b["frames"]}
+    for frame in known.values():
+        frame["line"] = unknown
+    # An absolute path, as those have that are libraries; there is one of this name.
+    next(iter(known.values()))["filename"] = str(support.LIBRARY)
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    for verb in ("summary", "summary --by module-line", "report", "check", "replay", "tune", "symbolize --out b.pickle"):
+        for more in ((),) if verb.startswith("symbolize") else ((), ("--json",)):
+            done = support.must(support.memtrace(*verb.split(), *more, path, cwd=tmp_path))
+            assert str(2**64 - 1) not in done.stdout + done.stderr, (verb, done.stdout)
+    written = support.load(tmp_path / "b.pickle")
+    again = {f["line"] for t in written["device_traces"] for e in t for f in e["frames"]}
+    assert again == {-1}
+    summary = json.loads(support.must(support.memtrace("summary", "--json", path)).stdout)
+    sites = summary["devices"][0]["at_peak"]
+    assert {s["line"] for s in sites} == {None} and not any(":-1" in s["site"] for s in sites)
+    (tmp_path / "a.json").write_text(json.dumps(snapshot))
+    support.must(support.memtrace("symbolize", "a.json", "--out", "c.json", cwd=tmp_path))
+    text = (tmp_path / "c.json").read_text()
+    assert '-1' in text and str(2**64 - 1) not in text
+
+
+def test_a_history_of_python_has_scripts_of_any_name(tmp_path):
+    """Under `memtrace.install()`, where the program asks for frames of Python alone."""
+    put(
+        tmp_path,
+        {
+            "bin/train": """\
+            import memtrace, torch
+            memtrace.install(stacks="all")
+            torch.cuda.memory._record_memory_history("all", context="all", stacks="python")
+            x = torch.empty(1 << 20, device="cuda")
+            [entry] = [e for e in torch.cuda.memory._snapshot()["device_traces"][0] if e["action"] == "alloc"]
+            print([(f["name"], f["line"]) for f in entry["frames"]])
+            """
+        },
+    )
+    env = {"PYTHONPATH": str(support.ROOT / "python"), "MEMTRACE_LIBRARY": str(support.LIBRARY)}
+    env["MEMTRACE_OUT"] = str(tmp_path / "out")
+    command = ("run", "--virtual", "h100", "--record", "off", "--out", tmp_path / "out", "--")
+    done = support.must(support.memtrace(*command, sys.executable, tmp_path / "bin/train", env=env))
+    assert done.stdout.splitlines()[-1] == "[('<module>', 4)]"
 
 
 def test_what_torch_compile_writes_is_no_line(run, tmp_path):

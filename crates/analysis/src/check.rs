@@ -10,7 +10,7 @@ use std::fmt;
 
 use memtrace_format::pickle::Facts;
 use memtrace_format::snapshot::{
-    Action, Block, BlockState, Other, Place, Segment, Snapshot, TraceEntry,
+    Action, Block, BlockState, NO_LINE, Other, Place, Segment, Snapshot, TraceEntry,
 };
 use memtrace_format::{Part, ReadError};
 
@@ -366,7 +366,7 @@ impl Findings {
     }
 
     fn frames(&mut self, snapshot: &Snapshot) {
-        for frame in &snapshot.frames {
+        for frame in snapshot.frames.iter().filter(|f| f.line != NO_LINE) {
             self.fits(
                 || format!("line of the frame {} in {:?}", frame.name, frame.filename),
                 frame.line,

@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use memtrace_format::snapshot::{Frame, Snapshot, StackIx, Tables, Value};
+use memtrace_format::snapshot::{Frame, NO_LINE, Snapshot, StackIx, Tables, Value};
 use memtrace_format::whose::{Places, Whose, file_name};
 
 /// A line of code that memory is charged to.
@@ -49,14 +49,20 @@ impl fmt::Display for Site {
                 f.write_str(&short(name))?;
                 if library.contains(".so") { write!(f, " ({library})") } else { Ok(()) }
             }
-            Site::Line { filename, line, name } if filename.is_empty() => {
-                write!(f, "(no file):{line} {name}")
+            Site::Line { filename, line, name } => {
+                f.write_str(if filename.is_empty() { "(no file)" } else { filename })?;
+                known(*line).map_or(Ok(()), |line| write!(f, ":{line}"))?;
+                write!(f, " {name}")
             }
-            Site::Line { filename, line, name } => write!(f, "{filename}:{line} {name}"),
             Site::NoStack => f.write_str("(no stack was recorded)"),
             Site::BeforeHistory => f.write_str("(allocated before the history begins)"),
         }
     }
+}
+
+/// The number of a line of Python; the first is 1.
+pub(crate) fn known(line: u64) -> Option<u64> {
+    Some(line).filter(|line| ![0, NO_LINE].contains(line))
 }
 
 /// Which lines a snapshot's stacks are about.
@@ -71,7 +77,7 @@ impl Lines {
 
     /// The same where frames and stacks are kept apart from the snapshot.
     pub fn told(about: &Value, tables: Tables<'_>) -> Lines {
-        Lines(Places::told(about, tables.frames))
+        Lines(Places::told(about, tables))
     }
 
     /// The line of a stack; `None` is a block or entry without one.
@@ -210,6 +216,15 @@ mod tests {
         assert_eq!(told(&stack), "/home/user/train.py:12 train");
         assert_eq!(told(&[package, ("<module>", "<stdin>", 1)]), "<stdin>:1 <module>");
         assert_eq!(told(&[ALLOCATOR[0], package, standard]), format!("{}:125 forward", package.1));
+    }
+
+    #[test]
+    fn a_line_that_is_not_known_has_no_number() {
+        for line in [0, NO_LINE] {
+            assert_eq!(told(&[("main", "/home/me/a.py", line)]), "/home/me/a.py main");
+            assert_eq!(told(&[("main", "/home/me/bin/a", NO_LINE)]), "/home/me/bin/a main");
+            assert_eq!(told(&[("<module>", "", line)]), "(no file) <module>");
+        }
     }
 
     #[test]

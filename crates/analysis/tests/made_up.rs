@@ -207,8 +207,8 @@ fn damage_to_segments_is_named() {
         "host_segments[0].device: 0, not -1",
     );
     damaged(
-        |s| s.frames[0].line = u64::MAX,
-        "line of the frame main in \"/home/user/a.py\": 18446744073709551615 is 2^63",
+        |s| s.frames[0].line = 1 << 63,
+        "line of the frame main in \"/home/user/a.py\": 9223372036854775808 is 2^63",
     );
 }
 

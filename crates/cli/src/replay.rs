@@ -1,13 +1,13 @@
 //! `memtrace replay`: the recorded requests again, under other settings and on other cards.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use memtrace_analysis::replay::exact::{Exact, exact};
 use memtrace_analysis::replay::picture::picture;
 use memtrace_analysis::replay::requests::{Requests, requests};
 use memtrace_analysis::replay::run::{Card, Oom, Outcome, smallest_capacity};
 use memtrace_analysis::replay::{self};
+use memtrace_analysis::sites::Lines;
 use memtrace_format::screen::Page;
 use memtrace_format::snapshot::Snapshot;
 use serde_json::{Value, json};
@@ -261,15 +261,9 @@ fn oom_text(oom: &Oom, recorded: &Recorded<'_>, device: usize) -> String {
         Some(_) => format!("at entry {}", count(u64::from(oom.entry))),
         None => "before the trace begins".to_owned(),
     };
-    let frames = entry.and_then(|e| e.frames).map(|s| &recorded.snapshot.stacks[s as usize]);
-    let python = |ix: &&u32| {
-        let file = Path::new(&recorded.snapshot.frames[**ix as usize].filename);
-        file.extension().is_some_and(|e| e == "py")
-    };
-    let frame = frames.and_then(|stack| stack.iter().find(python).or(stack.first()));
-    let frame = frame.map(|ix| &recorded.snapshot.frames[*ix as usize]);
-    let line =
-        frame.map_or_else(String::new, |f| format!(", {}:{} {}", f.filename, f.line, f.name));
+    let stack = entry.and_then(|e| e.frames);
+    let site = |stack| Lines::new(recorded.snapshot).site(recorded.snapshot.tables(), Some(stack));
+    let line = stack.map_or_else(String::new, |s| format!(", {}", site(s)));
     format!(
         "out of memory {place}{line}: {} wanted, {} free on the card, {} reserved, {} of it allocated",
         size(oom.segment),

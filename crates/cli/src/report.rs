@@ -301,7 +301,8 @@ impl Told {
 pub(crate) fn modules(sites: &[SiteUse]) -> Vec<String> {
     let name = |s: &SiteUse| {
         let m = s.module.as_ref()?;
-        Some(shown(&format!("{}:{} {}", file_name(&m.file), m.line, m.function)).into_owned())
+        let line = m.line.map_or_else(String::new, |line| format!(":{line}"));
+        Some(shown(&format!("{}{line} {}", file_name(&m.file), m.function)).into_owned())
     };
     let any = sites.iter().any(|s| s.module.is_some());
     let none = if any { "-" } else { "" };

@@ -14,8 +14,8 @@ use std::io;
 
 use crate::replay;
 use crate::snapshot::{
-    Action, Block, BlockState, Frame, FrameIx, Other, Place, PoolId, Segment, Snapshot, StackIx,
-    Tables, TraceEntry, Value,
+    Action, Block, BlockState, Frame, FrameIx, NO_LINE, Other, Place, PoolId, Segment, Snapshot,
+    StackIx, Tables, TraceEntry, Value,
 };
 use crate::words::Word;
 
@@ -288,7 +288,11 @@ impl<E: Encoder> Writer<'_, '_, E> {
         self.out.text(name)?;
         self.out.key(Word::Filename)?;
         self.out.text(filename)?;
-        self.int(Word::Line, *line)?;
+        if *line == NO_LINE {
+            self.signed(Word::Line, -1)?;
+        } else {
+            self.int(Word::Line, *line)?;
+        }
         self.other(Place::Frame(ix))?;
         self.out.end_dict()
     }

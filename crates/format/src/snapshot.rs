@@ -23,9 +23,12 @@ pub struct Frame {
     pub name: String,
     /// Source file, or the library where only that is known.
     pub filename: String,
-    /// Line number, or the byte offset in the library.
+    /// Line number, or the byte offset in the library. [`NO_LINE`] where Python doesn't know it.
     pub line: u64,
 }
+
+/// A line that Python doesn't know. PyTorch writes −1 for it.
+pub const NO_LINE: u64 = u64::MAX;
 
 /// (0, n) for a user's pool, (n, 0) for a graph capture's, (0, 0) for the default one.
 pub type PoolId = (u64, u64);

@@ -8,19 +8,21 @@
 //!
 //! - A frame is Python's unless it is a native one, whatever its file is called: a script needs no `.py`.
 //! - A folder is known from its beginning, never by a part in the middle: `/home/me/torch/optim` is the user's.
+//! - A folder counts only if Python runs from it: the path of a library is the real one, that of a Python file need not be.
 //! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line, and neither is what only starts a
 //!   program: the script that pip makes for a command, the text that `multiprocessing` gives a new process.
 
 mod paths;
+mod starts;
 
 use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use crate::snapshot::{Frame, Snapshot};
+use crate::snapshot::{Frame, FrameIx, NO_LINE, Snapshot, Tables};
 
 pub use paths::package;
-use paths::{Path, is_native_file, is_windows};
+use paths::{Path, is_interpreter, is_library, is_native_source, is_windows};
 
 /// Whose a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,9 +53,6 @@ impl Whose {
 /// The file of frames that are no code: gaps and reasons.
 pub const NO_FILE: &str = "memtrace";
 
-/// The most lines of a script that does nothing but call a package's function.
-const STARTER: u64 = 12;
-
 /// Functions that only PyTorch has, by their file in its folder. They say where it lies when nothing else does.
 const ONLY_PYTORCH: [(&str, &[&str]); 9] = [
     ("nn/modules/module.py", &["_call_impl", "_wrapped_call_impl", "_apply"]),
@@ -67,56 +66,161 @@ const ONLY_PYTORCH: [(&str, &[&str]); 9] = [
     ("cuda/memory.py", &["_record_memory_history", "_snapshot"]),
 ];
 
+/// What frames are outside the libraries that are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Outside {
+    /// Any: little is known.
+    #[default]
+    Any,
+    /// Python's.
+    Python,
+    /// Python's, and native ones that were given their source files.
+    Sources,
+}
+
 /// Where a process has its Python: what tells its frames apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     /// The libraries and programs that native frames lie in.
     native: HashSet<String>,
-    /// `native` is all of them.
-    complete: bool,
+    /// What lies outside of `native`.
+    outside: Outside,
+    /// Files with a function that only Python's have, whatever they are called.
+    scripts: HashSet<String>,
     /// PyTorch's folders.
     pytorch: Vec<String>,
     /// Folders of the standard library.
     standard: Vec<String>,
+    /// Folders of packages that only PyTorch's place tells.
+    packages: Vec<String>,
+    /// An application that keeps no folders: all files begin with their package.
+    packed: bool,
+    /// The program is a text, such as that of `python -c`.
+    typed: bool,
 }
 
 impl Places {
     /// Those of the process of a snapshot.
     pub fn of(snapshot: &Snapshot) -> Places {
-        Places::told(&snapshot.memtrace, &snapshot.frames)
+        Places::told(&snapshot.memtrace, snapshot.tables())
     }
 
-    /// From a snapshot's `memtrace` key and its frames, where these lie apart.
-    pub fn told(about: &Value, frames: &[Frame]) -> Places {
+    /// From a snapshot's `memtrace` key, its frames and its stacks, where these lie apart.
+    pub fn told(about: &Value, tables: Tables<'_>) -> Places {
         let keys = about["libraries"].as_object().into_iter().flat_map(|m| m.keys());
         let folders = |key: &str| -> Vec<String> {
             let list = about["python"][key].as_array().into_iter().flatten();
             list.filter_map(|f| Some(f.as_str()?.to_owned())).collect()
         };
-        let mut places = Places {
-            native: keys.cloned().collect(),
-            complete: about["python"].is_object(),
-            pytorch: folders("pytorch"),
-            standard: folders("standard"),
-        };
-        // A folder that no frame lies in may be another name of the right one.
-        let is_used = |folder: &String| frames.iter().any(|f| paths::is_in(&f.filename, folder));
-        places.pytorch.retain(is_used);
-        places.standard.retain(is_used);
-        if places.pytorch.is_empty() {
-            let files = frames.iter().map(|f| &*f.filename);
-            places.pytorch = folders_of_libraries(files).0;
+        let mut places = Places { native: keys.cloned().collect(), ..Places::default() };
+        let mut sources = false;
+        for frame in tables.frames {
+            if is_pythons_function(&frame.name) && !places.native.contains(&frame.filename) {
+                places.scripts.insert(frame.filename.clone());
+            } else if is_native_name(&frame.name) && ![NO_FILE, "??"].contains(&&*frame.filename) {
+                sources |= !places.native.contains(&frame.filename);
+            }
         }
-        if places.pytorch.is_empty() {
-            places.pytorch = unique(frames.iter().filter_map(folder_of_pytorch));
+        if about["python"].is_object() {
+            places.outside = if sources { Outside::Sources } else { Outside::Python };
         }
+        let python: Vec<&Frame> = tables
+            .frames
+            .iter()
+            .filter(|f| f.filename != NO_FILE && !places.is_native(f))
+            .collect();
+        places.find_folders(tables.frames, &python, folders("pytorch"), folders("standard"));
+        places.look_at_programs(tables);
         places
+    }
+
+    /// PyTorch's folders and the standard library's, of those that are told, and of what frames say.
+    fn find_folders(
+        &mut self,
+        all: &[Frame],
+        python: &[&Frame],
+        pytorch: Vec<String>,
+        standard: Vec<String>,
+    ) {
+        // A folder that no Python frame lies in may be another name of the right one.
+        let is_used = |folder: &String| python.iter().any(|f| paths::is_in(&f.filename, folder));
+        let loaded = folders_of_libraries(all.iter().map(|f| &*f.filename)).0;
+        let is_loaded = !pytorch.is_empty() || !loaded.is_empty();
+        self.pytorch = pytorch.into_iter().filter(is_used).collect();
+        self.standard = standard.into_iter().filter(is_used).collect();
+        if self.pytorch.is_empty() {
+            self.pytorch = loaded.into_iter().filter(is_used).collect();
+        }
+        if self.pytorch.is_empty() {
+            self.pytorch = unique(python.iter().filter_map(|f| folder_of_pytorch(f)));
+        }
+        let has_folder = |f: &&Frame| !is_generated(f) && Path::new(&f.filename).is_absolute();
+        self.packed = !python.iter().any(has_folder)
+            && (is_loaded || !self.pytorch.is_empty())
+            && is_used(&"torch".to_owned());
+        if self.packed {
+            self.pytorch = vec!["torch".to_owned()];
+        }
+    }
+
+    /// What whole stacks say: where the program lies, and whether it is a text.
+    fn look_at_programs(&mut self, tables: Tables<'_>) {
+        let beside = self.pytorch.iter().filter_map(|f| Path::new(f).parent_of_packages());
+        let mut packages = unique(beside);
+        if !packages.is_empty() {
+            let is_module: Vec<bool> = tables.frames.iter().map(|f| f.name == "<module>").collect();
+            let is_outer: Vec<bool> = tables.frames.iter().map(|f| self.is_outer(f)).collect();
+            // Only a machinery of Python's lies outside of the program's own module.
+            let program = |stack: &Vec<FrameIx>| {
+                let mut frames = stack.iter().rev().map(|f| *f as usize);
+                let inner = frames.find(|f| is_outer.get(*f) != Some(&true))?;
+                (is_module.get(inner) == Some(&true)).then_some(inner)
+            };
+            let programs: HashSet<usize> = tables.stacks.iter().filter_map(program).collect();
+            packages.retain(|folder| {
+                let lies_there =
+                    |f: &usize| Path::new(&tables.frames[*f].filename).is_package_in(folder);
+                !programs.iter().any(lies_there)
+            });
+        }
+        self.packages = packages;
+        let is_text: Vec<bool> = tables.frames.iter().map(starts::is_text).collect();
+        if is_text.contains(&true) {
+            let whose: Vec<Whose> = tables.frames.iter().map(|f| self.whose(f)).collect();
+            self.typed = tables.stacks.iter().any(|stack| {
+                let known = || stack.iter().map(|f| *f as usize).filter(|f| *f < whose.len());
+                let frames = || known().map(|f| &tables.frames[f]).collect::<Vec<_>>();
+                let whose = || known().map(|f| whose[f]).collect::<Vec<_>>();
+                known().any(|f| is_text[f]) && starts::is_typed(&frames(), &whose())
+            });
+        }
+    }
+
+    /// Does the frame run programs, whosever they are?
+    fn is_outer(&self, frame: &Frame) -> bool {
+        let whose = self.whose(frame);
+        !whose.is_python() || whose == Whose::Standard
     }
 
     /// Those of a process that has loaded these libraries.
     pub fn of_libraries<'a>(files: impl Iterator<Item = &'a str>) -> Places {
         let (pytorch, standard) = folders_of_libraries(files);
         Places { pytorch, standard, ..Places::default() }
+    }
+
+    /// Adds the paths by which Python knows PyTorch's folders where these have others, by what `real` says of a path.
+    pub fn add_links(&mut self, frames: &[Frame], real: impl Fn(&str) -> Option<String>) {
+        if self.pytorch.is_empty() {
+            return;
+        }
+        let sources = frames.iter().filter(|f| paths::is_python_file(&f.filename));
+        let named = sources.filter_map(|f| Path::new(&f.filename).folder_before("torch", |_| true));
+        let known: Vec<String> = self.pytorch.iter().filter_map(|folder| real(folder)).collect();
+        let is_link = |folder: &String| {
+            !self.pytorch.contains(folder) && real(folder).is_some_and(|path| known.contains(&path))
+        };
+        let links: Vec<String> = unique(named).into_iter().filter(is_link).collect();
+        self.pytorch.extend(links);
     }
 
     /// For the `memtrace` key of a snapshot.
@@ -130,7 +234,7 @@ impl Places {
             Whose::Gap
         } else if self.is_native(frame) {
             Whose::Native
-        } else if is_generated(frame) {
+        } else if is_generated(frame) || (is_method_of_text(frame) && !self.typed) {
             Whose::Generated
         } else {
             self.source(&frame.filename)
@@ -140,33 +244,29 @@ impl Places {
     /// Whose a Python source file is.
     pub fn source(&self, file: &str) -> Whose {
         let path = Path::new(file);
-        let in_pytorch = self.pytorch.iter().any(|folder| paths::is_in(file, folder));
+        let is_in = |folders: &[String]| folders.iter().any(|folder| paths::is_in(file, folder));
+        let module = paths::frozen(file);
         let package = package(file);
-        if in_pytorch || package == Some("torch") {
+        if is_in(&self.pytorch) || package == Some("torch") || module == Some("torch") {
             return Whose::PyTorch;
         }
         if package.is_some() {
             return Whose::Installed;
         }
-        let told = self.standard.iter().any(|folder| paths::is_in(file, folder));
         let looks = self.standard.is_empty() && path.is_standard();
-        if told || looks || file.starts_with("<frozen ") { Whose::Standard } else { Whose::User }
+        let is_module = module.is_some_and(paths::is_standard_module)
+            || (self.packed && paths::is_standard_module(path.first()));
+        if is_in(&self.standard) || looks || is_module {
+            return Whose::Standard;
+        }
+        let is_beside = self.packages.iter().any(|folder| path.is_package_in(folder));
+        if is_beside { Whose::Installed } else { Whose::User }
     }
 
     /// Whose the frames of a stack are, innermost first. Here the ones count that only start a program.
     pub fn stack(&self, frames: &[&Frame]) -> Vec<Whose> {
         let mut all: Vec<Whose> = frames.iter().map(|f| self.whose(f)).collect();
-        let mut called = None;
-        for i in 0..all.len() {
-            if let Some(called) = called.filter(|_| all[i] == Whose::User)
-                && is_starter(frames[i], frames[called], all[called])
-            {
-                all[i] = Whose::Generated;
-            }
-            if all[i].is_python() {
-                called = Some(i);
-            }
-        }
+        starts::mark(frames, &mut all);
         all
     }
 
@@ -175,21 +275,23 @@ impl Places {
         if self.native.contains(file) || file == "??" {
             return true;
         }
-        if file.starts_with('<') || paths::is_python_file(file) {
+        if file.starts_with('<') || paths::is_python_file(file) || self.scripts.contains(file) {
             return false;
         }
-        // Names that only C++ and Rust have; a header of theirs may have no extension.
-        if is_native_file(file) || name.contains("::") || name.contains('(') || name == "??" {
+        // A header of C++ may have no extension.
+        if is_native_name(name) {
             return true;
         }
-        if self.complete {
+        if is_library(file) || (self.outside != Outside::Python && is_native_source(file)) {
+            return true;
+        }
+        if self.outside != Outside::Any {
             return false;
         }
         // PyTorch's own recorder gives a program's frames the offset in it, and leaves away what it doesn't know.
         let file_name = Path::new(file).last();
-        let is_python_itself = file_name.starts_with("python") || file_name.starts_with("pypy");
-        let is_offset = frame.line == 0 || frame.line >= 4096;
-        file.is_empty() || is_python_itself || (!file_name.contains('.') && is_offset)
+        let is_offset = frame.line == 0 || (frame.line >= 4096 && frame.line != NO_LINE);
+        file.is_empty() || is_interpreter(file_name) || (!file_name.contains('.') && is_offset)
     }
 }
 
@@ -220,37 +322,41 @@ fn unique(all: impl Iterator<Item = String>) -> Vec<String> {
     all
 }
 
+/// A name that only C++ and Rust have, or none at all.
+fn is_native_name(name: &str) -> bool {
+    name.contains("::") || name.contains('(') || name == "??"
+}
+
+/// What Python calls code that has no name of its own.
+fn is_pythons_function(name: &str) -> bool {
+    matches!(
+        name,
+        "<module>" | "<lambda>" | "<listcomp>" | "<setcomp>" | "<dictcomp>" | "<genexpr>"
+    )
+}
+
 /// Python that no person wrote.
 fn is_generated(frame: &Frame) -> bool {
-    const TEXTS: [&str; 8] = [
+    const TEXTS: [&str; 10] = [
         "<eval_with_key>",
         "<attrs generated",
+        "<cattrs generated",
         "<decorator-gen",
         "<makefun-gen",
+        "<boltons.funcutils.FunctionBuilder",
         "<lambdifygenerated",
         "<__array_function__ internals>",
         "<@beartype(",
         "<fx-generated",
     ];
-    let (file, name) = (&*frame.filename, &*frame.name);
-    // Such as a data class's `__init__`.
-    let is_method = file == "<string>" && name.starts_with("__") && name.ends_with("__");
-    is_method || TEXTS.iter().any(|t| file.starts_with(t)) || Path::new(file).is_of_inductor()
+    let file = &*frame.filename;
+    TEXTS.iter().any(|t| file.starts_with(t)) || Path::new(file).is_of_inductor()
 }
 
-/// Is this only what starts a program: a command's script, or the text of a new process?
-fn is_starter(frame: &Frame, called: &Frame, whose: Whose) -> bool {
-    if frame.name != "<module>" {
-        return false;
-    }
-    if frame.filename == "<string>" {
-        return whose == Whose::Standard && Path::new(&called.filename).is_under("multiprocessing");
-    }
-    frame.line <= STARTER
-        && whose == Whose::Installed
-        && Path::new(&frame.filename)
-            .command_prefix()
-            .is_some_and(|prefix| paths::is_in(&called.filename, &prefix))
+/// Such as a data class's `__init__`: written by nobody, unless the program itself is a text.
+fn is_method_of_text(frame: &Frame) -> bool {
+    let name = &*frame.name;
+    frame.filename == starts::TEXT && name.starts_with("__") && name.ends_with("__")
 }
 
 /// The file without its folders, as a person would name it.

@@ -7,7 +7,7 @@ use std::io;
 
 use memtrace_format::json::Stacks;
 use memtrace_format::snapshot::{
-    Action, Block, BlockState, Frame, Segment, Snapshot, TraceEntry, Value,
+    Action, Block, BlockState, Frame, NO_LINE, Segment, Snapshot, TraceEntry, Value,
 };
 use memtrace_format::{json, pickle};
 use proptest::prelude::*;
@@ -243,5 +243,24 @@ proptest! {
         };
         prop_assert_eq!(&Snapshot::read(&pickled(&snapshot)?).expect("read"), &snapshot);
         prop_assert_eq!(&Snapshot::read(&as_json(&snapshot)?).expect("read"), &snapshot);
+    }
+}
+
+/// PyTorch writes −1 for a line that Python doesn't know, and so does whoever passes it on.
+#[test]
+fn a_line_that_is_not_known_stays_so() {
+    let mut snapshot = training(2, 1);
+    let place = snapshot.frames[0].filename.clone();
+    snapshot.frames[0].line = NO_LINE;
+    let mut pickled = Vec::new();
+    pickle::write(&snapshot, &mut pickled).expect("written");
+    assert_eq!(Snapshot::read(&pickled).expect("read").frames, snapshot.frames);
+    for stacks in [Stacks::Shared, Stacks::Expanded] {
+        let mut text = Vec::new();
+        json::write(&snapshot, stacks, &mut text).expect("written");
+        let lines = Snapshot::read(&text).expect("read").frames;
+        assert_eq!(lines, snapshot.frames);
+        let text = String::from_utf8(text).expect("text");
+        assert!(text.contains("-1") && !text.contains(&NO_LINE.to_string()), "{place}");
     }
 }

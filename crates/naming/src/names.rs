@@ -11,6 +11,7 @@
 //! outside of the program's entry point. [`Splice`] chooses.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -150,6 +151,15 @@ impl<W: Words> Namer<W> {
     /// The release of PyTorch that the process runs, if it runs one and says so.
     pub fn pytorch(&self) -> Option<String> {
         release::of_libraries(self.libraries.iter().map(|m| &*m.path))
+    }
+
+    /// The same, and the other paths by which Python knows these folders, of those that the named frames lie in: where
+    /// PyTorch is reached through a link, its libraries still have their real path. This asks the file system.
+    pub fn places_and_links(&self) -> Places {
+        let mut places = self.places();
+        let real = |path: &str| Some(fs::canonicalize(path).ok()?.to_str()?.to_owned());
+        places.add_links(&self.frames, real);
+        places
     }
 
     /// The path of the library that had this address, the last if there were several.

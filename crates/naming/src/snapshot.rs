@@ -58,7 +58,7 @@ pub fn snapshot<B: Bytes>(
         let known = std::mem::take(&mut snapshot.memtrace);
         let mut said = said(file, &about, reason, written_us, nodes, words, refused);
         said["libraries"] = namer.build_ids();
-        said["python"] = namer.places().to_json();
+        said["python"] = namer.places_and_links().to_json();
         said["pytorch"] = release.into();
         said["allocator_conf"] = meant.into();
         said["doors"] = doors(&used, &api, namer);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use addr2line::Loader;
-use memtrace_format::snapshot::{Frame, FrameIx, Snapshot};
+use memtrace_format::snapshot::{Frame, FrameIx, NO_LINE, Snapshot};
 use object::{Object, ObjectSection, ObjectSegment};
 
 use crate::file;
@@ -39,7 +39,8 @@ pub fn symbolize(snapshot: &mut Snapshot) -> Report {
     let build_ids = snapshot.memtrace["libraries"].clone();
     let mut libraries: BTreeMap<&str, Vec<FrameIx>> = BTreeMap::new();
     for (i, frame) in snapshot.frames.iter().enumerate() {
-        if frame.filename.starts_with('/') {
+        // A line that Python doesn't know is no offset.
+        if frame.filename.starts_with('/') && frame.line != NO_LINE {
             libraries.entry(&frame.filename).or_default().push(i as FrameIx);
         }
     }

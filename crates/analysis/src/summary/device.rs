@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use memtrace_format::snapshot::{Action, BlockState, Segment, Snapshot, StackIx, TraceEntry};
+use memtrace_format::snapshot::{
+    Action, BlockState, NO_LINE, Segment, Snapshot, StackIx, TraceEntry,
+};
 
 use super::{
     Amount, By, CodeLine, Device, Driver, Fragmentation, Oom, Peak, Segments, SiteUse, capacity,
@@ -10,7 +12,7 @@ use super::{
 use crate::conf::Known;
 use crate::ends;
 use crate::history::{Beginning, Change, Forward, Live, driver_call, rewind};
-use crate::sites::{Lines, Site};
+use crate::sites::{self, Lines, Site};
 
 /// PyTorch rounds every request up to a multiple of this, at least.
 const ROUNDING: u64 = 512;
@@ -62,7 +64,8 @@ impl SiteUse {
     fn new((site, module): &Place, amount: Amount, all: u64) -> SiteUse {
         let Amount { count, bytes } = amount;
         let code = code_line(site);
-        let (file, line) = (code.as_ref().map(|c| c.file.clone()), code.as_ref().map(|c| c.line));
+        let (file, line) =
+            (code.as_ref().map(|c| c.file.clone()), code.as_ref().and_then(|c| c.line));
         let function = code.map(|c| c.function);
         let module = module.as_ref().and_then(code_line);
         let share = if all == 0 { 0.0 } else { bytes as f64 / all as f64 };
@@ -71,12 +74,15 @@ impl SiteUse {
 }
 
 fn code_line(site: &Site) -> Option<CodeLine> {
-    match site {
-        Site::Line { filename, line, name } | Site::Native { filename, line, name } => {
-            Some(CodeLine { file: filename.clone(), line: *line, function: name.clone() })
+    let (file, line, function) = match site {
+        Site::Line { filename, line, name } => (filename, sites::known(*line), name),
+        // An offset, which may be 0.
+        Site::Native { filename, line, name } => {
+            (filename, Some(*line).filter(|line| *line != NO_LINE), name)
         }
-        Site::NoStack | Site::BeforeHistory => None,
-    }
+        Site::NoStack | Site::BeforeHistory => return None,
+    };
+    Some(CodeLine { file: file.clone(), line, function: function.clone() })
 }
 
 /// Running totals of the framework's memory and of the device layer's.

@@ -109,8 +109,8 @@ pub enum By {
 pub struct CodeLine {
     /// Source file.
     pub file: String,
-    /// Line number.
-    pub line: u64,
+    /// Line number, if Python knows it.
+    pub line: Option<u64>,
     /// Function.
     pub function: String,
 }
@@ -122,7 +122,7 @@ pub struct SiteUse {
     pub site: String,
     /// Source file.
     pub file: Option<String>,
-    /// Line number.
+    /// Line number, if it is known.
     pub line: Option<u64>,
     /// Function.
     pub function: Option<String>,

@@ -4,6 +4,7 @@ use super::{
     At, Decoder, Fields, Frame, FrameIx, Item, ListId, PIECE, Place, Result, StackIx, Word, inside,
     shape,
 };
+use crate::snapshot::NO_LINE;
 
 impl Decoder<'_, '_> {
     /// The stack under `frames`; an empty list is an empty stack.
@@ -98,7 +99,7 @@ impl Decoder<'_, '_> {
         };
         let line = match fields.need(Word::Line)? {
             // What PyTorch writes for a line that Python doesn't know.
-            Item::Int(-1) => u64::MAX,
+            Item::Int(-1) => NO_LINE,
             _ => self.unsigned(fields, Word::Line)?,
         };
         Ok(Frame { name: text(Word::Name)?, filename: text(Word::Filename)?, line })

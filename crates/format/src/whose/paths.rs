@@ -4,10 +4,23 @@
 //! look for it. Paths may come from another machine, so none is looked up on this one; those of Windows have a drive
 //! or two backslashes in front, and both kinds of slash.
 
-/// Files in which native code is, or was written.
-const NATIVE: [&str; 25] = [
-    "so", "dll", "pyd", "dylib", "exe", "o", "a", "c", "cc", "cpp", "cxx", "cu", "cuh", "h", "hh",
-    "hpp", "hxx", "inc", "inl", "ipp", "tcc", "rs", "s", "S", "asm",
+/// Files in which native code is.
+const LIBRARIES: [&str; 5] = ["so", "dll", "pyd", "dylib", "exe"];
+
+/// Files in which native code was written, or waits to be linked.
+const SOURCES: [&str; 20] = [
+    "o", "a", "c", "cc", "cpp", "cxx", "cu", "cuh", "h", "hh", "hpp", "hxx", "inc", "inl", "ipp",
+    "tcc", "rs", "s", "S", "asm",
+];
+
+/// Folders with what only starts a program, each in another: debuggers, and what packed applications bring.
+const STARTERS: [[&str; 2]; 6] = [
+    ["libs", "debugpy"],
+    ["python", "debugpy"],
+    ["helpers", "pydev"],
+    ["helpers", "pycharm"],
+    [".bootstrap", "pex"],
+    ["_bootstrap", "__init__.py"],
 ];
 
 /// Modules and packages of the standard library, of CPython 3.8 to 3.15, that have a source file.
@@ -43,18 +56,34 @@ pub(super) fn is_in(file: &str, folder: &str) -> bool {
         && file.parts.iter().zip(&folder.parts).all(|(a, b)| file.same(a, b))
 }
 
+/// The first part of a frozen module's name: `<frozen importlib._bootstrap>`.
+pub(super) fn frozen(file: &str) -> Option<&str> {
+    file.strip_prefix("<frozen ")?.strip_suffix('>')?.split('.').next()
+}
+
+/// A module of the standard library, by its name or its file's. One of them is there only frozen.
+pub(super) fn is_standard_module(part: &str) -> bool {
+    let name = part.split('.').next().unwrap_or_default();
+    name == "getpath" || STANDARD.split(' ').any(|module| module == name)
+}
+
 /// A file of Python's by its name.
 pub(super) fn is_python_file(file: &str) -> bool {
     let extension = extension(Path::new(file).last());
     matches!(extension, "py" | "pyw" | "pyc" | "pyx" | "ipynb")
 }
 
-/// A library, or a source file of native code.
-pub(super) fn is_native_file(file: &str) -> bool {
+/// A library or a program by its name.
+pub(super) fn is_library(file: &str) -> bool {
     let name = Path::new(file).last();
     let numbered = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let versioned = name.split_once(".so.").is_some_and(|(_, rest)| numbered(rest));
-    versioned || NATIVE.contains(&extension(name))
+    versioned || LIBRARIES.contains(&extension(name))
+}
+
+/// A source file of native code by its name. A script may have such a name, too.
+pub(super) fn is_native_source(file: &str) -> bool {
+    SOURCES.contains(&extension(Path::new(file).last()))
 }
 
 fn extension(name: &str) -> &str {
@@ -102,38 +131,79 @@ impl<'a> Path<'a> {
         self.file[..end].to_owned()
     }
 
+    /// Does the path begin at the root?
+    pub(super) fn is_absolute(&self) -> bool {
+        self.windows || self.file.starts_with('/')
+    }
+
+    /// The first part.
+    pub(super) fn first(&self) -> &'a str {
+        self.part(Some(0))
+    }
+
+    /// The number of the file's own part, or of the archive's that is a command of Windows: `acme.exe/__main__.py`.
+    fn command(&self) -> Option<usize> {
+        let last = self.parts.len().checked_sub(1)?;
+        let archive = last.checked_sub(1).filter(|_| self.last() == "__main__.py");
+        let is_program = |i: &usize| extension(self.parts[*i]).eq_ignore_ascii_case("exe");
+        Some(archive.filter(is_program).unwrap_or(last))
+    }
+
+    /// Somebody's own folders begin with such a part.
+    fn is_in_a_home(&self) -> bool {
+        self.part(Some(1)) == "root" || self.parts.iter().any(|part| has_homes(part))
+    }
+
+    /// The folder that this one lies in, if it may be one of packages: not the root, and nobody's home.
+    pub(super) fn parent_of_packages(&self) -> Option<String> {
+        let parent = self.parts.len().checked_sub(2).filter(|_| self.is_absolute())?;
+        let is_home = self.is_in_a_home()
+            && (self.part(Some(parent)) == "root" || has_homes(self.part(parent.checked_sub(1))));
+        let is_root = parent == 0 || (self.file.starts_with("\\\\") && parent <= 3);
+        (!is_root && !is_home).then(|| self.up_to(parent))
+    }
+
+    /// Does the file lie in this folder, and is it no command of one of its packages?
+    pub(super) fn is_package_in(&self, folder: &str) -> bool {
+        is_in(self.file, folder) && self.command_prefix().is_none_or(|prefix| prefix != folder)
+    }
+
     /// A folder that an interpreter looks for packages in, or one in which a packed one lies.
     fn is_folder_of_packages(&self, i: usize) -> bool {
-        let (name, before) = (self.parts[i], self.part(i.checked_sub(1)));
-        let is_last = i + 1 == self.parts.len();
-        match name {
-            _ if is_last => false,
-            "site-packages" | "dist-packages" => {
-                is_version(before)
-                    || (self.windows && before.eq_ignore_ascii_case("lib"))
-                    // Bazel gives each package a folder of its own.
-                    || self.parts[..i].contains(&"external")
-            }
-            _ if self.windows => {
-                name.eq_ignore_ascii_case("site-packages") && before.eq_ignore_ascii_case("lib")
-            }
-            _ => matches!(extension(name), "egg" | "whl") && name.contains('-'),
+        let before = |n: usize| self.part(i.checked_sub(n));
+        if i + 1 == self.parts.len() {
+            return false;
         }
+        let is_called = |name: &str| self.same(self.parts[i], name);
+        if is_called("site-packages") || is_called("dist-packages") {
+            // The folder of a user's own packages on Windows is `Python311`.
+            let is_version = is_version(before(1))
+                || (self.windows && is_version(&before(1).to_ascii_lowercase()));
+            return is_version
+                || (self.windows && before(1).eq_ignore_ascii_case("lib"))
+                // Programs that bring their packages: unpacked by shiv, and a folder for each package by Bazel.
+                || before(2) == ".shiv"
+                || self.parts[..i].iter().any(|p| *p == "external" || p.ends_with(".runfiles"));
+        }
+        let name = self.parts[i];
+        let is_pdm = name == "lib" && before(2) == "__pypackages__";
+        // Code that comes with a model.
+        let is_cache = [before(1), name] == ["huggingface", "modules"]
+            || [before(2), before(1), name] == [".cache", "torch", "hub"];
+        is_pdm
+            || is_cache
+            || (!self.windows && matches!(extension(name), "egg" | "whl") && name.contains('-'))
     }
 
     /// A module of the standard library, where one would lie.
     pub(super) fn is_standard(&self) -> bool {
-        let is_module = |part: &str| {
-            let name = part.split('.').next().unwrap_or_default();
-            STANDARD.split(' ').any(|module| module == name)
-        };
         (1..self.parts.len()).any(|i| {
             let (folder, before) = (self.parts[i - 1], self.part(i.checked_sub(2)));
             let is_lib = before == "lib" || before == "lib64";
             let is_folder = (is_lib && is_version(folder) && folder.contains('.'))
                 || (self.windows && folder.eq_ignore_ascii_case("lib"))
                 || is_zipped(folder);
-            is_folder && is_module(self.parts[i])
+            is_folder && is_standard_module(self.parts[i])
         })
     }
 
@@ -197,14 +267,38 @@ impl<'a> Path<'a> {
             && folders.last().is_some_and(|f| f.len() == 2 && stem.get(1..3) == Some(*f))
     }
 
+    /// Does the file belong to what only starts programs?
+    pub(super) fn is_of_starter(&self) -> bool {
+        self.parts.windows(2).any(|pair| STARTERS.iter().any(|known| pair == known))
+    }
+
     /// Of a command's script, in `bin` or in `Scripts`: where its packages are.
     pub(super) fn command_prefix(&self) -> Option<String> {
-        let is_folder = |part: &str| part == "bin" || part.eq_ignore_ascii_case("scripts");
-        // On Windows it is a program with an archive in it: `acme.exe/__main__.py`.
-        let at = self.parts.len().checked_sub(if self.last() == "__main__.py" { 3 } else { 2 })?;
-        let prefix = at.checked_sub(1)?;
-        is_folder(self.parts[at]).then(|| self.up_to(prefix))
+        let folder = self.command()?.checked_sub(1)?;
+        let prefix = folder.checked_sub(1)?;
+        self.is_folder_of_commands(folder).then(|| self.up_to(prefix))
     }
+
+    fn is_folder_of_commands(&self, i: usize) -> bool {
+        self.parts[i] == "bin" || self.parts[i].eq_ignore_ascii_case("scripts")
+    }
+
+    /// Is this the script of a command whose packages lie elsewhere? Nobody but an installer makes one that is a program
+    /// with an archive in it, or writes where all look for commands. In a home it is called as its package is.
+    pub(super) fn is_command_of(&self, package: &str) -> bool {
+        let Some(at) = self.command() else { return false };
+        let name = self.parts[at];
+        if at + 1 < self.parts.len() {
+            return true;
+        }
+        let is_there = at > 0 && self.is_folder_of_commands(at - 1) && !is_python_file(name);
+        is_there && (!self.is_in_a_home() || name.replace('-', "_") == package)
+    }
+}
+
+/// A folder with people's homes.
+fn has_homes(name: &str) -> bool {
+    matches!(name, "home" | "homes" | "Users" | "users")
 }
 
 /// `python`, `python3`, `python3.11`, `python3.13t`, `pypy3.10`.
@@ -212,6 +306,12 @@ fn is_version(name: &str) -> bool {
     let rest = name.strip_prefix("python").or_else(|| name.strip_prefix("pypy"));
     let rest = rest.map(|r| r.strip_suffix('t').unwrap_or(r));
     rest.is_some_and(|r| r.bytes().all(|b| b.is_ascii_digit() || b == b'.'))
+}
+
+/// The interpreter's program, which may be one with checks: `python3.11d`, `python3.11-dbg`.
+pub(super) fn is_interpreter(name: &str) -> bool {
+    let name = name.strip_suffix("-dbg").or_else(|| name.strip_suffix('d')).unwrap_or(name);
+    is_version(name)
 }
 
 /// `python311.zip`

@@ -1,3 +1,5 @@
+mod programs;
+
 use super::*;
 use Whose::{Gap, Generated, Installed, Native, PyTorch, Standard, User};
 
@@ -5,10 +7,16 @@ fn frame(filename: &str, name: &str, line: u64) -> Frame {
     Frame { name: name.to_owned(), filename: filename.to_owned(), line }
 }
 
+/// Of these frames, each of which is a stack of its own.
+fn told(about: &Value, frames: &[Frame]) -> Places {
+    let stacks: Vec<Vec<u32>> = (0..frames.len() as u32).map(|i| vec![i]).collect();
+    Places::told(about, Tables { frames, stacks: &stacks })
+}
+
 /// As in a file of PyTorch's own: nothing is known but the frames.
 fn alone(filename: &str, name: &str) -> Whose {
     let frame = frame(filename, name, 12);
-    Places::told(&Value::Null, std::slice::from_ref(&frame)).whose(&frame)
+    told(&Value::Null, std::slice::from_ref(&frame)).whose(&frame)
 }
 
 #[track_caller]
@@ -118,7 +126,7 @@ fn pytorch_is_where_its_functions_or_its_libraries_are() {
         let other = frame(&file("optim/adamw.py"), "step", 5);
         let users = frame("/home/me/proj/torch/optim/mine.py", "step", 5);
         let frames = [known, other, users];
-        let places = Places::told(&Value::Null, &frames);
+        let places = told(&Value::Null, &frames);
         assert_eq!(frames.each_ref().map(|f| places.whose(f)), [PyTorch, PyTorch, User], "{root}");
     }
     // Its libraries say it better than a copy of one of its functions.
@@ -126,7 +134,7 @@ fn pytorch_is_where_its_functions_or_its_libraries_are() {
     let copy = frame("/home/me/torch/nn/modules/module.py", "_call_impl", 5);
     let its = frame("/opt/torch/optim/adam.py", "step", 5);
     let frames = [library, copy, its];
-    let places = Places::told(&Value::Null, &frames);
+    let places = told(&Value::Null, &frames);
     assert_eq!(frames.each_ref().map(|f| places.whose(f)), [Native, User, PyTorch]);
 }
 
@@ -152,7 +160,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
     ];
     let libraries = json!({"/opt/app/server": "", "/opt/app/engine.plugin": "ab"});
     let about = json!({"python": python, "libraries": libraries});
-    let places = Places::told(&about, &frames);
+    let places = told(&about, &frames);
     assert_eq!(
         frames.each_ref().map(|f| places.whose(f)),
         [PyTorch, Standard, User, Native, User, User, Native, Native, Gap]
@@ -166,15 +174,17 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
         frame("C:\\Deps\\torch\\optim\\adam.py", "step", 3),
         frame("c:\\deps\\TORCH\\optim\\adam.py", "step", 3),
     ];
-    let places = Places::told(&about, &frames);
-    assert_eq!(frames.each_ref().map(|f| places.whose(f)), [PyTorch, User, User, PyTorch, PyTorch]);
+    let places = told(&about, &frames);
+    // Beside PyTorch lie other packages.
+    let whose = frames.each_ref().map(|f| places.whose(f));
+    assert_eq!(whose, [PyTorch, Installed, User, PyTorch, PyTorch]);
     // What is no library of PyTorch's, or lies elsewhere, says nothing.
     let others =
         ["/me/torch/lib/mine.so", "/me/build/lib/libtorch_cpu.so", "/me/torch/lib/torch.py"];
     assert_eq!(Places::of_libraries(others.into_iter()), Places::default());
     // Another name of the folder: how paths look must do.
     let about = json!({"python": {"standard": ["/elsewhere/lib/python3.11"]}});
-    let places = Places::told(&about, &frames);
+    let places = told(&about, &frames);
     let looks = frame("/opt/py/lib/python3.11/threading.py", "run", 3);
     assert_eq!(places.whose(&looks), Standard);
     for (loaded, standard) in [
@@ -239,7 +249,8 @@ fn what_a_compiler_wrote_is_nobodys() {
 
 fn stack(frames: &[(&str, &str, u64)]) -> Vec<Whose> {
     let frames: Vec<Frame> = frames.iter().map(|(f, n, l)| frame(f, n, *l)).collect();
-    let places = Places::told(&Value::Null, &frames);
+    let stacks: [Vec<u32>; 1] = [(0..frames.len() as u32).collect()];
+    let places = Places::told(&Value::Null, Tables { frames: &frames, stacks: &stacks });
     places.stack(&frames.iter().collect::<Vec<_>>())
 }
 

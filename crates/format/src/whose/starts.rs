@@ -1,0 +1,93 @@
+//! What only starts a program: a command's script, or the text of a new process. And programs that are a text.
+
+use super::{Whose, package, paths};
+use crate::snapshot::Frame;
+use paths::Path;
+
+/// The file of code that was given as a text.
+pub(super) const TEXT: &str = "<string>";
+
+/// The most lines of a script that does nothing but call a package's function.
+const STARTER: u64 = 12;
+
+/// PyTorch's own commands.
+const OF_PYTORCH: [&str; 3] = ["torchrun", "torchfrtrace", "torch-model-archiver"];
+
+/// Packages that start processes as the standard library's `multiprocessing` does.
+const LIKE_MULTIPROCESSING: [&str; 2] = ["multiprocess", "billiard"];
+
+/// Makes frames that only start a program nobody's. The stack is innermost first.
+pub(super) fn mark(frames: &[&Frame], all: &mut [Whose]) {
+    // Innermost of those that start the program is what calls it.
+    for i in (0..all.len()).filter(|i| all[*i] == Whose::User).collect::<Vec<_>>() {
+        let path = Path::new(&frames[i].filename);
+        let starts = match called(frames, all, i) {
+            _ if path.is_of_starter() => true,
+            Some(c) if all[c] == Whose::Generated => {
+                let calls_starter = Path::new(&frames[c].filename).is_of_starter();
+                calls_starter && path.last() == "__main__.py" && frames[i].name == "<module>"
+            }
+            Some(c) => is_starter(frames[i], frames[c], all[c]),
+            None => false,
+        };
+        if starts {
+            all[i] = Whose::Generated;
+        }
+    }
+    if all.contains(&Whose::Generated) && is_typed(frames, all) {
+        for (frame, whose) in frames.iter().zip(all) {
+            if super::is_method_of_text(frame) {
+                *whose = Whose::User;
+            }
+        }
+    }
+}
+
+/// The frame that this one calls: not the machinery of `import`, through which it may come.
+fn called(frames: &[&Frame], all: &[Whose], i: usize) -> Option<usize> {
+    let is_import = |j: &usize| frames[*j].filename.starts_with("<frozen importlib.");
+    (0..i).rev().find(|j| all[*j].is_python() && !is_import(j))
+}
+
+/// Is this module only what starts a program?
+fn is_starter(frame: &Frame, called: &Frame, whose: Whose) -> bool {
+    let (script, target) = (Path::new(&frame.filename), Path::new(&called.filename));
+    let package = package(&called.filename).unwrap_or_default();
+    if frame.name != "<module>" {
+        return false;
+    }
+    if frame.filename == TEXT {
+        return match whose {
+            Whose::Standard => target.is_under("multiprocessing"),
+            Whose::Installed => LIKE_MULTIPROCESSING.contains(&package),
+            _ => false,
+        };
+    }
+    if frame.line > STARTER {
+        return false;
+    }
+    match whose {
+        Whose::Installed => {
+            let prefix = script.command_prefix();
+            prefix.is_some_and(|prefix| paths::is_in(&called.filename, &prefix))
+                || script.is_command_of(package)
+        }
+        Whose::PyTorch => OF_PYTORCH.contains(&script.last()),
+        _ => false,
+    }
+}
+
+/// The module of a text.
+pub(super) fn is_text(frame: &Frame) -> bool {
+    frame.filename == TEXT && frame.name == "<module>"
+}
+
+/// Does a stack show that the program is a text? Not if the text only starts a process, or if a package executes it.
+pub(super) fn is_typed(frames: &[&Frame], whose: &[Whose]) -> bool {
+    (0..frames.len()).filter(|i| is_text(frames[*i])).any(|i| {
+        let starts =
+            called(frames, whose, i).is_some_and(|c| is_starter(frames[i], frames[c], whose[c]));
+        let caller = whose[i + 1..].iter().find(|w| w.is_python());
+        !starts && !matches!(caller, Some(Whose::Installed | Whose::PyTorch))
+    })
+}
