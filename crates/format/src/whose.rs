@@ -10,12 +10,13 @@
 //! - A folder is known from its beginning, never by a part in the middle: `/home/me/torch/optim` is the user's.
 //! - A folder counts only if Python runs from it: the path of a library is the real one, that of a Python file need not be.
 //! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line, and neither is what only starts a
-//!   program: the script that pip makes for a command, the text that `multiprocessing` gives a new process.
+//!   program: the script that pip makes for a command, the text that `multiprocessing` gives a new process. Nor is
+//!   memtrace's own Python, which wraps functions that it watches.
 
 mod paths;
 mod starts;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde_json::{Value, json};
 
@@ -97,6 +98,8 @@ pub struct Places {
     packed: bool,
     /// The program is a text, such as that of `python -c`.
     typed: bool,
+    /// Scripts that do more than to call one function, though they lie where commands do.
+    busy: HashSet<String>,
 }
 
 impl Places {
@@ -184,6 +187,7 @@ impl Places {
             });
         }
         self.packages = packages;
+        self.busy = self.busy_scripts(tables);
         let is_text: Vec<bool> = tables.frames.iter().map(starts::is_text).collect();
         if is_text.contains(&true) {
             let whose: Vec<Whose> = tables.frames.iter().map(|f| self.whose(f)).collect();
@@ -191,9 +195,36 @@ impl Places {
                 let known = || stack.iter().map(|f| *f as usize).filter(|f| *f < whose.len());
                 let frames = || known().map(|f| &tables.frames[f]).collect::<Vec<_>>();
                 let whose = || known().map(|f| whose[f]).collect::<Vec<_>>();
-                known().any(|f| is_text[f]) && starts::is_typed(&frames(), &whose())
+                known().any(|f| is_text[f]) && starts::is_typed(&frames(), &whose(), &self.busy)
             });
         }
+    }
+
+    /// Scripts among commands that call from several lines. What an installer makes calls from one.
+    fn busy_scripts(&self, tables: Tables<'_>) -> HashSet<String> {
+        let is_command: Vec<bool> = tables.frames.iter().map(starts::is_command).collect();
+        if !is_command.contains(&true) {
+            return HashSet::new();
+        }
+        let is_python: Vec<bool> =
+            tables.frames.iter().map(|f| self.whose(f).is_python()).collect();
+        let mut lines: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
+        for stack in tables.stacks {
+            let known =
+                stack.iter().map(|f| *f as usize).filter(|f| is_python.get(*f) == Some(&true));
+            let mut called: Option<&Frame> = None;
+            for f in known {
+                let frame = &tables.frames[f];
+                if is_command[f] && called.is_some_and(|c| !starts::is_import(c)) {
+                    lines.entry(&frame.filename).or_default().insert(frame.line);
+                }
+                called = Some(frame);
+            }
+        }
+        let busy = lines.into_iter().filter(|(_, lines)| {
+            lines.len() > 1 || lines.iter().any(|line| *line > starts::STARTER)
+        });
+        busy.map(|(file, _)| file.to_owned()).collect()
     }
 
     /// Does the frame run programs, whosever they are?
@@ -234,7 +265,10 @@ impl Places {
             Whose::Gap
         } else if self.is_native(frame) {
             Whose::Native
-        } else if is_generated(frame) || (is_method_of_text(frame) && !self.typed) {
+        } else if is_generated(frame)
+            || package(&frame.filename) == Some("memtrace")
+            || (is_method_of_text(frame) && !self.typed)
+        {
             Whose::Generated
         } else {
             self.source(&frame.filename)
@@ -266,7 +300,7 @@ impl Places {
     /// Whose the frames of a stack are, innermost first. Here the ones count that only start a program.
     pub fn stack(&self, frames: &[&Frame]) -> Vec<Whose> {
         let mut all: Vec<Whose> = frames.iter().map(|f| self.whose(f)).collect();
-        starts::mark(frames, &mut all);
+        starts::mark(frames, &mut all, &self.busy);
         all
     }
 

@@ -13,13 +13,21 @@ const SOURCES: [&str; 20] = [
     "tcc", "rs", "s", "S", "asm",
 ];
 
-/// Folders with what only starts a program, each in another: debuggers, and what packed applications bring.
-const STARTERS: [[&str; 2]; 6] = [
+/// Where transformers, datasets and evaluate keep code that they have fetched.
+const OF_MODELS: [&str; 3] = ["transformers_modules", "datasets_modules", "evaluate_modules"];
+
+/// Folders with what only starts a program, each in another: debuggers, and what packed applications bring. And what
+/// of memtrace's own stands between a program and the functions that it calls, where it isn't installed.
+const STARTERS: [[&str; 2]; 10] = [
+    ["memtrace", "recording.py"],
+    ["memtrace", "integrations"],
+    ["memtrace", "tracer"],
     ["libs", "debugpy"],
     ["python", "debugpy"],
     ["helpers", "pydev"],
     ["helpers", "pycharm"],
     [".bootstrap", "pex"],
+    [".pex", "venvs"],
     ["_bootstrap", "__init__.py"],
 ];
 
@@ -188,7 +196,7 @@ impl<'a> Path<'a> {
         let name = self.parts[i];
         let is_pdm = name == "lib" && before(2) == "__pypackages__";
         // Code that comes with a model.
-        let is_cache = [before(1), name] == ["huggingface", "modules"]
+        let is_cache = (name == "modules" && OF_MODELS.contains(&self.parts[i + 1]))
             || [before(2), before(1), name] == [".cache", "torch", "hub"];
         is_pdm
             || is_cache

@@ -134,6 +134,7 @@ fn packages_lie_in_many_kinds_of_folders() {
             "/home/me/.shiv/app_ab12/site-packages/acme/x.py",
             "/home/me/proj/__pypackages__/3.11/lib/acme/x.py",
             "/home/me/.cache/huggingface/modules/transformers_modules/org/m/modeling_m.py",
+            "/data/hf/modules/datasets_modules/datasets/d/d.py",
             "/root/.cache/torch/hub/pytorch_vision_main/hubconf.py",
             "/nix/store/0a1b-python3.11-acme-1.0/lib/python3.11/site-packages/acme/x.py",
             "/tmp/ray/s/runtime_resources/pip/0a/virtualenv/lib/python3.11/site-packages/acme/x.py",
@@ -146,7 +147,7 @@ fn packages_lie_in_many_kinds_of_folders() {
             "/home/me/Python311/site-packages/x.py",
             "/home/me/shiv/app/site-packages/x.py",
             "/home/me/torch/hub/hubconf.py",
-            "/home/me/huggingface/train.py",
+            "/home/me/huggingface/modules/train.py",
             "\\\\wsl$\\Ubuntu\\home\\me\\proj\\train.py",
             "\\\\wsl.localhost\\Ubuntu\\home\\me\\proj\\lib\\train.py",
             "/home/me/proj/src/acme/train.py",
@@ -248,6 +249,20 @@ fn a_commands_packages_may_lie_elsewhere() {
     ] {
         right(&NONE, &[&[(package, Installed), (users, User)]]);
     }
+    // A script that makes an object of a class, and one that calls from several lines, or beyond those of a command.
+    let class = "/env/lib/python3.11/site-packages/acme/cli.py:90 __init__";
+    right(&NONE, &[&[(class, Installed), ("/usr/local/bin/train:3 <module>", User)]]);
+    for other in [4, 40] {
+        let other = format!("/usr/local/bin/train:{other} <module>");
+        let native = ("/lib/libpython3.11.so:70000 _PyEval_Vector", Native);
+        right(
+            &NONE,
+            &[
+                &[(package, Installed), ("/usr/local/bin/train:3 <module>", User)],
+                &[(package, Installed), native, (&other, User)],
+            ],
+        );
+    }
     // It calls the user's code, which is what counts.
     right(
         &NONE,
@@ -256,11 +271,14 @@ fn a_commands_packages_may_lie_elsewhere() {
     // Memory that its import takes.
     right(
         &NONE,
-        &[&[
-            ("/env/lib/python3.11/site-packages/acme/__init__.py:9 <module>", Installed),
-            ("<frozen importlib._bootstrap>:241 _call_with_frames_removed", Standard),
-            ("/usr/local/bin/acme:5 <module>", Generated),
-        ]],
+        &[
+            &[
+                ("/env/lib/python3.11/site-packages/acme/__init__.py:9 <module>", Installed),
+                ("<frozen importlib._bootstrap>:241 _call_with_frames_removed", Standard),
+                ("/usr/local/bin/acme:5 <module>", Generated),
+            ],
+            &[(package, Installed), ("/usr/local/bin/acme:8 <module>", Generated)],
+        ],
     );
     let torch = "/env/lib/python3.11/site-packages/torch/distributed/run.py:900 main";
     right(&NONE, &[&[(torch, PyTorch), ("/env/bin/torchrun:8 <module>", Generated)]]);
@@ -276,6 +294,7 @@ fn what_other_tools_start_programs_with_is_not_the_program() {
         ][..],
         &["/home/me/pycharm/plugins/python/helpers/pydev/pydevd.py:1500 _exec"],
         &["/home/me/.pex/unzipped_pexes/0a/.bootstrap/pex/pex.py:600 execute"],
+        &["/home/me/.pex/venvs/0a/1b/__main__.py:260 <module>"],
         &[
             "/home/me/app/_bootstrap/__init__.py:253 bootstrap",
             "/home/me/app/__main__.py:3 <module>",
@@ -284,6 +303,11 @@ fn what_other_tools_start_programs_with_is_not_the_program() {
         let mut rows = vec![package];
         rows.extend(stack.iter().map(|text| (*text, Generated)));
         right(&NONE, &[&rows]);
+    }
+    // Around a function that memtrace watches.
+    for ours in ["/env/lib/python3.11/site-packages/memtrace", "/home/me/src/python/memtrace"] {
+        let ours = format!("{ours}/tracer/plugins/distributed.py:83 wrapper");
+        right(&NONE, &[&[(&ours, Generated), package]]);
     }
     for file in ["multiprocess/spawn.py", "billiard/spawn.py"] {
         let spawn = format!("/env/lib/python3.11/site-packages/{file}:122 spawn_main");
