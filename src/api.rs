@@ -10,6 +10,7 @@ use memtrace_format::labels::Sort;
 
 use crate::dump::{self, Reason};
 use crate::record::guard;
+use crate::stack::room::on_a_large_one;
 use crate::{gauges, labels, message};
 
 /// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in `.json`
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
             }
         }
     };
-    guard::nested(|| guard::uncancelled(dump))
+    guard::nested(|| on_a_large_one(|| guard::uncancelled(dump)))
 }
 
 /// Is memtrace recording in this process?
@@ -409,7 +410,7 @@ pub extern "C" fn memtrace_changes_release(upto: u64) {
 /// `into` has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_stats(into: *mut c_char, size: usize) -> usize {
-    let text = dump::statistics(crate::recorder()).to_string();
+    let text = on_a_large_one(|| dump::statistics(crate::recorder()).to_string());
     // SAFETY: promised by the caller.
     unsafe { answer(&text, into, size) }
 }

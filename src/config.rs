@@ -88,7 +88,7 @@ impl Config {
         let first = if is_there {
             Vec::new()
         } else {
-            std::fs::read("/proc/self/environ").unwrap_or_default()
+            memtrace_files::read("/proc/self/environ").unwrap_or_default()
         };
         let cleared = |name: &str| {
             let value = |text: &[u8]| {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use memtrace_analysis::report::told_warning;
 use memtrace_analysis::sites::Lines;
 use memtrace_files::NewFile;
-use memtrace_format::blackbox::{at, lacking};
+use memtrace_format::blackbox::{MAGIC, at, lacking};
 use memtrace_format::event::Event;
 use memtrace_format::json::Stacks;
 use memtrace_format::recording::Recording;
@@ -164,6 +164,7 @@ fn advice(recorder: &Recorder, error: &io::Error) -> String {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             format!("set MEMTRACE_OUT to a folder with more room{recover}")
         }
+        io::ErrorKind::InvalidData => "the record is lost".to_owned(),
         _ => "set MEMTRACE_OUT to a folder that can be written".to_owned(),
     }
 }
@@ -267,6 +268,10 @@ fn write(
         Format::Pickle => Encoding::Pickle,
         Format::Json(stacks) => Encoding::Json(stacks),
     };
+    if recorder.blackbox.header()[at::MAGIC].load(Ordering::Relaxed) != MAGIC {
+        let what = "somebody has written into the black box";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
     if !memory::has(
         NEEDED
             + recorder.blackbox.header()[at::LIVE_USED].load(Ordering::Relaxed) as usize
@@ -437,7 +442,7 @@ pub fn statistics(recorder: Option<&Recorder>) -> Value {
 const NOT_RECORDED: &[&str] = &["the names of compiled regions"];
 
 fn command_line() -> Vec<String> {
-    let raw = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let raw = memtrace_files::read("/proc/self/cmdline").unwrap_or_default();
     raw.split(|b| *b == 0)
         .filter(|a| !a.is_empty())
         .map(|a| String::from_utf8_lossy(a).into_owned())

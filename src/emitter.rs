@@ -8,15 +8,19 @@
 //! Out of memory is noted as the ticket of the event, and the snapshot shows the state *at that ticket*,
 //! however late the thread gets to it. A program that catches the error and goes on may fail thousands of
 //! times: the first few failures get a file, then one every [`OOM_PAUSE_NS`].
+//!
+//! The C library ends a process whose main thread has left by `pthread_exit` when its last thread ends, and it counts this one,
+//! too. So the thread ends when it is the only one left ([`crate::last`]): then it is the last one, and the C library calls `exit`.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use memtrace_naming::Moment;
 
 use crate::dump;
 use crate::errno;
+use crate::last;
 use crate::measure;
 use crate::message;
 use crate::record::{Recorder, clock};
@@ -66,6 +70,8 @@ pub struct Emitter {
     to_measure: AtomicU32,
     /// The last snapshot is being written, or is: no other comes after it.
     closed: AtomicU32,
+    /// There is a thread that looks into all this.
+    running: AtomicBool,
     /// The process ends by `_exit`: asked for ([`ASKED`]), and done ([`DONE`]). A futex word.
     farewell: AtomicU32,
     written: Mutex<OomFiles>,
@@ -95,6 +101,7 @@ impl Emitter {
             signalled: AtomicU32::new(0),
             to_measure: AtomicU32::new(0),
             closed: AtomicU32::new(0),
+            running: AtomicBool::new(false),
             farewell: AtomicU32::new(0),
             written: Mutex::new(OomFiles { count: 0, last_ns: 0, passed_over: 0 }),
         }
@@ -171,6 +178,9 @@ impl Emitter {
     /// Has the thread write the last snapshot, and waits for it. Allocates nothing and takes no lock: the
     /// caller may be in a signal handler.
     pub fn farewell(&self, patience_ns: u64) {
+        if !self.running.load(Ordering::Acquire) {
+            return; // what is in the black box stays there
+        }
         let end = clock::now_ns() + patience_ns;
         if self.farewell.swap(ASKED, Ordering::AcqRel) == 0 {
             self.wake();
@@ -178,6 +188,13 @@ impl Emitter {
         while self.farewell.load(Ordering::Acquire) == ASKED && clock::now_ns() < end {
             sleep_on(&self.farewell, ASKED);
         }
+    }
+
+    /// The thread is gone: nobody waits for it.
+    fn gone(&self) {
+        self.running.store(false, Ordering::Release);
+        self.farewell.store(DONE, Ordering::Release);
+        wake_all(&self.farewell);
     }
 
     fn serve_farewell(&self, recorder: &Recorder) {
@@ -235,11 +252,14 @@ pub fn start(recorder: &'static Recorder) {
         libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         let mut thread = 0;
-        let argument = std::ptr::from_ref(recorder).cast_mut().cast();
-        let failed = libc::pthread_create(&raw mut thread, attr.as_ptr(), run, argument);
+        let argument = Box::into_raw(Box::new(Start { recorder, mask: before }));
+        recorder.emitter.running.store(true, Ordering::Release);
+        let failed = libc::pthread_create(&raw mut thread, attr.as_ptr(), run, argument.cast());
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         libc::pthread_attr_destroy(attr.as_mut_ptr());
         if failed != 0 {
+            drop(Box::from_raw(argument));
+            recorder.emitter.gone();
             message!("no background thread could be started; recording goes on without it");
         } else {
             libc::pthread_setname_np(thread, c"memtrace".as_ptr());
@@ -247,9 +267,16 @@ pub fn start(recorder: &'static Recorder) {
     }
 }
 
-extern "C" fn run(recorder: *mut c_void) -> *mut c_void {
-    // SAFETY: `start` passes a recorder that lives for ever.
-    let recorder: &'static Recorder = unsafe { &*recorder.cast() };
+/// What the thread is given.
+struct Start {
+    recorder: &'static Recorder,
+    /// The signals that its maker blocks.
+    mask: libc::sigset_t,
+}
+
+extern "C" fn run(start: *mut c_void) -> *mut c_void {
+    // SAFETY: `start` passes what it has boxed, to this function alone.
+    let Start { recorder, mask } = *unsafe { Box::from_raw(start.cast::<Start>()) };
     // What this thread does is none of the program's doing.
     crate::record::guard::nested(|| {
         let mut next = recorder.started_ns + recorder.config.every_ns.unwrap_or(0);
@@ -270,9 +297,16 @@ extern "C" fn run(recorder: *mut c_void) -> *mut c_void {
                 crate::switch_off("an internal error in the background thread");
                 break;
             }
+            if last::is_this_thread() {
+                break;
+            }
             sleep_on(&recorder.emitter.calls, seen);
         }
     });
+    recorder.emitter.gone();
+    // If it is the last one, the program's exit handlers run here.
+    // SAFETY: a set of signals that came from the same function.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, std::ptr::null_mut()) };
     std::ptr::null_mut()
 }
 

@@ -10,6 +10,7 @@
 pub mod allocator;
 pub mod api;
 pub mod config;
+pub mod descriptors;
 pub mod dump;
 pub mod emitter;
 pub mod errno;
@@ -18,6 +19,7 @@ pub mod hooks;
 pub mod hot;
 pub mod jumps;
 pub mod labels;
+pub mod last;
 pub mod life;
 pub mod measure;
 pub mod memory;

@@ -13,8 +13,12 @@ use memtrace_naming::Moment;
 
 use crate::hooks::{captures, communicators, contexts, lookup, resolve, routes, torch, words};
 use crate::record::{Recorder, clock, guard};
+use crate::stack::room::on_a_large_one;
 use crate::stack::{registered, rules};
-use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, jumps, message, recorder, starts, tree};
+use crate::{
+    ASLEEP, WOKEN, descriptors, dump, forget_recorder, gauges, jumps, message, recorder, starts,
+    tree,
+};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -32,9 +36,12 @@ pub fn register() {
 extern "C" fn exiting() {
     let Some(recorder) = recorder() else { return };
     guard::nested(|| {
-        if std::panic::catch_unwind(|| guard::uncancelled(|| last_snapshot(recorder))).is_err() {
-            message!("an internal error while the last snapshot was written");
-        }
+        on_a_large_one(|| {
+            let write = || guard::uncancelled(|| last_snapshot(recorder));
+            if std::panic::catch_unwind(write).is_err() {
+                message!("an internal error while the last snapshot was written");
+            }
+        });
     });
 }
 
@@ -79,7 +86,7 @@ fn end(status: c_int) -> ! {
     {
         recorder.emitter.farewell(PATIENCE_NS);
     }
-    guard::uncancelled(tree::ending);
+    tree::ending();
     let next = NEXT_EXIT.load(Ordering::Relaxed);
     // SAFETY: the C library's (or the next interposer's) function of this name; failing that, the system call
     // that it is made of. Neither returns.
@@ -100,6 +107,7 @@ static NEXT_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn loading() {
+    descriptors::loading();
     tree::loading();
     lookup::next(&NEXT_EXIT, c"_exit");
     lookup::next(&NEXT_DLCLOSE, c"dlclose");
@@ -162,12 +170,12 @@ extern "C" fn forked() {
 /// Runs when a process ends. Of the one that `memtrace run` became, says what its processes have written, or why there
 /// is nothing to look at.
 extern "C" fn unloading() {
-    if guard::uncancelled(tree::ending) || WOKEN.load(Ordering::Relaxed) != ASLEEP {
+    if tree::ending() || WOKEN.load(Ordering::Relaxed) != ASLEEP {
         return;
     }
-    let Some(pid) = std::env::var_os("MEMTRACE_RUN_PID") else { return };
-    if pid.to_str().and_then(|p| p.parse().ok()) == Some(std::process::id()) {
-        explain_nothing();
+    let pid = std::env::var_os("MEMTRACE_RUN_PID");
+    if pid.and_then(|p| p.to_str()?.parse().ok()) == Some(std::process::id()) {
+        on_a_large_one(explain_nothing);
     }
 }
 

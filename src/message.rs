@@ -6,6 +6,7 @@
 
 use memtrace_format::screen::{Page, shown};
 
+use crate::descriptors;
 use crate::record::guard;
 
 /// Writes `memtrace: …` and a newline to stderr.
@@ -25,6 +26,5 @@ pub fn page(page: &Page) {
 }
 
 fn write(lines: &str) {
-    // SAFETY: the buffer is valid for its length; a failed write is of no consequence.
-    guard::uncancelled(|| unsafe { libc::write(2, lines.as_ptr().cast(), lines.len()) });
+    guard::uncancelled(|| descriptors::say(lines.as_bytes()));
 }

@@ -13,6 +13,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
+use crate::descriptors;
 use crate::errno;
 use crate::hooks::lookup;
 use crate::stack::checked::{Process, Window};
@@ -282,7 +283,8 @@ fn is_static(program: *const c_char) -> bool {
     let mut head = [0_u8; HEAD];
     // SAFETY: a C string, or what the kernel says isn't there; our own descriptor, and a buffer that is valid for its length.
     let got = unsafe {
-        let file = libc::open(program, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK);
+        let how = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let file = descriptors::open(program, how, 0);
         if file < 0 {
             return false;
         }

@@ -14,7 +14,6 @@
 //! The root may end by `_exit`, in a signal handler: what is done there takes no lock and allocates nothing.
 
 use std::ffi::{CStr, CString, c_int};
-use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -27,7 +26,9 @@ use memtrace_format::screen::show;
 use memtrace_format::shell::quote;
 
 use crate::config::Config;
-use crate::record::Recorder;
+use crate::descriptors;
+use crate::record::{Recorder, guard};
+use crate::stack::room::on_a_large_one;
 
 /// Ancestors that are looked at.
 const GENERATIONS: usize = 32;
@@ -123,14 +124,14 @@ fn nearest(root: Option<i32>) -> Option<Recorded> {
         if pid <= 1 {
             break;
         }
-        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let maps = memtrace_files::read(format!("/proc/{pid}/maps")).unwrap_or_default();
         if let Some(blackbox) = black_box_in(&maps) {
             return Some(Recorded { pid, blackbox });
         }
         if root == Some(pid) {
             break;
         }
-        pid = parent_of(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
+        pid = parent_of(&memtrace_files::read(format!("/proc/{pid}/stat")).ok()?)?;
     }
     None
 }
@@ -235,7 +236,7 @@ pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>) -> Option<()>)
     unsafe {
         let (to, how) = (libc::O_WRONLY | libc::O_APPEND, libc::O_CREAT | libc::O_CLOEXEC);
         let flags = to | how | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = libc::open(run.list.as_ptr(), flags, 0o600);
+        let file = descriptors::open(run.list.as_ptr(), flags, 0o600);
         if file >= 0 {
             line.write_to(file);
             libc::close(file);
@@ -257,12 +258,16 @@ pub fn ending() -> bool {
     if DONE.swap(true, Ordering::AcqRel) {
         return false;
     }
+    // Lines of a path's length have no room on the stack of a signal handler.
+    on_a_large_one(|| guard::uncancelled(|| tell_of_all(run, own)))
+}
+
+/// Says which files the processes of this run have written, and removes the list.
+fn tell_of_all(run: &Run, own: i32) -> bool {
     // Should somebody have put a FIFO there, nobody waits for what it says.
-    // SAFETY: a C string, and a descriptor that is ours.
-    let file = unsafe {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        libc::open(run.list.as_ptr(), flags)
-    };
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    // SAFETY: a C string.
+    let file = unsafe { descriptors::open(run.list.as_ptr(), flags, 0) };
     if file < 0 {
         return false;
     }
@@ -442,13 +447,14 @@ impl<const N: usize> Text<N> {
 
     /// The same, to standard error, and begins again.
     fn flush(&mut self) {
-        self.write_to(2);
+        descriptors::say(&self.bytes[..self.len]);
         self.len = 0;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::fd::AsRawFd;
 
     use super::*;

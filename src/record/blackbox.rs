@@ -298,10 +298,13 @@ fn open(path: &Path, words: usize) -> io::Result<OwnedFd> {
         .mode(0o600)
         .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
         .open(path)?;
-    file.set_len(words as u64 * 8).inspect_err(|_| {
+    let made = memtrace_files::aside(file).and_then(|file| {
+        file.set_len(words as u64 * 8)?;
+        Ok(file.into())
+    });
+    made.inspect_err(|_| {
         let _ = std::fs::remove_file(path);
-    })?;
-    Ok(file.into())
+    })
 }
 
 fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {

@@ -21,7 +21,7 @@ pub fn now_ns() -> u64 {
 /// Allows the use of the processor's counter, if the kernel trusts it. Reads a file: once, not in a hook.
 pub fn prepare() {
     let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-    let trusted = std::fs::read(path).is_ok_and(|text| text.trim_ascii() == b"tsc");
+    let trusted = memtrace_files::read(path).is_ok_and(|text| text.trim_ascii() == b"tsc");
     ANCHOR.trusted.store(trusted && cfg!(target_arch = "x86_64"), Ordering::Relaxed);
 }
 

@@ -19,6 +19,9 @@
 //! batch at a time and without asking anybody. A slot keeps its event until it is needed for the event that comes a
 //! whole ring later, retired or not; a reader that is so slow is told.
 //!
+//! *A file that somebody else writes into* may say anything. What no producer writes is passed over and counted as lost; nobody waits
+//! for it.
+//!
 //! It must never wait for a reader. Retirement stops at an event whose producer has not published it yet, in
 //! order, since a skipped free would be a leak in the live table for ever. But a producer may be gone: its thread was cancelled, or
 //! left by `siglongjmp`. So whoever has waited for room for [`PATIENCE_NS`], while everybody else wrote a whole ring, passes over
@@ -47,6 +50,11 @@ const AHEAD: u64 = 4 * LOOK_EVERY;
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// Of what the file system has left, the history takes at most one part in so many at a time: what is alive matters more.
 const SHARE: u64 = 4;
+
+/// How often a reader looks again at slots that are not published, all of one reading together.
+const PATIENCE: u32 = 4000;
+/// No process has more threads than that, each of which may have a ticket for which there is no room yet.
+const MOST_THREADS: u64 = 1 << 23;
 
 /// See the module's essay. `L` is the live table.
 #[repr(C)]
@@ -118,7 +126,9 @@ impl<L> Ring<L> {
 
     /// Tickets given out so far.
     pub fn written(&self) -> u64 {
-        self.header[at::HEAD].load(Ordering::Acquire)
+        let written = self.header[at::HEAD].load(Ordering::Acquire);
+        let most = self.slots.len() as u64 + MOST_THREADS;
+        written.min(self.retired().saturating_add(most))
     }
 
     /// Events that only the live table remembers.
@@ -139,11 +149,23 @@ impl<L> Ring<L> {
     /// Has the background thread let the ring run down to half of what it keeps free, at this ticket?
     pub fn is_short(&self, ticket: u64) -> bool {
         let capacity = self.capacity();
-        ticket + (capacity / 16).max(AHEAD) >= self.retired() + capacity
+        ticket.saturating_add((capacity / 16).max(AHEAD)) >= self.retired().saturating_add(capacity)
     }
 
     fn has_room(&self, ticket: u64) -> bool {
-        ticket < self.retired() + self.capacity()
+        ticket < self.retired().saturating_add(self.capacity())
+    }
+
+    /// Was this in the first word of the ticket's slot by nobody of ours? It is that of the ticket, or of an older or newer one with
+    /// the same slot.
+    fn is_alien(&self, word: u64, ticket: u64) -> bool {
+        word != WRITING && (word ^ (ticket + 1)) & self.capacity().wrapping_sub(1) != 0
+    }
+
+    /// Has somebody written into the file so that there will never be room for this ticket?
+    fn is_lost(&self, ticket: u64) -> bool {
+        self.capacity() == 0
+            || ticket.wrapping_sub(self.retired()) > self.slots.len() as u64 + MOST_THREADS
     }
 
     /// Appends an event; returns its ticket and whether it had to make room first.
@@ -199,7 +221,7 @@ impl<L> Ring<L> {
         let _held = crate::record::guard::Held::all();
         let mut waiting = Waiting::default();
         // A file that was cut short reads as zeros (see `truncated`): there will never be room, nor anybody who reads it.
-        while !self.has_room(ticket) && self.capacity() > 0 {
+        while !self.has_room(ticket) && !self.is_lost(ticket) {
             let mut role = match self.live.try_lock() {
                 Ok(role) => role,
                 Err(TryLockError::Poisoned(e)) => e.into_inner(),
@@ -255,9 +277,16 @@ impl<L> Ring<L> {
         let from = self.retired();
         let to = (from + n).min(self.written());
         for ticket in from..to {
-            let Some(words) = self.read(ticket) else { break };
-            if let Some(event) = Event::unpack(words) {
-                apply(&mut role.live, &event);
+            if let Some(words) = self.read(ticket) {
+                if let Some(event) = Event::unpack(words) {
+                    apply(&mut role.live, &event);
+                }
+            } else {
+                // Nobody of ours has written a newer one either: that needs the slot to be free.
+                let word = self.slot(ticket)[0].load(Ordering::Acquire);
+                if word <= ticket + 1 && !self.is_alien(word, ticket) {
+                    break;
+                }
             }
             self.header[at::RETIRED].store(ticket + 1, Ordering::Release);
         }
@@ -315,9 +344,9 @@ impl<L> Ring<L> {
     /// Appends the events with these tickets in order; the tickets have been given out. Returns how many are missing
     /// because they are not published; `None` if one has been overwritten. For dumps.
     pub fn read_range(&self, tickets: Range<u64>, events: &mut Vec<Event>) -> Option<u64> {
-        let mut unpublished = 0;
+        let (mut unpublished, mut patience) = (0, PATIENCE);
         for ticket in tickets {
-            match self.read_patiently(ticket) {
+            match self.read_patiently(ticket, &mut patience) {
                 Some(words) => match Event::unpack(words) {
                     Some(event) => events.push(event),
                     None => unpublished += 1,
@@ -330,18 +359,20 @@ impl<L> Ring<L> {
     }
 
     fn may_be_overwritten(&self, ticket: u64) -> bool {
-        self.retired() > ticket && self.written() > ticket + self.capacity()
+        self.retired() > ticket && self.written() > ticket.saturating_add(self.capacity())
     }
 
     /// A producer needs a few nanoseconds between ticket and publication unless it was stopped there.
-    fn read_patiently(&self, ticket: u64) -> Option<[u64; WORDS - 1]> {
+    fn read_patiently(&self, ticket: u64, patience: &mut u32) -> Option<[u64; WORDS - 1]> {
         for _ in 0..1000 {
             if let Some(words) = self.read(ticket) {
                 return Some(words);
             }
-            if self.may_be_overwritten(ticket) {
+            let word = self.slot(ticket)[0].load(Ordering::Acquire);
+            if *patience == 0 || self.may_be_overwritten(ticket) || self.is_alien(word, ticket) {
                 break;
             }
+            *patience -= 1;
             hint::spin_loop();
         }
         None

@@ -379,6 +379,35 @@ mod threads {
         assert_eq!(addrs, (0..8).chain(32..64).collect::<Vec<_>>());
     }
 
+    /// Somebody writes into the file: what no producer has written is lost, and nobody waits for it, reader or producer.
+    #[test]
+    fn words_of_somebody_else_are_lost() {
+        let text = u64::from_le_bytes(*b"line 173");
+        let ring = ring_of(64, 64, ());
+        let applied = std::cell::Cell::new(0);
+        let push = |numbers: Range<u64>| {
+            for n in numbers {
+                ring.push(event(n).pack(), |(), _| applied.set(applied.get() + 1));
+            }
+        };
+        push(0..60);
+        ring.slots[7][0].store(text, Ordering::Relaxed);
+        let mut events = Vec::new();
+        assert_eq!(ring.read_range(0..60, &mut events), Some(1));
+        push(60..128);
+        assert_eq!(applied.get(), ring.retired() - 1);
+        // So is a history that begins or ends where it can't.
+        for word in [at::HEAD, at::RETIRED, at::RING_CAPACITY] {
+            ring.header[word].store(text, Ordering::Relaxed);
+            push(0..100);
+            assert!(ring.written() <= ring.retired() + (1 << 24));
+            ring.read_range(
+                ring.retired()..ring.written().min(ring.retired() + 10_000),
+                &mut events,
+            );
+        }
+    }
+
     #[test]
     fn an_event_that_must_be_the_next_one_is_it_or_is_not_there() {
         let ring = ring_of(8, 8, ());

@@ -16,6 +16,7 @@ use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
+use crate::descriptors;
 use crate::hot::HOT;
 
 /// The mapping, as addresses; and in which process it is one. A forked child has something else there.
@@ -101,8 +102,7 @@ pub fn replace() -> bool {
     // SAFETY: null or a leaked line.
     let line = unsafe { LINE.load(Ordering::Relaxed).as_ref() };
     if let Some(line) = line.filter(|_| first) {
-        // SAFETY: a buffer and its length; nobody minds if it can't be written.
-        unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+        descriptors::say(line.as_bytes());
     }
     placed != libc::MAP_FAILED
 }

@@ -28,6 +28,9 @@ use crate::record::guard;
 /// Bytes of a stack that is ours: reading the configuration and opening files are the most that happens there, and a signal
 /// handler of the program's on top of it.
 const SIZE: usize = 192 << 10;
+/// Bytes of the stack on which a snapshot is written: names of functions may be as deep as somebody likes, and the background
+/// thread has as much.
+const LARGE: usize = 2 << 20;
 /// Nobody can read or write these at its lower end.
 const GUARD: usize = 4096;
 /// Stacks of ours for each thread.
@@ -236,33 +239,55 @@ impl Room {
         let (None, Some(level), true) = (here, free, self.low.get() != 0) else { return work() };
         self.busy[level].set(true);
         let _until_done = Busy(&self.busy[level]);
+        let there =
+            Stack { top: self.low.get() + (level + 1) * SIZE, left: self.left[level].get().cast() };
+        // SAFETY: nobody else is on it; it lives as long as the thread.
+        unsafe { there.call(work) };
+    }
+}
+
+/// A stack that can be gone to: its upper end, and where to note where from.
+#[derive(Clone, Copy)]
+struct Stack {
+    top: usize,
+    left: *mut Here,
+}
+
+impl Stack {
+    /// # Safety
+    /// It is large enough, nobody is on it, and both it and the note live that long.
+    #[inline(always)]
+    unsafe fn call(self, work: &mut dyn FnMut()) {
         if is_on_signal_stack() {
-            return self.call_off_signal_stack(level, work);
+            // SAFETY: promised by the caller.
+            return unsafe { self.call_off_signal_stack(work) };
         }
-        self.call_there(level, work);
+        // SAFETY: promised by the caller.
+        unsafe { self.go(work) };
     }
 
     #[inline(always)]
-    fn call_there(&self, level: usize, mut work: &mut dyn FnMut()) {
+    unsafe fn go(self, mut work: &mut dyn FnMut()) {
         extern "C-unwind" fn begin(work: *mut c_void) {
             // SAFETY: the pointer below, of which nobody else knows.
             unsafe { (*work.cast::<&mut dyn FnMut()>())() }
         }
-        let top = self.low.get() + (level + 1) * SIZE;
-        // SAFETY: the stack is not in use and large enough; the function gets the pointer to `work`, which outlives the call.
-        unsafe { switch(begin, (&raw mut work).cast(), top, self.left[level].get().cast()) };
+        // SAFETY: promised by the caller; the function gets the pointer to `work`, which outlives the call.
+        unsafe { switch(begin, (&raw mut work).cast(), self.top, self.left) };
     }
 
     /// What is live on the program's stack for signals stays.
     #[cold]
     #[inline(never)]
-    fn call_off_signal_stack(&self, level: usize, work: &mut dyn FnMut()) {
+    unsafe fn call_off_signal_stack(self, work: &mut dyn FnMut()) {
         let _until_back = Quiet::begin();
         let signal_stack = signal_stack();
-        self.call_there(level, &mut || {
+        let mut there = || {
             let _without = signal_stack.map(WithoutStack::begin);
             work();
-        });
+        };
+        // SAFETY: promised by the caller.
+        unsafe { self.go(&mut there) };
     }
 }
 
@@ -357,6 +382,55 @@ impl Drop for WithoutStack {
 #[inline(never)]
 pub fn aside<R>(f: impl FnOnce() -> R) -> R {
     guard::local(|local| local.stacks.aside(f))
+}
+
+/// Runs `f` on a large stack that is taken for it, or, if there is no memory, on one of this thread's. For whatever writes files: the
+/// thread that ends a process, or asks for a snapshot, may stand on a fiber's stack or a signal's, of a few kilobytes.
+#[cold]
+#[inline(never)]
+pub fn on_a_large_one<R>(f: impl FnOnce() -> R) -> R {
+    let (mut f, mut result) = (Some(f), None);
+    let mut work = || result = f.take().map(|f| f());
+    match Large::new() {
+        Some(stack) => stack.call(&mut work),
+        None => aside(&mut work),
+    }
+    result.unwrap_or_else(|| unreachable!("it was called"))
+}
+
+/// A stack of its own, which ends with it.
+struct Large(*mut c_void);
+
+impl Large {
+    /// Touches none of it.
+    fn new() -> Option<Large> {
+        // SAFETY: a fresh private mapping, of which a page is made inaccessible that nobody uses.
+        unsafe {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let how = kind | libc::MAP_STACK;
+            let at = libc::mmap(std::ptr::null_mut(), LARGE, protection, how, -1, 0);
+            if at == libc::MAP_FAILED {
+                return None;
+            }
+            libc::mprotect(at, GUARD, libc::PROT_NONE);
+            Some(Large(at))
+        }
+    }
+
+    fn call(&self, work: &mut dyn FnMut()) {
+        let mut left = MaybeUninit::<Here>::uninit();
+        let there = Stack { top: self.0 as usize + LARGE, left: left.as_mut_ptr() };
+        // SAFETY: nobody else knows of it; it is unmapped later.
+        unsafe { there.call(work) };
+    }
+}
+
+impl Drop for Large {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, on which nobody stands any more.
+        unsafe { libc::munmap(self.0, LARGE) };
+    }
 }
 
 /// Where the stack pointer is, about.

@@ -39,10 +39,13 @@ use clap::{CommandFactory, Parser};
 
 use crate::args::{Args, Command};
 
+/// Makes a program that this process becomes inherit what this process did.
+pub type HandOn = fn(&mut std::process::Command);
+
 /// Runs the command line of this process.
-pub fn main() -> ExitCode {
+pub fn main(hand_on: HandOn) -> ExitCode {
     let answer = match Args::parse().command {
-        Command::Run(args) => run::run(&args).map(|never| match never {}),
+        Command::Run(args) => run::run(&args, hand_on).map(|never| match never {}),
         Command::Summary(args) => report::summary(&args),
         Command::Report(args) => accounts::report(&args),
         Command::Check(args) => judge::check(&args),

@@ -1,7 +1,9 @@
 //! The command `memtrace`; everything it does is in the library beside this file.
 
+mod inherited;
+
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    memtrace_cli::main()
+    memtrace_cli::main(inherited::hand_on)
 }

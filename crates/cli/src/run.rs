@@ -22,7 +22,7 @@ use crate::args::{Run, Switch};
 use crate::failure::Failure;
 use crate::inspect::{find, inspect};
 use crate::standin::Folder;
-use crate::{leftovers, orphans, output};
+use crate::{HandOn, leftovers, orphans, output};
 
 /// What PyTorch and Triton compile and time on one GPU they keep for the next run. What they find out on a virtual
 /// one must not be found by a run on a real card, so it is kept apart, unless the user has said where.
@@ -36,7 +36,7 @@ pub(crate) const RECORDER: &str = "libmemtrace.so";
 pub(crate) const VIRTUAL_GPU: &str = "libmemtrace_virtual.so";
 
 /// Becomes the program; returns only to say why not.
-pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
+pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
     let (name, rest) =
         args.command.split_first().ok_or_else(|| Failure::new("no program is named"))?;
     let spec = match &args.virtual_gpu {
@@ -110,6 +110,7 @@ pub(crate) fn run(args: &Run) -> Result<Infallible, Failure> {
         command.env("LD_PRELOAD", preloaded(&preload, env::var_os("LD_PRELOAD")));
         command.env(SANITIZER.0, with_setting(env::var_os(SANITIZER.0), SANITIZER.1));
     }
+    hand_on(&mut command);
     let error = command.exec();
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
 }

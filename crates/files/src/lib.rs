@@ -10,11 +10,16 @@
 //! nothing is cleared.
 //!
 //! A file is opened without following a link and without waiting ([`open`]), and must be a plain one.
+//!
+//! The kernel gives a new descriptor the lowest number that is free. In somebody else's process that may be 0, 1 or 2, and
+//! then the program reads our file as its input or writes its output into it; or it is a number that the program would have
+//! got next. So every file goes to a higher number at once ([`aside`]).
 
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
-use std::io;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -26,6 +31,11 @@ const PREFIX: &str = ".memtrace-";
 const SUFFIX: &str = ".part";
 /// Letters and digits between.
 const RANDOM: usize = 16;
+/// The lowest numbers for descriptors of ours, best first: the limit on them may be low (`ulimit -n`). The last one is
+/// beyond standard input, output and error.
+const NUMBERS: [i32; 4] = [200, 60, 15, FIRST_OWN];
+/// No program has its standard input, output or error here.
+const FIRST_OWN: i32 = 3;
 /// How often a new file is taken away by somebody who clears up before it is locked.
 const TRIES: usize = 16;
 
@@ -72,6 +82,8 @@ impl NewFile {
             let mut builder = Builder::new();
             builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(RANDOM);
             let file = builder.permissions(Permissions::from_mode(mode)).tempfile_in(folder)?;
+            let (file, path) = file.into_parts();
+            let file = NamedTempFile::from_parts(aside(file)?, path);
             // Without locks nobody clears up either.
             let locked = !matches!(file.as_file().try_lock(), Err(TryLockError::WouldBlock));
             if locked && file.as_file().metadata()?.nlink() > 0 {
@@ -168,7 +180,31 @@ fn take_name(file: NamedTempFile, name: &Path) -> Result<File, PersistError> {
 /// # Errors
 /// Those of the file system.
 pub fn scratch(folder: &Path) -> io::Result<File> {
-    tempfile::tempfile_in(folder)
+    tempfile::tempfile_in(folder).and_then(aside)
+}
+
+/// The same file by a descriptor that is not in the program's way.
+///
+/// # Errors
+/// It has the number of standard input, output or error, and there is no other one.
+pub fn aside<F: Into<OwnedFd> + From<OwnedFd>>(file: F) -> io::Result<F> {
+    let file: OwnedFd = file.into();
+    let higher = |least| rustix::io::fcntl_dupfd_cloexec(&file, least);
+    match NUMBERS.into_iter().map(higher).find_map(Result::ok) {
+        Some(other) => Ok(other.into()),
+        None if file.as_raw_fd() >= FIRST_OWN => Ok(file.into()),
+        None => Err(rustix::io::Errno::MFILE.into()),
+    }
+}
+
+/// The bytes of any file, such as those under `/proc`.
+///
+/// # Errors
+/// Those of the file system.
+pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    aside(File::open(path)?)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The folder that a path's file is in.
@@ -211,6 +247,7 @@ fn plain(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
         let is_link = e.raw_os_error() == Some(libc::ELOOP);
         if is_link { not_plain("a link") } else { e }
     })?;
+    let file = aside(file)?;
     let kind = file.metadata()?.mode() & libc::S_IFMT;
     match kind {
         libc::S_IFREG => Ok(file),

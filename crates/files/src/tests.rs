@@ -139,3 +139,25 @@ fn another_file_of_the_same_name_is_not_removed() {
     remove(&path, &opened).expect_err("another file");
     assert!(path.exists());
 }
+
+/// A program that has closed its standard input, output or error must not find a file of ours there.
+#[test]
+fn files_have_numbers_that_no_program_uses() {
+    use std::os::fd::AsRawFd;
+    let folder = folder();
+    let path = folder.path().join("file");
+    let new = NewFile::within(folder.path(), Readers::Owner).expect("made");
+    fs::write(&path, "text").expect("written");
+    let files = [
+        scratch(folder.path()).expect("made"),
+        open(&path).expect("opened"),
+        append(&path).expect("opened"),
+        aside(File::open(&path).expect("opened")).expect("moved"),
+    ];
+    for file in files.iter().chain([new.file()]) {
+        assert!(file.as_raw_fd() >= NUMBERS[0], "{file:?}");
+        let flags = rustix::io::fcntl_getfd(file).expect("open");
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{file:?}");
+    }
+    assert_eq!(read(&path).expect("read"), b"text");
+}

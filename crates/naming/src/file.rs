@@ -16,7 +16,7 @@ pub fn map(path: &Path) -> io::Result<Mmap> {
         other => other.map(drop),
     };
     is_file(fs::metadata(path))?;
-    let file = File::open(path)?;
+    let file = memtrace_files::aside(File::open(path)?)?;
     is_file(file.metadata())?;
     // SAFETY: the mapping is read only. Somebody may write into the file or cut it short meanwhile; that is a
     // library that a process runs or ran, mapped in the same way by its loader, so nothing new can go wrong.

@@ -17,7 +17,7 @@
 //! Who opens the file to take a seat, or to take it away, has it locked meanwhile (`flock`), which ends with the process.
 
 use super::error::{Error, Result};
-use super::{config, log};
+use super::{config, file, log};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use memtrace_devices::MAX_DEVICES;
@@ -100,7 +100,7 @@ impl Slot {
 
 /// What the system says of a process: its state, how many threads it has, and when it was started.
 fn look_up(pid: &str) -> io::Result<(u8, u64, u64)> {
-    let text = fs::read(format!("/proc/{pid}/stat"))?;
+    let text = file::read(format!("/proc/{pid}/stat"))?;
     // The second field is the program's name, which may hold anything.
     let rest = text.rsplitn(2, |byte| *byte == b')').next().unwrap_or_default();
     let fields: Vec<&str> = core::str::from_utf8(rest).unwrap_or_default().split(' ').collect();
@@ -113,7 +113,7 @@ fn look_up(pid: &str) -> io::Result<(u8, u64, u64)> {
 
 /// A hash of what the program of a process was started with.
 fn image(pid: &str) -> Option<u64> {
-    let words = fs::read(format!("/proc/{pid}/auxv")).ok().filter(|words| !words.is_empty())?;
+    let words = file::read(format!("/proc/{pid}/auxv")).ok().filter(|words| !words.is_empty())?;
     Some(hash(&words))
 }
 
@@ -247,6 +247,7 @@ impl Door {
             let mut how = OpenOptions::new();
             how.read(true).write(true).create(make).mode(0o600);
             let file = how.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+            let file = file::aside(file)?;
             let found = file.metadata()?;
             // SAFETY: has no arguments and can't fail.
             if !found.is_file() || found.uid() != unsafe { libc::geteuid() } {

@@ -5,8 +5,9 @@
 //! ticket.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
+use std::path::Path;
 
 /// The size of a ticket.
 const TICKET: usize = 64;
@@ -24,6 +25,18 @@ pub fn export(ticket: &[u8; TICKET]) -> Option<i32> {
     Some(file.into_raw_fd())
 }
 
+/// The same file by a descriptor that is not 0, 1 or 2, also where those are closed: a program reads and writes there.
+pub fn aside(file: File) -> io::Result<File> {
+    if file.as_raw_fd() < 3 { file.try_clone() } else { Ok(file) }
+}
+
+/// The bytes of a file.
+pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    aside(File::open(path)?)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// The ticket that a descriptor leads to. The descriptor stays the caller's, and so does its place in the
 /// file.
 pub fn import(fd: i32) -> Option<[u8; TICKET]> {
@@ -33,7 +46,7 @@ pub fn import(fd: i32) -> Option<[u8; TICKET]> {
     // SAFETY: the caller's descriptor, borrowed for this call; a closed one fails the next line.
     let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok()?;
     // A descriptor of ours may have been read before in this or another process.
-    let mut file = File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?;
+    let mut file = aside(File::open(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?).ok()?;
     file.seek(SeekFrom::Start(0)).ok()?;
     let mut ticket = [0; TICKET];
     file.read_exact(&mut ticket).ok()?;

@@ -70,7 +70,7 @@ pub fn runtime_major() -> u32 {
     let Some(library) = torch_library() else { return 13 };
     *FOUND.get_or_init(|| {
         // The name of the needed library stands in the file as it is.
-        let bytes = fs::read(&library).unwrap_or_default();
+        let bytes = crate::gpu::file::read(&library).unwrap_or_default();
         let linked = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
         if linked(b"libcudart.so.12\0") { 12 } else { 13 }
     })
