@@ -15,17 +15,21 @@ LINK = ["-Wl,-z,dynamic-undefined-weak", "-pthread", "-ldl"]
 SONAMES = {"liblockfree": "libcudart.so.12", "libover": "libcudart.so.12", "libunder": "libcuda.so.1"}
 
 
+def compile(source, target, *options):
+    """Compiles one C file; what is called `*.so` is a library."""
+    compiler = os.environ.get("CC", "cc")
+    kind = ["-shared", "-fPIC"] if target.suffix == ".so" else []
+    command = [compiler, "-O1", "-g", "-Wall", "-D_GNU_SOURCE", *kind, *options, "-o", target, source, *LINK]
+    support.must(support.execute(command))
+    return target
+
+
 def build(folder):
     """Every program `NAME.c` as `NAME`, every `libNAME.c` as `libNAME.so`."""
-    compiler = os.environ.get("CC", "cc")
     for source in sorted(PROGRAMS.glob("*.c")):
-        library = source.stem.startswith("lib")
-        target = folder / (source.stem + (".so" if library else ""))
-        kind = ["-shared", "-fPIC"] if library else []
-        if source.stem in SONAMES:
-            kind.append(f"-Wl,-soname,{SONAMES[source.stem]}")
-        command = [compiler, "-O1", "-g", "-Wall", "-D_GNU_SOURCE", *kind, "-o", target, source, *LINK]
-        support.must(support.execute(command))
+        target = folder / (source.stem + (".so" if source.stem.startswith("lib") else ""))
+        soname = SONAMES.get(source.stem)
+        compile(source, target, *([f"-Wl,-soname,{soname}"] if soname else []))
     return folder
 
 

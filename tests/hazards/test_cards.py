@@ -4,6 +4,8 @@ Whatever becomes of a process (it is killed, forks, becomes another program), wh
 and never before; nothing is left behind when all are.
 """
 
+import contextlib
+import fcntl
 import os
 import re
 import select
@@ -139,6 +141,81 @@ def test_a_process_that_was_killed_and_not_waited_for_holds_nothing(run):
     assert ask(other, "free") == before, "neither that GiB nor that context"
 
 
+def test_a_process_whose_first_thread_has_ended_still_holds_what_it_has(run):
+    first, second = run.start(), run.start()
+    assert ask(first, "take", 60 * GIB) == 0
+    ask(first, "lose_main")
+    until(lambda: state(first) == "Z")
+    assert ask(second, "take", 60 * GIB) == OUT_OF_MEMORY
+    assert ask(first, "give") == 0 and ask(second, "take", 60 * GIB) == 0
+
+
+def state(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+class Slots:
+    """The file as it lies there (`card.rs`): a head, and a place for each process."""
+
+    HEAD, START, LEAVING = 64, 8, 24
+
+    def __init__(self, run):
+        self.path = run.file
+        self.data = bytearray(run.file.read_bytes())
+        self.size, rest = divmod(len(self.data) - self.HEAD, 512)
+        assert rest == 0
+
+    def word(self, slot, at, size=4):
+        place = self.HEAD + slot * self.size + at
+        return int.from_bytes(self.data[place : place + size], "little")
+
+    def pids(self):
+        return [self.word(slot, 0) for slot in range(512) if self.word(slot, 0)]
+
+    def write(self):
+        with self.path.open("r+b") as file:
+            file.write(self.data)
+
+
+def test_a_number_that_was_given_to_another_process_is_not_the_one_that_held(run):
+    """As if the process had died, and this one had got its number."""
+    first, second = run.start(), run.start()
+    assert ask(first, "take", 60 * GIB) == 0
+    assert ask(second, "take", 60 * GIB) == OUT_OF_MEMORY
+    slots = Slots(run)
+    assert slots.pids() == [first.pid, second.pid]
+    slots.data[slots.HEAD + slots.START] ^= 1
+    slots.write()
+    assert f"{first.pid}:" not in ask(second, "processes")
+    assert ask(second, "take", 60 * GIB) == 0
+    assert Slots(run).pids() == [second.pid]
+
+
+def test_a_process_that_becomes_another_program_keeps_its_place(run):
+    first, second = run.start(), run.start()
+    ask(first, "free"), ask(second, "free")
+    leave(first)
+    for _ in range(2):
+        ask(second, "become", support.PYTHON, "-S", CARD)
+        ask(second, "free")
+        assert Slots(run).pids() == [first.pid, second.pid]
+
+
+def test_places_of_the_dead_are_used_again(run):
+    """As if as many processes as there are places had been killed."""
+    first = run.start()
+    ask(first, "free")
+    first.kill()
+    first.wait()
+    slots = Slots(run)
+    slots.data[slots.HEAD :] = slots.data[slots.HEAD :][: slots.size] * 512
+    slots.data[4:8] = (512).to_bytes(4, "little")
+    slots.write()
+    second, third = run.start(), run.start()
+    assert ask(second, "take", 60 * GIB) == 0
+    assert ask(third, "take", 60 * GIB) == OUT_OF_MEMORY, "both have a place in the file"
+
+
 def test_a_program_that_clears_its_environment_still_shares(run):
     first, second = run.start(), run.start()
     assert ask(first, "take", 60 * GIB) == 0
@@ -270,6 +347,50 @@ def test_a_run_that_lives_keeps_its_file(run):
         end(other)
 
 
+def test_two_that_end_at_one_time_leave_nothing(run, programs, tmp_path):
+    """Each is gone only after it has looked whether it is the last. Until it is gone it has its memory."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    preload = f"{run.env['LD_PRELOAD']}:{programs / 'liblinger.so'}"
+    first, second = run.start({"LD_PRELOAD": preload, "LINGER": str(fifo)}), run.start()
+    assert ask(first, "take", 60 * GIB) == 0 and ask(second, "take", 1) == 0
+    first.stdin.close()
+    with fifo.open("rb"):
+        assert ask(second, "take", 60 * GIB) == OUT_OF_MEMORY, "the first is still there"
+        leave(second)
+        assert not run.file.exists() and first.poll() is None
+    assert first.wait(60) == 0
+
+
+FIRST = """
+import os, subprocess, sys
+worker = subprocess.Popen([sys.executable, "-S", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print("take 1", file=worker.stdin, flush=True)
+assert worker.stdout.readline() == "0\\n"
+worker.kill(), worker.wait()
+%s
+print(os.environ["MEMTRACE_VIRTUAL_CARDS"], os.path.exists(os.environ["MEMTRACE_VIRTUAL_CARDS"]))
+"""
+BETWEEN = "subprocess.run([sys.executable, '-S', '-c', 'pass'], check=True)"
+
+
+@pytest.mark.parametrize("between", ["nothing", "others"])
+def test_the_run_s_first_process_clears_up_after_the_killed(between):
+    """It needs no card for that. Other processes without one have no business there."""
+    code = FIRST % (BETWEEN if between == "others" else "")
+    done = support.must(support.memtrace("run", "--virtual", "t4", "--record", "off", "--", support.PYTHON, "-S", "-c", code, CARD))
+    path, existed = done.stdout.split()
+    assert existed == "True" and not Path(path).exists()
+
+
+def test_another_machine_within_a_run_has_cards_of_its_own(run):
+    """It says so itself in its environment; the same one shares."""
+    first, other, same = run.start(), run.start({"MEMTRACE_VIRTUAL": "h100*2"}), run.start({"MEMTRACE_VIRTUAL": "h100"})
+    assert ask(first, "take", 60 * GIB) == 0
+    assert ask(other, "take", 60 * GIB) == 0
+    assert ask(same, "take", 60 * GIB) == OUT_OF_MEMORY
+
+
 def test_without_a_run_a_process_is_alone(run):
     del run.env["MEMTRACE_VIRTUAL_CARDS"]
     first, second = run.start(), run.start()
@@ -277,25 +398,54 @@ def test_without_a_run_a_process_is_alone(run):
     assert ask(second, "take", 60 * GIB) == 0
 
 
-@pytest.mark.parametrize("wrong", ["folder", "link", "missing", "full"])
+@pytest.mark.parametrize("wrong", ["folder", "link", "dangling", "fifo", "lease", "missing", "full", "somebody's"])
 def test_a_file_that_cannot_be_had_is_said_and_harms_nobody(run, tmp_path, wrong):
-    path, limits = tmp_path / "cards", ""
+    """Nothing is written through it, made of it or waited for."""
+    path, elsewhere, limits = tmp_path / "cards", tmp_path / "elsewhere", ""
+    says = {"folder": "Is a directory", "link": "symbolic link", "dangling": "symbolic link", "missing": "No such file"}
+    says |= {"fifo": "not a file of this", "somebody's": "not a file of this", "lease": "unavailable", "full": "large"}
     if wrong == "folder":
         path.mkdir()
     elif wrong == "link":
-        (tmp_path / "elsewhere").write_bytes(b"keep")
-        path.symlink_to(tmp_path / "elsewhere")
+        elsewhere.write_bytes(b"keep")
+        path.symlink_to(elsewhere)
+    elif wrong == "dangling":
+        path.symlink_to(elsewhere)
+    elif wrong == "fifo":
+        os.mkfifo(path)
     elif wrong == "missing":
         path = tmp_path / "no" / "cards"
-    else:
+    elif wrong == "full":
         limits = "ulimit -f 1; "
+    else:
+        path.write_bytes(b"")
+    if wrong == "somebody's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        os.chown(path, 65534, 65534)
     env = support.environment({**run.env, "MEMTRACE_VIRTUAL_CARDS": str(path)})
     command = ["sh", "-c", f'{limits}exec {support.PYTHON} -S "{CARD}"']
-    done = subprocess.run(command, env=env, input="take 100\nfree\n", capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.split()[0]) == (0, "0"), done
-    assert "this process has cards of its own" in done.stderr and str(path) in done.stderr
-    if wrong == "link":
-        assert (tmp_path / "elsewhere").read_bytes() == b"keep"
+    with leased(path if wrong == "lease" else None):
+        done = subprocess.run(command, env=env, input="mortal\ntake 100\nfree\n", capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout.split()[:2]) == (0, ["0", "0"]), done
+    [line] = [line for line in done.stderr.splitlines() if "this process has cards of its own" in line]
+    assert str(path) in line and says[wrong] in line
+    assert elsewhere.exists() == (wrong == "link") and (wrong != "link" or elsewhere.read_bytes() == b"keep")
+
+
+@contextlib.contextmanager
+def leased(path):
+    """Whoever opens this waits until it is given up: for the better part of a minute, as the kernel has it."""
+    if path is None:
+        yield
+        return
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent to whoever should give it up
+    try:
+        with path.open("rb") as file:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            yield
+    finally:
+        signal.signal(signal.SIGIO, before)
 
 
 def test_closing_every_descriptor_changes_nothing(run):

@@ -296,3 +296,47 @@ def test_what_python_writes(trap, tmp_path):
     else:
         support.must(done)
         assert path.is_file() and not path.is_symlink() and mode(path) == (0o640 if trap == "file" else 0o600)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+SOMEBODY = 65534
+
+
+def give_away(path):
+    os.chown(path, SOMEBODY, SOMEBODY)
+    return path
+
+
+@needs_root
+def test_only_one_s_own_files_are_cleared(tmp_path):
+    """Root, who may remove all of them, shares a folder with somebody whose writers and runs have died, too."""
+    tmp_path.chmod(0o1777)
+    command = [support.MEMTRACE, "run", "--virtual", "t4", "--out", tmp_path, "--", "sh", "-c", "echo $MEMTRACE_RUN_LIST"]
+    name = Path(subprocess.run(command, env=support.environment(), capture_output=True, text=True, check=True).stdout.strip()).name
+    left = {}
+    for whose in ("mine", "somebody's"):
+        head, pid, start, number = name.rsplit("-", 3)
+        left[whose] = [tmp_path / f".memtrace-{len(whose):016}.part", tmp_path / f"{head}-{pid}-{start}-{len(whose)}{number[1:]}"]
+        for path in left[whose]:
+            path.write_text(whose)
+    for path in left["somebody's"]:
+        give_away(path)
+    support.must(support.memtrace("run", "--out", tmp_path, "--", "true"))
+    assert [path.exists() for path in left["mine"]] == [False, False]
+    assert [path.read_text() for path in left["somebody's"]] == ["somebody's", "somebody's"]
+
+
+@needs_root
+@pytest.mark.parametrize("whose", ["mine", "somebody's"])
+def test_lines_are_added_to_one_s_own_file_alone(whose, programs, gpu, tmp_path):
+    """The list of a run: who may write into it may write into the terminal of whoever reads it, and reads these paths."""
+    path = tmp_path / "list.run"
+    path.write_text("before\n")
+    if whose == "somebody's":
+        give_away(path)
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path / "out"), "MEMTRACE_RUN_PID": str(os.getpid()), "MEMTRACE_RUN_LIST": str(path)}
+    support.must(support.execute([programs / "room", "churn", "10", "1"], env=env))
+    made = support.only_file(tmp_path / "out")
+    before, *added = path.read_text().splitlines()
+    assert before == "before" and any(str(made) in line for line in added) == (whose == "mine"), added
+    assert whose == "mine" or not added

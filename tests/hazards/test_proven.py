@@ -10,6 +10,7 @@ With --extended 10,000 changed tables and 400 changed programs. Last run whole o
 import random
 import struct
 
+import hazard
 import pytest
 import support
 
@@ -142,6 +143,16 @@ def test_libraries_that_come_and_go(traced, programs, tmp_path):
     for copy in copies:
         copy.write_bytes((programs / "libframes.so").read_bytes())
     traced(programs / "stacks", "libraries", 0, *copies, snapshot=False)
+
+
+def test_one_library_where_another_was(traced, programs, tmp_path):
+    """An address means another function each time: the one of the library that was there when the stack was taken."""
+    source = hazard.PROGRAMS / "libframes.c"
+    files = [hazard.compile(source, tmp_path / f"lib{i}.so", f"-Dplain=plain{i}") for i in range(3)]
+    (calls, same), stacks = traced(programs / "stacks", "in_turn", 0, *files)
+    assert len(stacks) == calls == 13 and same == 11
+    for n, names in enumerate(stacks[1:]):
+        assert f"plain{n % 3}" in names and names[-1] != CUT, (n, names)
 
 
 def test_changed_tables(traced, programs, pytestconfig, tmp_path):

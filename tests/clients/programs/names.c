@@ -1,6 +1,8 @@
 // Functions of CUDA's names in libraries that aren't CUDA's. The first argument says how they are come to; what is printed is
 // the same with memtrace and without.
 #include "client.h"
+#include <link.h>
+#include <sys/mman.h>
 
 extern int ncclGroupStart(void) __attribute__((weak)), cublasSetWorkspace_v2(handle_t, void *, size_t) __attribute__((weak));
 typedef double (*product)(double, double, const char *);
@@ -46,13 +48,18 @@ static void wrapper(const char *file) {
     whose(file, library);
 }
 
-// Libraries come and go, one where the other was: each is called as long as it is there, and never after.
+// Libraries come and go, one where the other was: each is called as long as it is there, and never after. Now and then that
+// place is taken, and those that come lie elsewhere.
 static void again(const char *a, const char *b, const char *function) {
     long sum = 0;
     for (int i = 0; i < 300; i++) {
         void *library = open_library(i % 3 ? a : b, 0);
+        struct link_map *map;
+        if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) fail("dlinfo", dlerror());
+        void *at = (void *)map->l_addr;
         sum += ((int (*)(void *, size_t))dlsym(library, function))(NULL, 0);
         dlclose(library);
+        if (i % 30 == 0 && mmap(at, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != at) fail("mmap", "is not gone");
     }
     printf("%ld\n", sum);
 }

@@ -5,7 +5,9 @@ No PyTorch: it asks the runtime and NVML by ctypes, so that dozens of it can run
 
 import ctypes
 import os
+import signal
 import sys
+import threading
 
 cuda, nvml = ctypes.CDLL("libcudart.so.13"), ctypes.CDLL("libnvidia-ml.so.1")
 blocks = []
@@ -102,6 +104,20 @@ def become(program, *args):
     os.execvp(program, [program, *args])
 
 
+def lose_main():
+    """The thread that everybody knows ends, and another one goes on: the system says of such a process that it has ended."""
+    more = threading.Thread(target=serve)
+    more.start()
+    print("soon", flush=True)
+    ctypes.CDLL(None).syscall(60, 0)  # SYS_exit: this thread alone
+
+
+def mortal():
+    """A file beyond the limit ends it, as it ends programs that aren't Python's."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    return 0
+
+
 def zombie():
     """A child with a context and 1 GiB of its own that is killed, and not waited for."""
     out, into = os.pipe()
@@ -114,7 +130,11 @@ def zombie():
     return child
 
 
-if __name__ == "__main__":
+def serve():
     for line in sys.stdin:
         name, *args = line.split()
         print(globals()[name](*args), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

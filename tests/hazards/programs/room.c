@@ -1,10 +1,11 @@
 // Programs with little room: for the record of what they do, or for everything.
 //
 // "churn CALLS KEEP [close-first|close-later] [kill]" allocates, and frees all but each KEEPth; its descriptors may be
-// closed before the first call or after it. "limit NAME BYTES CALLS" sets a limit on itself before the first call.
+// closed before the first call or after it. "limit NAME BYTES CALLS [KEEP]" sets a limit on itself before the first call.
 // "handler CALLS [driver]" is interrupted by a signal whose handler allocates; prints how often. "inside CALLS" gets its signals from
 // a runtime in the middle of its calls (`libover.c`); prints what the handler did. Every one prints "ok".
 
+#include <linux/capability.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +42,29 @@ static void limit(const char *name, rlim_t bytes) {
         struct rlimit to = {bytes, bytes};
         if (strcmp(all[i].name, name) == 0 && setrlimit(all[i].resource, &to) != 0) fail("setrlimit failed");
     }
-    if (strcmp(name, "memlock") == 0) mlockall(MCL_FUTURE);
+    if (strcmp(name, "memlock") == 0) {
+        // Who may lock what they like have no limit.
+        struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+        struct __user_cap_data_struct sets[2];
+        if (bytes > 0 && bytes != RLIM_INFINITY && syscall(SYS_capget, &head, sets) == 0) {
+            sets[0].effective &= ~(1u << CAP_IPC_LOCK);
+            syscall(SYS_capset, &head, sets);
+        }
+        mlockall(MCL_FUTURE);
+    }
+}
+
+// Is a black box among what is locked in memory?
+static int is_locked(void) {
+    char line[4096];
+    int is_box = 0, found = 0;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+        if (strstr(line, ".blackbox") != NULL) is_box = 1;
+        if (strncmp(line, "VmFlags:", 8) == 0) found |= is_box && strstr(line, " lo") != NULL, is_box = 0;
+    }
+    if (maps != NULL) fclose(maps);
+    return found;
 }
 
 static volatile long handled;
@@ -108,7 +131,8 @@ int main(int argc, char **argv) {
         if (strcmp(argv[argc - 1], "kill") == 0) raise(SIGKILL);
     } else if (strcmp(argv[1], "limit") == 0 && argc > 4) {
         limit(argv[2], strtoul(argv[3], NULL, 0));
-        churn(atol(argv[4]), 10);
+        churn(atol(argv[4]), argc > 5 ? atol(argv[5]) : 10);
+        if (strcmp(argv[2], "memlock") == 0 && is_locked()) fail("the box is locked in memory");
     } else if (strcmp(argv[1], "handler") == 0) {
         by_driver = argc > 3;
         interrupted(atol(argv[2]));

@@ -360,6 +360,23 @@ static void *come_and_go(void *path) {
     return NULL;
 }
 
+// One comes where another was; how often is what is returned.
+static size_t in_turn(char **paths, int count) {
+    char *last = NULL;
+    size_t same = 0;
+    for (int i = 0; i < 4 * count; i++) {
+        void *handle = dlopen(paths[i % count], RTLD_NOW);
+        Chain call = handle ? (Chain)dlsym(handle, "call") : NULL;
+        Dl_info info;
+        if (call == NULL || dladdr((void *)call, &info) == 0) fail("no library");
+        call((const unsigned char *)"\0", 1, allocate);
+        same += info.dli_fbase == last;
+        last = info.dli_fbase;
+        dlclose(handle);
+    }
+    return same;
+}
+
 // One thread maps and unmaps what the other's frames point to.
 static char *flicker;
 static volatile int done;
@@ -427,6 +444,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 3; i++) pthread_create(&ids[i], NULL, come_and_go, argv[3 + i]);
         for (int i = 0; i < 3; i++) pthread_join(ids[i], NULL);
     }
+    else if (IS("in_turn")) used = in_turn(argv + 3, argc - 3);
     else if (IS("unsteady")) unsteady();
     else return 2;
     printf("ok %ld %zu\n", calls, used);
