@@ -1,5 +1,7 @@
 //! `memtrace symbolize`: source lines for what a recorder left as library and offset.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use memtrace_format::looks_like_json;
@@ -13,13 +15,27 @@ use crate::output;
 use crate::say::{Answer, tell};
 
 pub(crate) fn symbolize(args: &Symbolize) -> Result<Answer, Failure> {
-    each_file(&args.files, false, |path| one(path, args))
+    // Files of several folders may have one name.
+    let written = RefCell::new(BTreeMap::new());
+    each_file(&args.files, false, |path| one(path, args, &mut written.borrow_mut()))
 }
 
-fn one(path: &Path, args: &Symbolize) -> Result<Answer, Failure> {
+fn one(
+    path: &Path,
+    args: &Symbolize,
+    written: &mut BTreeMap<PathBuf, PathBuf>,
+) -> Result<Answer, Failure> {
     let contents = contents(path, args.files.limit())?;
     let (mut snapshot, has_tables) = contents.one()?;
     let out = target(path, args, contents.packing.is_some())?;
+    if let Some(other) = written.get(&out) {
+        return Err(Failure::new(format!(
+            "{}: {} has been written for {}: name another folder for this one with --out DIR",
+            path.display(),
+            out.display(),
+            other.display()
+        )));
+    }
     let format = match looks_like_json(&contents.bytes) {
         true if has_tables => Format::Json.expanded(args.expand),
         true => Format::JsonExpanded,
@@ -29,6 +45,7 @@ fn one(path: &Path, args: &Symbolize) -> Result<Answer, Failure> {
     report.notes.iter().for_each(|note| tell(note));
     output::replace(&out, &snapshot, format)
         .map_err(|e| Failure::new(format!("cannot write {}: {e}", out.display())))?;
+    written.insert(out.clone(), path.to_owned());
     let mut page = Page::default();
     let _ = writeln!(
         page,
@@ -53,9 +70,15 @@ fn target(path: &Path, args: &Symbolize, packed: bool) -> Result<PathBuf, Failur
         }
         Some(out) if args.files.files.len() == 1 && !path_is_in_folder(args) => Ok(out.clone()),
         Some(_) => Err(named("folder to write into with --out DIR")),
-        None if packed || path.as_os_str() == "-" => Err(named("file to write with --out FILE")),
+        None if packed || !can_be_replaced(path) => Err(named("file to write with --out FILE")),
         None => Ok(path.to_owned()),
     }
+}
+
+/// Not a pipe, and not `/dev/stdin`, which is a link.
+fn can_be_replaced(path: &Path) -> bool {
+    let is_descriptor = path.starts_with("/proc") || path.starts_with("/dev") && path.is_symlink();
+    path.as_os_str() != "-" && path.is_file() && !is_descriptor && !path.starts_with("/dev/fd")
 }
 
 fn path_is_in_folder(args: &Symbolize) -> bool {

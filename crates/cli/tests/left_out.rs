@@ -136,6 +136,13 @@ fn a_folder_says_what_it_leaves_out() {
     assert_eq!((code, err.lines().count()), (Some(2), 1), "{err}");
     assert!(err.contains("no snapshot that can be read is in this folder"), "{err}");
     assert!(err.contains("1 left out: memtrace-a-2-0.pickle.xz (compressed with xz"), "{err}");
+    // Folders in a folder are not looked into.
+    here.file("above/rank0/a.pickle", &bytes).file("above/rank1/a.pickle", &bytes);
+    let (code, _, err) = here.run(&["summary", "above"]);
+    assert!(
+        code == Some(2) && err.contains("2 left out: rank0, rank1 (a folder: name it"),
+        "{err}"
+    );
     // Many of a kind are one kind.
     for n in 0..50 {
         here.file(&format!("many/memtrace-a-{n}-0.pickle.bz2"), b"");
@@ -443,4 +450,41 @@ fn a_black_box_in_a_folder_of_any_name_is_recovered_by_what_is_suggested() {
         assert!(String::from_utf8_lossy(&said).ends_with(name), "{command}");
     }
     assert!(!here.path().join("PWNED").exists());
+}
+
+#[test]
+fn symbolize_writes_over_nothing_but_the_file_itself() {
+    let here = Here::new();
+    let (a, b) = (golden("expandable"), golden("basic_python_stacks"));
+    here.file("r0/a.pickle", &a).file("r1/a.pickle", &b).file("a.pickle.gz", &gzip(&b));
+    here.file("out/keep", b"").fifo("x.pickle");
+    let (code, out, err) =
+        here.run(&["symbolize", "r0/a.pickle", "r1/a.pickle", "a.pickle.gz", "--out", "out"]);
+    assert_eq!((code, headings(&out)), (Some(2), vec!["r0/a.pickle"]), "{err}");
+    assert!(err.contains("r1/a.pickle: out/a.pickle has been written for r0/a.pickle"), "{err}");
+    assert_eq!(err.lines().count(), 2, "{err}");
+    let (_, expect, _) = here.run(&["summary", "r0/a.pickle"]);
+    let (_, written, _) = here.run(&["summary", "out/a.pickle"]);
+    assert_eq!(written.replace("out/", "r0/"), expect);
+    // What is no file stays what it is.
+    for script in [
+        r#"cat r0/a.pickle > x.pickle & timeout 60 "$MEMTRACE" symbolize x.pickle"#,
+        r#"timeout 60 "$MEMTRACE" symbolize <(cat r0/a.pickle)"#,
+        r#"timeout 60 "$MEMTRACE" symbolize /proc/self/fd/0 < r0/a.pickle"#,
+    ] {
+        let output = here.script(script);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{script}");
+        assert!(err.contains("name the file to write with --out FILE"), "{script}: {err}");
+    }
+    assert!(!here.path().join("x.pickle").is_file());
+}
+
+#[test]
+fn little_memory_is_told_in_its_unit() {
+    let here = Here::new();
+    here.file("a.pickle", &golden("expandable"));
+    let (code, _, err) = here.run(&["summary", "a.pickle", "--max-memory", "1KiB"]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("more than 1 KiB of memory: --max-memory 2KiB allows"), "{err}");
 }

@@ -60,9 +60,13 @@ pub fn find(arguments: &[PathBuf]) -> Result<Found, Trouble> {
 fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
     let unread = |e: std::io::Error| Trouble::new(path, format!("cannot be read: {e}"));
     let (mut files, mut left, mut boxes) = (Vec::new(), LeftOut::default(), 0);
+    let mut folders = LeftOut::default();
     for entry in fs::read_dir(path).map_err(unread)? {
-        let file = entry.map_err(unread)?.path();
-        if file.extension() == Some(OsStr::new("blackbox")) {
+        let entry = entry.map_err(unread)?;
+        let file = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && !is_snapshot(&file) {
+            folders.add(&file, "a folder: name it if it is meant".to_owned());
+        } else if file.extension() == Some(OsStr::new("blackbox")) {
             boxes += 1;
         } else if let Some(why) = left_out(&file) {
             left.add(&file, why);
@@ -98,6 +102,7 @@ fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
     say.extend((boxes > 0).then_some(recover));
     say.extend(left.line(!files.is_empty()));
     if files.is_empty() {
+        say.extend(folders.line(false));
         return Err(Trouble::new(path, say.join("; ")));
     }
     found.notes.extend(say.iter().map(|note| format!("{folder}: {note}")));

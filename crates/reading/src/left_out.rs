@@ -47,7 +47,9 @@ pub(crate) fn left_out(path: &Path) -> Option<String> {
 /// What is there under the name of a snapshot, if it is no file.
 fn no_file(path: &Path) -> Option<String> {
     let Ok(about) = fs::metadata(path) else {
-        return Some("a link that leads nowhere".to_owned());
+        // What this user may not look at is said when it is read.
+        let is_link = fs::symlink_metadata(path).is_ok_and(|about| about.is_symlink());
+        return is_link.then(|| "a link that leads nowhere".to_owned());
     };
     let kind = about.file_type();
     let what = match () {

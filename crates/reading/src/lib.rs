@@ -121,9 +121,10 @@ pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
 }
 
 fn too_large(memory: u64) -> String {
+    let (memory, unit) =
+        if memory < 1 << 20 { (memory.div_ceil(1 << 10), "KiB") } else { (memory >> 20, "MiB") };
+    let twice = memory.saturating_mul(2);
     format!(
-        "it takes more than {} MiB of memory: --max-memory {}MiB allows twice as much, if you trust the file",
-        memory >> 20,
-        (memory >> 19).max(1)
+        "it takes more than {memory} {unit} of memory: --max-memory {twice}{unit} allows twice as much, if you trust the file"
     )
 }
