@@ -57,6 +57,8 @@ def test_lines_and_inlined_functions(recorded, tmp_path):
     assert new[:2] == [("inner", "liblines.c", LINE_OF["inner"]), ("outer", "liblines.c", LINE_OF["outer"])]
     support.must(support.memtrace("check", tmp_path / "new.pickle"))
     assert frames(path) == raw, "the file itself is as it was"
+    shown = support.must(support.memtrace("summary", tmp_path / "new.pickle")).stdout
+    assert " inner\n" in shown and "liblines.c:" not in shown, "no line of a script's"
     # In place, and a second time: nothing more to do.
     support.must(support.memtrace("symbolize", path))
     assert frames(path) == new

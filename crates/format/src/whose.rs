@@ -116,7 +116,10 @@ impl Places {
             list.filter_map(|f| Some(f.as_str()?.to_owned())).collect()
         };
         let mut places = Places { native: keys.cloned().collect(), ..Places::default() };
-        let mut sources = false;
+        // What has no Python at all has no script either.
+        let is_empty = |key: &str| about["python"][key].as_array().is_some_and(Vec::is_empty);
+        let mut sources =
+            about["symbolized"] == true || (is_empty("pytorch") && is_empty("standard"));
         for frame in tables.frames {
             if is_pythons_function(&frame.name) && !places.native.contains(&frame.filename) {
                 places.scripts.insert(frame.filename.clone());
@@ -150,7 +153,12 @@ impl Places {
         let loaded = folders_of_libraries(all.iter().map(|f| &*f.filename)).0;
         let is_loaded = !pytorch.is_empty() || !loaded.is_empty();
         self.pytorch = pytorch.into_iter().filter(is_used).collect();
-        self.standard = standard.into_iter().filter(is_used).collect();
+        // Packages lie in the standard library's folder, too, and say nothing of it.
+        let is_used_itself = |folder: &String| {
+            let mut own = python.iter().filter(|f| package(&f.filename).is_none());
+            own.any(|f| paths::is_in(&f.filename, folder))
+        };
+        self.standard = standard.into_iter().filter(is_used_itself).collect();
         if self.pytorch.is_empty() {
             self.pytorch = loaded.into_iter().filter(is_used).collect();
         }

@@ -89,6 +89,10 @@ pub fn symbolize(snapshot: &mut Snapshot) -> Report {
         }
     }
     replace(snapshot, &replaced);
+    // Frames outside the libraries are Python's no longer.
+    if report.named > 0 && snapshot.memtrace.is_object() {
+        snapshot.memtrace["symbolized"] = true.into();
+    }
     report
 }
 

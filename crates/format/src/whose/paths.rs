@@ -18,7 +18,7 @@ const OF_MODELS: [&str; 3] = ["transformers_modules", "datasets_modules", "evalu
 
 /// Folders with what only starts a program, each in another: debuggers, and what packed applications bring. And what
 /// of memtrace's own stands between a program and the functions that it calls, where it isn't installed.
-const STARTERS: [[&str; 2]; 10] = [
+const STARTERS: [[&str; 2]; 9] = [
     ["memtrace", "recording.py"],
     ["memtrace", "integrations"],
     ["memtrace", "tracer"],
@@ -28,7 +28,6 @@ const STARTERS: [[&str; 2]; 10] = [
     ["helpers", "pycharm"],
     [".bootstrap", "pex"],
     [".pex", "venvs"],
-    ["_bootstrap", "__init__.py"],
 ];
 
 /// Modules and packages of the standard library, of CPython 3.8 to 3.15, that have a source file.
@@ -275,8 +274,12 @@ impl<'a> Path<'a> {
             && folders.last().is_some_and(|f| f.len() == 2 && stem.get(1..3) == Some(*f))
     }
 
-    /// Does the file belong to what only starts programs?
-    pub(super) fn is_of_starter(&self) -> bool {
+    /// Does the function of this file belong to what only starts programs?
+    pub(super) fn is_of_starter(&self, function: &str) -> bool {
+        let of_shiv = self.parts.ends_with(&["_bootstrap", "__init__.py"]);
+        if of_shiv && matches!(function, "bootstrap" | "run") {
+            return true;
+        }
         self.parts.windows(2).any(|pair| STARTERS.iter().any(|known| pair == known))
     }
 

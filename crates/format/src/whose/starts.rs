@@ -13,7 +13,7 @@ pub(super) const TEXT: &str = "<string>";
 pub(super) const STARTER: u64 = 12;
 
 /// PyTorch's own commands.
-const OF_PYTORCH: [&str; 3] = ["torchrun", "torchfrtrace", "torch-model-archiver"];
+const OF_PYTORCH: [&str; 2] = ["torchrun", "torchfrtrace"];
 
 /// Packages that start processes as the standard library's `multiprocessing` does.
 const LIKE_MULTIPROCESSING: [&str; 2] = ["multiprocess", "billiard"];
@@ -24,9 +24,9 @@ pub(super) fn mark(frames: &[&Frame], all: &mut [Whose], busy: &HashSet<String>)
     for i in (0..all.len()).filter(|i| all[*i] == Whose::User).collect::<Vec<_>>() {
         let path = Path::new(&frames[i].filename);
         let starts = match called(frames, all, i) {
-            _ if path.is_of_starter() => true,
+            _ if path.is_of_starter(&frames[i].name) => true,
             Some(c) if all[c] == Whose::Generated => {
-                let calls_starter = Path::new(&frames[c].filename).is_of_starter();
+                let calls_starter = Path::new(&frames[c].filename).is_of_starter(&frames[c].name);
                 calls_starter && path.last() == "__main__.py" && frames[i].name == "<module>"
             }
             Some(c) => is_starter(frames[i], frames[c], all[c], busy),

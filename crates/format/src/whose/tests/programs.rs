@@ -100,6 +100,8 @@ fn pytorch_may_run_from_another_path_than_its_libraries_real_one() {
     right(&NONE, &[linked]);
     let dynload = "/data/py/lib/python3.11/lib-dynload/_ctypes.so";
     right(&key(&[dynload], json!({"standard": ["/data/py/lib/python3.11"]})), &[linked]);
+    let package = ("/data/py/lib/python3.11/site-packages/acme/x.py:9 f", Installed);
+    right(&key(&[], json!({"standard": ["/data/py/lib/python3.11"]})), &[linked, &[package]]);
 }
 
 #[test]
@@ -313,7 +315,8 @@ fn what_other_tools_start_programs_with_is_not_the_program() {
         let spawn = format!("/env/lib/python3.11/site-packages/{file}:122 spawn_main");
         right(&NONE, &[&[(&spawn, Installed), ("<string>:1 <module>", Generated)]]);
     }
-    // A user's own debugger, and his own main module.
+    // A user's own debugger, and his own main module and its beginning.
+    right(&NONE, &[&[package, ("/home/me/proj/_bootstrap/__init__.py:9 train", User)]]);
     right(
         &NONE,
         &[&[
@@ -397,6 +400,11 @@ fn a_script_may_be_called_as_a_library_or_an_interpreter_is() {
             ("/lib/libother.so.1:9 f", Native),
         ]],
     );
+    // A program in C alone has no names that tell.
+    let c = json!({"python": {}, "libraries": {library: ""}, "symbolized": true});
+    right(&c, &[&[("/src/engine.c:9 run", Native), ("/home/me/train:9 main", User)]]);
+    let no_python = json!({"python": {"pytorch": [], "standard": []}, "libraries": {}});
+    right(&no_python, &[&[("/src/engine.c:9 run", Native)]]);
     right(
         &about,
         &[&[
