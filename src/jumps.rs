@@ -64,7 +64,7 @@ jumps! {
 }
 
 fn look(to: *const usize) {
-    if to.is_null() || crate::recorder().is_none() || !guard::inside() {
+    if to.is_null() || !guard::is_on_the_way() {
         return;
     }
     // SAFETY: the caller's `jmp_buf`, which the real function reads, too; and a word of the thread's control block.

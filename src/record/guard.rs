@@ -162,12 +162,12 @@ impl Local {
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "some stores, once for each event")]
     fn begin<'a>(&'a self, step: &'a mut Step, inside: u8) -> Inside<'a> {
-        *step = Step {
-            inside: self.inside.get(),
-            called: self.called.get(),
-            before: self.step.replace(step),
-        };
-        compiler_fence(Ordering::SeqCst); // a signal handler of this thread's may look
+        *step =
+            Step { inside: self.inside.get(), called: self.called.get(), before: self.step.get() };
+        // In this order, and back in the other one: a signal handler of this thread's may look, or jump away.
+        compiler_fence(Ordering::SeqCst);
+        self.step.set(step);
+        compiler_fence(Ordering::SeqCst);
         self.inside.set(inside);
         compiler_fence(Ordering::SeqCst);
         Inside { local: self, step }
@@ -261,6 +261,11 @@ pub fn left(below: usize) {
             && !step.is_null()
             && local.stacks.is_left(step as usize, below)
         {
+            if local.inside.get() == RECORDING
+                && let Some(recorder) = crate::recorder()
+            {
+                recorder.ring.leave();
+            }
             // SAFETY: the steps that a thread is inside are on stacks that are still in use.
             local.undo(unsafe { &*step });
             local.stacks.leave();
@@ -441,6 +446,11 @@ impl Drop for Held {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut());
         }
     }
+}
+
+/// Is there anything that a jump could leave? Also true in the moments before a thread is inside, and after.
+pub fn is_on_the_way() -> bool {
+    local(|l| !l.step.get().is_null())
 }
 
 /// Is this thread inside the recorder or inside a call that is being recorded?

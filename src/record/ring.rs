@@ -48,6 +48,8 @@ pub const LOOK_EVERY: u64 = 512;
 const AHEAD: u64 = 4 * LOOK_EVERY;
 /// How long a producer waits for another one's event, nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
+/// The same while some are known to be gone: longer than a busy machine makes one wait that isn't.
+const SHORT_PATIENCE_NS: u64 = 20_000_000;
 /// Of what the file system has left, the history takes at most one part in so many at a time: what is alive matters more.
 const SHARE: u64 = 4;
 
@@ -64,6 +66,8 @@ pub struct Ring<L> {
     space: Space,
     /// So many slots are in the page table.
     settled: std::sync::atomic::AtomicUsize,
+    /// How many producers have left in the middle. Some of them had a ticket.
+    gone: std::sync::atomic::AtomicUsize,
     /// The live table. The lock is the retiring role; a hook only ever *tries* it.
     live: Mutex<Role<L>>,
 }
@@ -84,7 +88,7 @@ struct Waiting {
 
 impl Waiting {
     /// Asks the clock seldom, and in a model never.
-    fn is_too_long(&mut self, ticket: u64) -> bool {
+    fn is_too_long(&mut self, ticket: u64, some_are_gone: bool) -> bool {
         if self.ticket != ticket {
             *self = Waiting { ticket, ..Waiting::default() };
         }
@@ -93,7 +97,8 @@ impl Waiting {
             return false;
         }
         let since = *self.since.get_or_insert_with(std::time::Instant::now);
-        since.elapsed().as_nanos() > u128::from(PATIENCE_NS)
+        let patience = if some_are_gone { SHORT_PATIENCE_NS } else { PATIENCE_NS };
+        since.elapsed().as_nanos() > u128::from(patience)
     }
 }
 
@@ -113,6 +118,7 @@ impl<L> Ring<L> {
             header,
             space,
             settled: 0.into(),
+            gone: 0.into(),
             live: Mutex::new(Role { live, grown: false }),
         };
         assert!(slots.len().is_power_of_two() && ring.capacity().is_power_of_two());
@@ -144,6 +150,11 @@ impl<L> Ring<L> {
     fn slot(&self, ticket: u64) -> &Slot {
         let mask = self.capacity().wrapping_sub(1); // the capacity is 0 once the file has been cut short
         &self.slots[(ticket & mask) as usize & (self.slots.len() - 1)]
+    }
+
+    /// A thread has left while it wrote an event, or was about to: one that is missing isn't waited for long.
+    pub fn leave(&self) {
+        self.gone.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Has the background thread let the ring run down to half of what it keeps free, at this ticket?
@@ -232,7 +243,9 @@ impl<L> Ring<L> {
             };
             self.make_room(&mut role, apply);
             let oldest = self.retired();
-            if !self.has_room(ticket) && waiting.is_too_long(oldest) {
+            if !self.has_room(ticket)
+                && waiting.is_too_long(oldest, self.gone.load(Ordering::Relaxed) > 0)
+            {
                 self.header[at::INTERRUPTED].fetch_add(1, Ordering::Relaxed);
                 self.header[at::RETIRED].store(oldest + 1, Ordering::Release);
             }

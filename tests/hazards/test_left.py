@@ -48,6 +48,14 @@ def test_a_jump_out_of_the_real_call(leave):
     assert afterwards(leave("jump", 100)) == 1000
 
 
+@pytest.mark.parametrize("stacks", ["none", "all"])
+def test_a_jump_out_of_anything(leave, stacks):
+    """The thread goes on recording: this ended its record, and the rest was said to come from signal handlers."""
+    snapshot = leave("alarm", 2000, MEMTRACE_STACKS=stacks)
+    assert afterwards(snapshot) == 1000
+    assert snapshot["memtrace"]["counters"]["interrupted"] < 2000
+
+
 def test_an_exception_of_c_plus_plus(programs, tmp_path):
     """Thrown by what is behind us, caught by who calls."""
     if not (compiler := shutil.which("g++")):
