@@ -237,11 +237,37 @@ pub fn start(recorder: &'static Recorder) {
     if let Some(signal) = recorder.config.signal {
         listen(signal);
     }
-    // SAFETY: plain pthread calls on local, initialised objects; the recorder lives for ever.
+    // SAFETY: asks for the calling thread's own mask.
+    let mask = unsafe {
+        let mut mask = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &raw mut mask);
+        mask
+    };
+    let given = Box::into_raw(Box::new(Start { recorder, mask }));
+    recorder.emitter.running.store(true, Ordering::Release);
+    // SAFETY: the recorder lives for ever, and `run` alone gets the box; without a thread it is ours again.
+    unsafe {
+        if !start_thread(run, given.cast()) {
+            drop(Box::from_raw(given));
+            recorder.emitter.gone();
+            message!("no background thread could be started; recording goes on without it");
+        }
+    }
+}
+
+/// Starts a thread of ours. Says whether that could be done.
+///
+/// # Safety
+/// `run` may be called with the argument, at any time.
+pub(crate) unsafe fn start_thread(
+    run: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> bool {
+    // SAFETY: plain pthread calls on local, initialised objects; the rest is promised by the caller.
     unsafe {
         let mut attr = std::mem::MaybeUninit::uninit();
         if libc::pthread_attr_init(attr.as_mut_ptr()) != 0 {
-            return;
+            return false;
         }
         libc::pthread_attr_setstacksize(attr.as_mut_ptr(), 2 << 20);
         libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
@@ -252,18 +278,13 @@ pub fn start(recorder: &'static Recorder) {
         libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         let mut thread = 0;
-        let argument = Box::into_raw(Box::new(Start { recorder, mask: before }));
-        recorder.emitter.running.store(true, Ordering::Release);
-        let failed = libc::pthread_create(&raw mut thread, attr.as_ptr(), run, argument.cast());
+        let failed = libc::pthread_create(&raw mut thread, attr.as_ptr(), run, argument);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         libc::pthread_attr_destroy(attr.as_mut_ptr());
-        if failed != 0 {
-            drop(Box::from_raw(argument));
-            recorder.emitter.gone();
-            message!("no background thread could be started; recording goes on without it");
-        } else {
+        if failed == 0 {
             libc::pthread_setname_np(thread, c"memtrace".as_ptr());
         }
+        failed == 0
     }
 }
 

@@ -16,8 +16,8 @@ use crate::record::{Recorder, clock, guard};
 use crate::stack::room::on_a_large_one;
 use crate::stack::{registered, rules};
 use crate::{
-    ASLEEP, WOKEN, descriptors, dump, forget_recorder, gauges, jumps, message, recorder, starts,
-    tree,
+    ASLEEP, WOKEN, descriptors, dump, forget_recorder, gauges, jumps, measure, message, recorder,
+    starts, tree,
 };
 
 /// Registers, once a process image, what happens at exit and in a forked child.
@@ -163,6 +163,7 @@ extern "C" fn forked() {
     torch::forget_others();
     captures::forget_others();
     rules::forget_others();
+    measure::forget_others();
     clock::forget_others();
     guard::local(guard::Local::forget_thread);
 }

@@ -12,17 +12,22 @@
 //! under way ([`contexts::at_rest`]), and if it gets the place in the order of events that it had then
 //! ([`contexts::write_said`]); if there never is such a moment, it is tried again later.
 //!
+//! NVML is opened by a thread of its own: the loader's lock may be held by somebody who waits for the background thread. Others
+//! wait for that one for a moment only.
+//!
 //! CUDA's number of a device is not NVML's; both know its PCI address. That is asked of the driver once, by a call that
 //! needs no context either.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
+use crate::emitter;
 use crate::hooks::{contexts, event, lookup, resolve};
-use crate::record::{Recorder, guard};
+use crate::record::{Recorder, clock, guard};
 
 type Handle = *mut c_void;
 
@@ -69,7 +74,7 @@ struct Device {
 }
 
 struct Devices {
-    nvml: Option<Nvml>,
+    nvml: Option<&'static Nvml>,
     devices: Vec<Option<Device>>,
 }
 
@@ -85,6 +90,10 @@ pub fn sample(recorder: &Recorder) {
     }
     guard::nested(|| {
         let mut devices = recorder.asked.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if devices.is_none() && !is_open() {
+            recorder.emitter.measure_later();
+            return;
+        }
         let Devices { nvml: Some(nvml), devices } = devices.get_or_insert_with(Devices::find)
         else {
             return;
@@ -101,7 +110,7 @@ pub fn sample(recorder: &Recorder) {
 
 /// Which processes have how much on the device with this PCI address; none if NVML doesn't say. Not for hooks.
 pub fn processes_at(address: &[c_char; 32]) -> Vec<(u32, u64)> {
-    let Some(nvml) = Nvml::open() else { return Vec::new() };
+    let Some(nvml) = nvml() else { return Vec::new() };
     let mut handle: Handle = std::ptr::null_mut();
     // SAFETY: CUDA wrote the address, a C string; the handle is ours.
     let known = unsafe { (nvml.by_address)(address.as_ptr(), &raw mut handle) } == 0;
@@ -112,8 +121,8 @@ impl Devices {
     fn find() -> Devices {
         type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
         type Address = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-        let mut found = Devices { nvml: Nvml::open(), devices: Vec::new() };
-        let Some(nvml) = &found.nvml else { return found };
+        let mut found = Devices { nvml: nvml(), devices: Vec::new() };
+        let Some(nvml) = found.nvml else { return found };
         let driver = |name: &CStr| resolve::loaded_symbol("libcuda.so", name);
         let (Some(count), Some(address)) =
             (driver(c"cuDeviceGetCount"), driver(c"cuDeviceGetPCIBusId"))
@@ -140,6 +149,53 @@ impl Devices {
         }
         found
     }
+}
+
+/// Whether NVML has been opened: not yet, being opened, or done. A futex word.
+static STATE: AtomicU32 = AtomicU32::new(CLOSED);
+const CLOSED: u32 = 0;
+const OPENING: u32 = 1;
+const OPEN: u32 = 2;
+/// Null where there is none.
+static NVML: AtomicPtr<Nvml> = AtomicPtr::new(std::ptr::null_mut());
+
+/// How long anybody waits for it to be opened.
+const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// In a forked child, nobody is at it, and what the parent has opened is the parent's.
+pub fn forget_others() {
+    STATE.store(CLOSED, Ordering::Release);
+}
+
+/// Opens NVML, unless that was done. Says whether it is, after a moment at most.
+fn is_open() -> bool {
+    let first = STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire);
+    // SAFETY: the thread takes no argument.
+    if first.is_ok() && !unsafe { emitter::start_thread(open, std::ptr::null_mut()) } {
+        open(std::ptr::null_mut());
+    }
+    let end = clock::now_ns() + PATIENCE_NS;
+    while STATE.load(Ordering::Acquire) == OPENING && clock::now_ns() < end {
+        emitter::sleep_on(&STATE, OPENING);
+    }
+    STATE.load(Ordering::Acquire) == OPEN
+}
+
+extern "C" fn open(_: *mut c_void) -> *mut c_void {
+    // What this thread does is none of the program's doing.
+    guard::nested(|| {
+        let found = std::panic::catch_unwind(Nvml::open).ok().flatten();
+        let found = found.map_or(std::ptr::null_mut(), |nvml| Box::into_raw(Box::new(nvml)));
+        NVML.store(found, Ordering::Release);
+        STATE.store(OPEN, Ordering::Release);
+        emitter::wake_all(&STATE);
+    });
+    std::ptr::null_mut()
+}
+
+fn nvml() -> Option<&'static Nvml> {
+    // SAFETY: null, or never freed.
+    if is_open() { unsafe { NVML.load(Ordering::Acquire).as_ref() } } else { None }
 }
 
 impl Nvml {

@@ -4,17 +4,15 @@ use std::ffi::{c_char, c_int};
 
 use serde_json::Value;
 
+use crate::hooks::scopes;
+
 /// What the virtual GPU says of itself; `None` on real hardware.
 pub fn stats() -> Option<Value> {
     type Stats = unsafe extern "C" fn(*mut c_char, usize) -> c_int;
     // SAFETY: a look-up by name; the virtual GPU exports this function with this signature: it writes at most
     // `len` bytes of JSON and returns the length, or −1.
     let text = unsafe {
-        let f = libc::dlsym(libc::RTLD_DEFAULT, c"memtrace_virtual_stats".as_ptr());
-        if f.is_null() {
-            return None;
-        }
-        let f: Stats = std::mem::transmute(f);
+        let f: Stats = std::mem::transmute(scopes::default(c"memtrace_virtual_stats")?);
         let mut buffer = vec![0_u8; 16 << 10];
         let n = f(buffer.as_mut_ptr().cast(), buffer.len());
         buffer.truncate(usize::try_from(n).unwrap_or(0));

@@ -9,6 +9,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use crate::hooks::resolve;
+use crate::stack::{native, objects};
 
 /// What is thrown.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -158,16 +159,10 @@ unsafe fn check(code: c_int) {
     }
 }
 
-/// Is the code that called into this library PyTorch's? Slow: for failures.
+/// Is the code that called into this library PyTorch's?
 fn caller_is_pytorch() -> bool {
-    let mut frames = [std::ptr::null_mut(); 32];
-    // SAFETY: a list of ours with room for so many.
-    let n = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as i32) };
-    let ours = resolve::library_of(caller_is_pytorch as *const () as usize);
-    let outside = frames[..n.max(0) as usize]
-        .iter()
-        .filter_map(|frame| resolve::library_of(*frame as usize))
-        .find(|library| Some(library) != ours.as_ref());
-    let file = outside.as_deref().and_then(|path| path.rsplit('/').next().map(str::to_owned));
-    file.is_some_and(|f| f.starts_with("libtorch") || f.starts_with("libc10"))
+    let caller = native::first_outside(|_| false);
+    let path = caller.and_then(objects::name_at);
+    let file = path.and_then(|path| path.to_bytes().rsplit(|b| *b == b'/').next());
+    file.is_some_and(|f| f.starts_with(b"libtorch") || f.starts_with(b"libc10"))
 }

@@ -135,8 +135,10 @@ fn write(row: usize, address: usize, library: &Range<usize>, what: usize) {
     }
 }
 
-/// In a forked child, nobody else is writing an entry. One that is half written is nobody's.
+/// In a forked child, nobody else is writing an entry, nor closing a library. One that is half written is nobody's.
 pub fn forget_others() {
+    CLOSING.store(0, Ordering::SeqCst);
+    doubt();
     WRITING.store(false, Ordering::Release);
 }
 
@@ -153,7 +155,9 @@ pub fn closing<T>(first: impl FnOnce(), close: impl FnOnce() -> T) -> T {
     doubt();
     first();
     let result = close();
-    CLOSING.fetch_sub(1, Ordering::SeqCst);
+    // In the child of a fork from within, there is none any more.
+    let one_less = |n: u32| n.checked_sub(1);
+    let _ = CLOSING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
     result
 }
 

@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::contexts::{self, is_runtime};
-use super::resolve;
 use super::table::{Door, ENTRY_POINTS, EntryPoint};
+use super::{callers, resolve};
 use crate::record::guard;
 use crate::stack::{native, objects, room};
 
@@ -146,11 +146,20 @@ fn find_out(caller: usize) -> (Range<usize>, Whose) {
     } else {
         Whose::Programs
     };
+    // Another library may come in its place as soon as one is closed.
+    if callers::is_closing() {
+        return (range, whose);
+    }
     for [start, end, place] in &KNOWN {
         // Empty until its end is there.
         if start.compare_exchange(0, range.start, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             place.store(whose as usize, Ordering::Relaxed);
             end.store(range.end, Ordering::Release);
+            // Who began to close one meanwhile may have missed this one.
+            if callers::is_closing() {
+                end.store(0, Ordering::SeqCst);
+                start.store(0, Ordering::SeqCst);
+            }
             break;
         }
     }

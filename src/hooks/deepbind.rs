@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::elf::{Binding, Tables};
 use super::table::{Api, ENTRY_POINTS};
-use super::{lookup, resolve, routes, words};
+use super::{lookup, resolve, routes, scopes, words};
 
 /// How many more look-ups shall look for new libraries.
 pub static PENDING: AtomicU32 = AtomicU32::new(0);
@@ -37,9 +37,15 @@ static NEXT_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void {
     core::arch::naked_asm!(
-        "test esi, 8", // RTLD_DEEPBIND
+        "test esi, 0x108", // RTLD_GLOBAL, RTLD_DEEPBIND
         "jz 2f",
-        "mov dword ptr [rip + {deep}], 1",
+        "push rdi",
+        "push rsi",
+        "push rsi", // for the alignment
+        "call {note}",
+        "pop rsi",
+        "pop rsi",
+        "pop rdi",
         "2:",
         "mov dword ptr [rip + {pending}], {looks}",
         "mov rax, qword ptr [rip + {next}]",
@@ -55,7 +61,7 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
         "pop rsi",
         "pop rdi",
         "jmp rax",
-        deep = sym DEEP,
+        note = sym note,
         pending = sym PENDING,
         looks = const LOOKS,
         next = sym NEXT_DLOPEN,
@@ -67,14 +73,27 @@ extern "C" fn find_dlopen() -> *mut c_void {
     lookup::next(&NEXT_DLOPEN, c"dlopen")
 }
 
-/// A library was opened so.
-static DEEP: AtomicU32 = AtomicU32::new(0);
+/// Notes how a library is about to be opened.
+unsafe extern "C" fn note(file: *const c_char, flags: c_int) {
+    if file.is_null() {
+        return;
+    }
+    // SAFETY: the caller's argument, a C string.
+    let file = unsafe { CStr::from_ptr(file) };
+    if flags & libc::RTLD_GLOBAL != 0 {
+        scopes::GLOBAL.note(file);
+    }
+    if flags & libc::RTLD_DEEPBIND != 0 {
+        scopes::DEEP.note(file);
+    }
+}
+
 /// Libraries that had been loaded when we last looked.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 /// Has a library been opened so?
 pub fn is_used() -> bool {
-    DEEP.load(Ordering::Relaxed) != 0
+    scopes::DEEP.is_used()
 }
 
 /// Looks at the libraries that are new since the last time.
@@ -115,7 +134,7 @@ impl Doors {
         let own = |name| resolve::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
         let mut nvidias = Vec::new();
         resolve::visit(|path, tables| {
-            if resolve::is_nvidias_name(path.to_bytes()) || resolve::has_nvidias_name(tables) {
+            if resolve::is_one_of_nvidias(path, tables) {
                 nvidias.push(tables.clone());
             }
             false

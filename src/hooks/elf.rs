@@ -6,12 +6,14 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+pub use self::symbols::Version;
 use crate::errno;
 use crate::stack::checked::{Memory, Process};
 use crate::stack::objects;
+
+mod symbols;
 
 /// See the module's essay.
 #[derive(Clone)]
@@ -20,11 +22,15 @@ pub struct Tables {
     strings: usize,
     strings_size: usize,
     symbols: usize,
+    /// The GNU table of hashes, and the older one, which a library may have alone.
     hashes: usize,
+    older_hashes: usize,
     /// The versions of the symbols, and those that other libraries' must have.
     versions: [usize; 2],
-    /// The library's own symbols have versions.
-    has_versions: bool,
+    /// The versions that the library's own symbols have.
+    own_versions: usize,
+    /// What the library defines comes first for itself.
+    is_symbolic: bool,
     /// The library's own name, among the strings.
     own_name: Option<usize>,
     /// The dynamic section.
@@ -68,13 +74,12 @@ impl Tables {
     ///
     /// # Safety
     /// `info` describes a loaded library, which stays.
-    pub unsafe fn of(info: &libc::dl_phdr_info) -> Option<Tables> {
+    pub unsafe fn of(info: &libc::dl_phdr_info, process: &Process) -> Option<Tables> {
         let base = info.dlpi_addr as usize;
         let (mut dynamic, mut protected, mut mapped) = (None, 0..0, 0..0);
         let mut constant = [const { 0..0 }; 4];
-        let process = Process::default();
         let is_readable = |p: &Range<usize>| process.is_readable(p.start as u64, p.end as u64);
-        for header in objects::headers(info, &process) {
+        for header in objects::headers(info, process) {
             let start = base + header.p_vaddr as usize;
             let end = start + header.p_memsz as usize;
             if header.p_type == libc::PT_LOAD
@@ -108,12 +113,16 @@ impl Tables {
     /// The section is that of a loaded library, which stays.
     pub unsafe fn at(base: usize, dynamic: usize) -> Option<Tables> {
         const PLTRELSZ: i64 = 2;
+        const HASH: i64 = 4;
         const STRTAB: i64 = 5;
         const SYMTAB: i64 = 6;
         const RELA: i64 = 7;
         const STRSZ: i64 = 10;
         const RELASZ: i64 = 8;
+        const SYMBOLIC: i64 = 16;
         const JMPREL: i64 = 23;
+        const FLAGS: i64 = 30;
+        const FLAG_SYMBOLIC: usize = 2;
         const SONAME: i64 = 14;
         const GNU_HASH: i64 = 0x6fff_fef5;
         const VERSYM: i64 = 0x6fff_fff0;
@@ -125,8 +134,10 @@ impl Tables {
             strings_size: 0,
             symbols: 0,
             hashes: 0,
+            older_hashes: 0,
             versions: [0; 2],
-            has_versions: false,
+            own_versions: 0,
+            is_symbolic: false,
             own_name: None,
             dynamic,
             relocations: [(0, 0); 2],
@@ -148,7 +159,10 @@ impl Tables {
                     SONAME => tables.own_name = Some(value),
                     GNU_HASH => tables.hashes = at,
                     VERSYM => tables.versions[0] = at,
-                    VERDEF => tables.has_versions = true,
+                    HASH => tables.older_hashes = at,
+                    SYMBOLIC => tables.is_symbolic = true,
+                    FLAGS if value & FLAG_SYMBOLIC != 0 => tables.is_symbolic = true,
+                    VERDEF => tables.own_versions = at,
                     VERNEED => tables.versions[1] = at,
                     RELA => tables.relocations[0].0 = at,
                     RELASZ => tables.relocations[0].1 = value,
@@ -210,9 +224,9 @@ impl Tables {
         })
     }
 
-    /// Do the library's own symbols have versions?
-    pub fn has_versions(&self) -> bool {
-        self.has_versions
+    /// Does the library look among its own functions first?
+    pub fn is_symbolic(&self) -> bool {
+        self.is_symbolic
     }
 
     /// The version in which the library wants a function of another one's; none if it doesn't say.
@@ -266,40 +280,6 @@ impl Tables {
         unsafe {
             let symbol = &*(self.symbols as *const libc::Elf64_Sym).add(i);
             (symbol, CStr::from_ptr((self.strings + symbol.st_name as usize) as *const _))
-        }
-    }
-
-    /// A function that the library defines.
-    pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        if self.hashes == 0 {
-            return None;
-        }
-        // SAFETY: the hash section is mapped and has this layout; see `of`.
-        unsafe {
-            let header = *(self.hashes as *const [u32; 4]);
-            let [buckets, first, filter_words, shift] = header.map(|n| n as usize);
-            let bucket_table = (self.hashes + 16 + filter_words * 8) as *const u32;
-            let chain = bucket_table.add(buckets);
-            let hash = gnu_hash(name.to_bytes());
-            let filter = (self.hashes + 16) as *const u64;
-            let word = *filter.add((hash as usize / 64) % filter_words.max(1));
-            // The filter knows of nearly every name that is not there.
-            if word >> (hash % 64) & word >> ((hash >> shift) % 64) & 1 == 0 {
-                return None;
-            }
-            let mut i = *bucket_table.add(hash as usize % buckets.max(1)) as usize;
-            while i >= first {
-                let link = *chain.add(i - first);
-                let (symbol, own) = self.entry(i);
-                if link | 1 == hash | 1 && symbol.st_shndx != 0 && own == name {
-                    return NonNull::new((self.base + symbol.st_value as usize) as *mut c_void);
-                }
-                if link & 1 == 1 {
-                    break;
-                }
-                i += 1;
-            }
-            None
         }
     }
 
@@ -441,10 +421,6 @@ fn has(bytes: &[u8], text: &[u8]) -> bool {
         libc::memmem(bytes.as_ptr().cast(), bytes.len(), text.as_ptr().cast(), text.len())
     };
     !found.is_null()
-}
-
-fn gnu_hash(name: &[u8]) -> u32 {
-    name.iter().fold(5381, |h: u32, b| h.wrapping_mul(33).wrapping_add(u32::from(*b)))
 }
 
 #[cfg(test)]

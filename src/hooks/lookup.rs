@@ -16,9 +16,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use super::answers::{self, Question};
+use super::elf::Version;
 use super::resolve::{self, Next};
-use super::routes;
 use super::table::{Api, ENTRY_POINTS, EntryPoint, Out};
+use super::{routes, scopes};
 use crate::message;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -156,7 +158,7 @@ pub(crate) fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 }
 
 /// The C library's own function of this name, in which an interposer, which may not know who is asking, plays no part.
-pub(super) fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+pub(crate) fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = place.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
@@ -228,14 +230,23 @@ fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void 
             _ => found,
         };
     };
-    let (found, row) = (found as usize, &ENTRY_POINTS[api as usize]);
+    let instead = || Some(shown(api, name, version, found as usize));
+    let known = match version {
+        None => answers::known(Question::Instead, api, found as usize, instead),
+        Some(_) => instead(),
+    };
+    known.unwrap_or_default() as *mut c_void
+}
+
+fn shown(api: Api, name: &CStr, version: Option<&CStr>, found: usize) -> usize {
+    let row = &ENTRY_POINTS[api as usize];
     if !resolve::is_own(found) {
-        return door_if(resolve::is_nvidias(found), api, found) as *mut c_void;
+        return door_if(resolve::is_nvidias(found), api, found);
     }
     // The handle is for the scope that all have in common, and us in it.
     // SAFETY: a look-up by name.
     let next = unsafe { really(libc::RTLD_NEXT, name, version) } as usize;
-    door_if(next != 0 && resolve::is_cudas(row, next), api, next) as *mut c_void
+    door_if(next != 0 && resolve::is_cudas(row, next), api, next)
 }
 
 fn door_if(is_cudas: bool, api: Api, found: usize) -> usize {
@@ -274,15 +285,35 @@ unsafe extern "C" fn scoped_versioned(
 
 fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize) -> Answer {
     let found = row_named(name).and_then(|api| {
-        let found = if handle == libc::RTLD_DEFAULT {
-            in_default_scope(name, version, caller)?
-        } else {
-            next_in_scope(name, version, caller)?
-        };
-        let is_cudas = || resolve::is_cudas(&ENTRY_POINTS[api as usize], found);
-        Some(door_if(found != 0 && !resolve::is_own(found) && is_cudas(), api, found))
+        let find = || in_scope(handle, api, name, version, caller);
+        if version.is_some() {
+            return find();
+        }
+        let question = if handle == libc::RTLD_DEFAULT { Question::First } else { Question::Next };
+        let found = answers::known(question, api, caller, find)?;
+        if found != 0 {
+            // SAFETY: a look-up by name, of what is there: the loader forgets what it may have had to say of an earlier one.
+            unsafe { really(libc::RTLD_DEFAULT, name, None) };
+        }
+        Some(found)
     });
     Answer { is_decided: usize::from(found.is_some()), found: found.unwrap_or_default() }
+}
+
+fn in_scope(
+    handle: *mut c_void,
+    api: Api,
+    name: &CStr,
+    version: Option<&CStr>,
+    caller: usize,
+) -> Option<usize> {
+    let found = if handle == libc::RTLD_DEFAULT {
+        in_default_scope(name, version, caller)?
+    } else {
+        next_in_scope(name, version, caller)?
+    };
+    let is_cudas = || resolve::is_cudas(&ENTRY_POINTS[api as usize], found);
+    Some(door_if(found != 0 && !resolve::is_own(found) && is_cudas(), api, found))
 }
 
 /// `RTLD_DEFAULT`: the scope that all have in common, then the caller's own. 0 is nothing, `None` that we are not in the way.
@@ -292,10 +323,20 @@ fn in_default_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Optio
     if !resolve::is_own(first) {
         return None;
     }
+    // A library that was opened so that its own come first: the loader knows best, unless that is a function of CUDA's.
+    let wanted = version.map_or(Version::Default, Version::Wanted);
+    if let Some(own) = scopes::deep(caller, name, wanted) {
+        return resolve::is_nvidias(own).then_some(own);
+    }
     // SAFETY: a look-up by name.
     let find = |handle| unsafe { really(handle, name, version) } as usize;
+    let next = find(libc::RTLD_NEXT);
+    if next != 0 {
+        resolve::stays(next);
+        return Some(next);
+    }
     // If it is nowhere, the loader says so.
-    Some(resolve::bound(caller, find).unwrap_or_else(|| find(libc::RTLD_NEXT)))
+    Some(resolve::in_own_scope(caller, find).unwrap_or_else(|| find(libc::RTLD_NEXT)))
 }
 
 /// `RTLD_NEXT`: whoever is in front of us has us next, unless there is nobody behind us. A library that was opened later looks

@@ -3,6 +3,7 @@
 //! [`table`] lists the doors, [`roles`] says what each does to memory, [`lookup`] sees to it that a program that asks
 //! for a function by name is shown the same door, [`routes`] which real function is behind it, and [`place`] knows which device a call is about.
 
+pub mod answers;
 pub mod callers;
 pub mod calls;
 pub mod captures;
@@ -23,6 +24,7 @@ pub mod resolve;
 pub mod roles;
 pub mod routes;
 pub mod runtime;
+pub mod scopes;
 pub mod sites;
 pub mod streams;
 pub mod table;

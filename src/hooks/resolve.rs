@@ -11,8 +11,9 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use crate::hooks::elf::Tables;
-use crate::hooks::lookup;
+use crate::errno;
+use crate::hooks::elf::{Tables, Version};
+use crate::hooks::scopes::{self, Libraries};
 use crate::hooks::table::{ENTRY_POINTS, EntryPoint};
 use crate::stack::checked::Process;
 use crate::stack::{objects, room};
@@ -71,12 +72,12 @@ impl Real {
 
 fn first(symbol: &str, library: &str) -> Option<NonNull<c_void>> {
     let symbol = CString::new(symbol).ok()?;
-    // SAFETY: a look-up by name.
-    let next = NonNull::new(unsafe { lookup::really(libc::RTLD_NEXT, &symbol, None) });
+    let next = scopes::next(&symbol);
     let row = ENTRY_POINTS.iter().find(|row| *row.symbol == *symbol);
-    let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, f.as_ptr() as usize)));
+    let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, *f)));
     // What is remembered must stay.
-    next.inspect(|f| stays(f.as_ptr() as usize)).or_else(|| loaded_symbol(library, &symbol))
+    let next = next.inspect(|f| stays(*f)).and_then(|f| NonNull::new(f as *mut c_void));
+    next.or_else(|| loaded_symbol(library, &symbol))
 }
 
 // --- what the loader would have found ------------------------------------------------------------------
@@ -84,56 +85,34 @@ fn first(symbol: &str, library: &str) -> Option<NonNull<c_void>> {
 /// What a call of ours by symbol from this address would go to without us. Where the caller's library names no such function,
 /// the call has jumped here from another one, or got the address from there: it means what that one means.
 pub fn behind(row: &EntryPoint, caller: usize) -> Option<usize> {
-    let names = |tables: &Tables| tables.references().any(|word| word.name == row.symbol);
-    let own = with_tables(caller, names) == Some(true);
-    let mut users = Vec::new();
-    if !own {
-        visit(|_, tables| {
-            if !is_own(tables.start()) && names(tables) {
-                users.push(tables.start());
-            }
-            false
-        });
-    }
-    let means: Vec<usize> = users.iter().filter_map(|user| bound_for(row, *user)).collect();
-    let of_users = || means.iter().find(|f| is_cudas(row, **f)).or(means.first()).copied();
-    let of_caller = if own { bound_for(row, caller) } else { None };
-    let by_file = || loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize);
-    of_caller.or_else(of_users).or_else(by_file)
+    let found = scopes::ask(|all| {
+        let names = |tables: &Tables| tables.references().any(|word| word.name == row.symbol);
+        if all.library(caller).is_some_and(|library| names(&library.tables)) {
+            return bound_among(all, row, caller);
+        }
+        let others = all.each().filter(|l| !is_own(l.tables.start()) && names(&l.tables));
+        let means: Vec<usize> =
+            others.filter_map(|user| bound_among(all, row, user.tables.start())).collect();
+        let of_cuda = means.iter().find(|f| is_cudas_among(all, row, **f));
+        of_cuda.or(means.first()).copied()
+    });
+    found.flatten().or_else(|| loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize))
 }
 
 /// What the loader would have bound a row's name to for the library that has this address, in the version that it wants.
-pub fn bound_for(row: &EntryPoint, caller: usize) -> Option<usize> {
-    let version = with_tables(caller, |tables| tables.version_wanted(row.symbol)).flatten();
-    bound(caller, |handle| {
-        // SAFETY: a handle that is open, or one of `dlsym`'s own values.
-        let find = |version| unsafe { lookup::really(handle, row.symbol, version) } as usize;
-        let first = find(None);
-        // A library that has no versions of its own is bound to whatever version is wanted; `dlvsym` doesn't find it.
-        let has_versions = || with_tables(first, Tables::has_versions) == Some(true);
-        if first != 0 && version.is_some() && has_versions() { find(version) } else { first }
-    })
+pub fn bound_among(all: &Libraries<'_>, row: &EntryPoint, caller: usize) -> Option<usize> {
+    let wanted = all.library(caller).and_then(|l| l.tables.version_wanted(row.symbol));
+    all.bound(caller, row.symbol, wanted.map_or(Version::Default, Version::Wanted))
 }
 
-/// What the loader would have found without us for a caller at this address: what is next in the scope that all have in
-/// common, else what is in the scope of the caller's own library.
-pub fn bound(caller: usize, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
-    let next = find(libc::RTLD_NEXT);
-    if next != 0 {
-        stays(next);
-        return Some(next);
-    }
-    let mut path = None;
-    visit(|at, tables| {
-        let is_it = tables.contains(caller);
-        path = is_it.then(|| at.to_owned());
-        is_it
-    });
+/// What is found in the own scope of the library that has this address. Asks the loader: not for hooks.
+pub fn in_own_scope(caller: usize, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
     // The program itself has no scope of its own, and no path.
-    in_scope_of(&path.filter(|path| !path.is_empty())?, find)
+    let path = with_library(caller, |path, _| path.to_owned()).filter(|path| !path.is_empty())?;
+    in_scope_of(&path, find)
 }
 
-/// What is found in a loaded library or those that it needs, if it is not ours.
+/// What is found in a loaded library or those that it needs, if it is not ours. Asks the loader: not for hooks.
 pub fn in_scope_of(library: &CStr, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
     // SAFETY: a name of the loader's own, NOLOAD only looks, and the handle is given back: who asked keeps open what was found.
     unsafe {
@@ -159,6 +138,11 @@ pub enum Next {
 
 /// Libraries that were there when the program began, in whose common scope we are. The others come after them.
 static AT_START: AtomicUsize = AtomicUsize::new(0);
+
+/// How many that were.
+pub fn at_start() -> usize {
+    AT_START.load(Ordering::Relaxed)
+}
 
 /// When this library is loaded.
 pub fn loading() {
@@ -195,22 +179,43 @@ pub fn next_after(caller: usize, symbol: &CStr) -> Next {
     }
 }
 
-/// A library that another one was bound to stays loaded for its sake. The loader has bound the caller to us and doesn't know.
-fn stays(function: usize) {
+/// Functions whose libraries shall stay, and don't yet.
+static TO_KEEP: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+
+/// A library that another one was bound to stays loaded for its sake. The loader has bound the caller to us and doesn't know. It is
+/// told before a library is closed ([`keep`]): here it must not be asked anything.
+pub fn stays(function: usize) {
+    for place in &TO_KEEP {
+        let claimed = place.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
+        if claimed.is_ok() || claimed == Err(function) {
+            return;
+        }
+    }
+}
+
+/// Tells the loader which libraries stay. Not for hooks, but for those that the loader is asked by anyway.
+pub fn keep() {
     /// First addresses of libraries that do: nothing else can come to lie there. Beyond these a library is only held once more.
     static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
-    let Some(start) = with_tables(function, Tables::start) else { return };
-    if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == start) {
-        return;
-    }
-    let Some(path) = library_of(function).and_then(|path| CString::new(path).ok()) else { return };
-    // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    if !handle.is_null() {
-        let claim = |place: &AtomicUsize| {
-            place.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        KEPT.iter().find(|place| claim(place));
+    for place in &TO_KEEP {
+        let function = place.load(Ordering::Acquire);
+        if function == 0 {
+            continue;
+        }
+        let found = with_library(function, |path, tables| (path.to_owned(), tables.start()));
+        let _ = place.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
+        let Some((path, start)) = found.filter(|(path, _)| !path.is_empty()) else { continue };
+        if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == start) {
+            continue;
+        }
+        // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        if !handle.is_null() {
+            let claim = |place: &AtomicUsize| {
+                place.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            };
+            KEPT.iter().find(|place| claim(place));
+        }
     }
 }
 
@@ -218,24 +223,33 @@ fn stays(function: usize) {
 /// one is behind us for everybody, and either uses CUDA itself, as what another tool puts in between does, or is where everything
 /// of CUDA's begins. Nearly every library asks for *some* function by name; one that stands for CUDA's asks for CUDA's.
 pub fn is_cudas(row: &EntryPoint, function: usize) -> bool {
+    scopes::ask(|all| is_cudas_among(all, row, function)) == Some(true)
+}
+
+/// The same where the libraries are at hand.
+pub fn is_cudas_among(all: &Libraries<'_>, row: &EntryPoint, function: usize) -> bool {
     const BEGINNINGS: [&CStr; 3] = [c"cuInit", c"cudaGetDeviceCount", c"ncclGetUniqueId"];
-    if is_nvidias(function) {
+    let Some(library) = all.library(function) else { return false };
+    if is_one_of_nvidias(library.path, &library.tables) {
         return true;
     }
-    // SAFETY: a look-up by name.
-    let next = unsafe { lookup::really(libc::RTLD_NEXT, row.symbol, None) } as usize;
     let stands = |tables: &Tables| {
         let calls = |is_it: fn(&[u8]) -> bool| tables.bindings().any(|b| is_it(b.name.to_bytes()));
         BEGINNINGS.iter().any(|name| tables.symbol(name).is_some())
             || calls(|name| ENTRY_POINTS.iter().any(|row| row.name.as_bytes() == name))
             || calls(|name| matches!(name, b"dlsym" | b"dlvsym")) && asks_for(row, tables)
     };
-    next == function && with_tables(function, stands) == Some(true)
+    all.next(row.symbol) == Some(function) && stands(&library.tables)
 }
 
 /// Everything that the library with this address has mapped.
 pub fn range_of(address: usize) -> Option<std::ops::Range<usize>> {
     with_tables(address, Tables::range)
+}
+
+/// The name of the function that this address lies in, as far as its library shows it. Slow.
+pub fn name_at(address: usize) -> Option<&'static CStr> {
+    with_tables(address, |tables| tables.name_at(address)).flatten()
 }
 
 /// Has the library with this address a function of this name?
@@ -256,12 +270,16 @@ fn asks_for(row: &EntryPoint, tables: &Tables) -> bool {
 
 /// Does this address lie in a library that has the name of one of NVIDIA's that we know, as its file's or its own?
 pub fn is_nvidias(address: usize) -> bool {
-    let file = library_of(address).is_some_and(|path| is_nvidias_name(path.as_bytes()));
-    file || with_tables(address, has_nvidias_name) == Some(true)
+    with_library(address, is_one_of_nvidias) == Some(true)
+}
+
+/// Has the library such a name?
+pub fn is_one_of_nvidias(path: &CStr, tables: &Tables) -> bool {
+    is_nvidias_name(path.to_bytes()) || has_nvidias_name(tables)
 }
 
 /// Does the library call itself one of NVIDIA's?
-pub fn has_nvidias_name(tables: &Tables) -> bool {
+fn has_nvidias_name(tables: &Tables) -> bool {
     tables.own_name().is_some_and(|name| is_nvidias_name(name.to_bytes()))
 }
 
@@ -289,32 +307,22 @@ pub fn is_own(address: usize) -> bool {
 
 /// Asks the tables of the loaded library that has this address.
 fn with_tables<R>(address: usize, ask: impl FnOnce(&Tables) -> R) -> Option<R> {
+    with_library(address, |_, tables| ask(tables))
+}
+
+fn with_library<R>(address: usize, ask: impl FnOnce(&CStr, &Tables) -> R) -> Option<R> {
     let (mut ask, mut answer) = (Some(ask), None);
-    visit(|_, tables| {
+    visit(|path, tables| {
         let is_it = tables.contains(address);
         if is_it && let Some(ask) = ask.take() {
-            answer = Some(ask(tables));
+            answer = Some(ask(path, tables));
         }
         is_it
     });
     answer
 }
 
-/// How many libraries the loader has loaded and unloaded so far.
-pub fn counts() -> [u64; 2] {
-    unsafe extern "C" fn first(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        counts: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record and our own counters.
-        unsafe { *counts.cast::<[u64; 2]>() = [(*info).dlpi_adds, (*info).dlpi_subs] };
-        1
-    }
-    let mut counts = [0_u64; 2];
-    iterate(first, (&raw mut counts).cast());
-    counts
-}
+pub use crate::stack::objects::counts;
 
 /// Shows the loaded libraries, by path, in the loader's order, until `f` has seen enough. Asks the loader nothing while it does.
 pub fn visit(f: impl FnMut(&CStr, &Tables) -> bool) {
@@ -323,57 +331,36 @@ pub fn visit(f: impl FnMut(&CStr, &Tables) -> bool) {
 
 /// The same from a place in that order on. Says how many there are, if it comes to the end.
 pub fn visit_from(from: usize, mut f: impl FnMut(&CStr, &Tables) -> bool) -> usize {
-    unsafe extern "C" fn each(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        visit: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record of a loaded library, and our own data.
+    let (mut place, process) = (0, Process::default());
+    objects::iterate(&mut |info| {
+        place += 1;
+        if place <= from {
+            return false;
+        }
+        // SAFETY: the loader's record of a library that stays while we look, and its name.
         unsafe {
-            let (info, visit) = (&*info, &mut *visit.cast::<Visit<'_>>());
-            visit.place += 1;
-            if visit.place <= visit.from {
-                return 0;
-            }
             let path = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
-            c_int::from(Tables::of(info).is_some_and(|tables| (visit.f)(path, &tables)))
+            Tables::of(info, &process).is_some_and(|tables| f(path, &tables))
         }
-    }
-    let mut visit = Visit { place: 0, from, f: &mut f };
-    iterate(each, (&raw mut visit).cast());
-    visit.place
+    });
+    place
 }
 
-struct Visit<'a> {
-    place: usize,
-    from: usize,
-    f: &'a mut dyn FnMut(&CStr, &Tables) -> bool,
-}
-
-/// A symbol of an already loaded library, found by the start of its file name.
+/// A function of an already loaded library, found by the start of its file name, or of what that needs. The library stays.
 pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
-    let path = loaded(library)?.path;
-    // SAFETY: the path is a C string; NOLOAD only looks. The handle stays open: the library stays, too.
-    unsafe {
-        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
-        if handle.is_null() {
-            return None;
-        }
-        NonNull::new(lookup::really(handle, symbol, None))
-    }
+    let found = scopes::of_file(library, symbol)?;
+    stays(found);
+    NonNull::new(found as *mut c_void)
 }
 
-/// The path of the library that has this address.
+/// The path of the library that has this address; that of its file for the program.
 pub fn library_of(address: usize) -> Option<String> {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: dladdr takes any address and fills the record if it returns non-zero; the loader's names are C strings.
-    unsafe {
-        if libc::dladdr(address as *const c_void, info.as_mut_ptr()) == 0 {
-            return None;
-        }
-        let name = info.assume_init().dli_fname;
-        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    let path = with_library(address, |path, _| path.to_string_lossy().into_owned())?;
+    if !path.is_empty() {
+        return Some(path);
     }
+    let program = errno::kept(|| std::fs::read_link("/proc/self/exe"));
+    Some(program.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default())
 }
 
 /// A loaded library.
@@ -392,36 +379,22 @@ pub struct Loaded {
 
 /// The loaded library whose file name begins with `name`.
 pub fn loaded(name: &str) -> Option<Loaded> {
-    struct Search<'a> {
-        name: &'a [u8],
-        found: Option<Loaded>,
-    }
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        search: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record and our own pointer.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+    let (process, mut found) = (Process::default(), None);
+    objects::iterate(&mut |info| {
         if info.dlpi_name.is_null() {
-            return 0;
+            return false;
         }
         // SAFETY: the loader's names are C strings.
         let path = unsafe { CStr::from_ptr(info.dlpi_name) };
         let file = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default();
-        if !file.starts_with(search.name) {
-            return 0;
+        if !file.starts_with(name.as_bytes()) {
+            return false;
         }
-        let process = Process::default();
-        let mut loaded = Loaded {
-            path: path.to_owned(),
-            base: info.dlpi_addr as usize,
-            text_start: usize::MAX,
-            text_end: 0,
-            end: 0,
-        };
+        let base = info.dlpi_addr as usize;
+        let mut loaded =
+            Loaded { path: path.to_owned(), base, text_start: usize::MAX, text_end: 0, end: 0 };
         for h in objects::headers(info, &process).iter().filter(|h| h.p_type == libc::PT_LOAD) {
-            let start = info.dlpi_addr as usize + h.p_vaddr as usize;
+            let start = base + h.p_vaddr as usize;
             let end = start + h.p_memsz as usize;
             loaded.end = loaded.end.max(end);
             if h.p_flags & libc::PF_X != 0 {
@@ -429,13 +402,10 @@ pub fn loaded(name: &str) -> Option<Loaded> {
                 loaded.text_end = loaded.text_end.max(end);
             }
         }
-        search.found = Some(loaded);
-        1
-    }
-    let mut search = Search { name: name.as_bytes(), found: None };
-    // SAFETY: `visit` matches the prototype and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
+        found = Some(loaded);
+        true
+    });
+    found
 }
 
 /// A function of the C library, by its own symbol table: `dlsym` can't find itself. Calls nothing: a sanitizer's runtime asks for
@@ -475,23 +445,6 @@ pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
         }
     }
     None
-}
-
-/// `dl_iterate_phdr`, the C library's own.
-fn iterate(
-    each: unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int,
-    data: *mut c_void,
-) {
-    type Iterate = unsafe extern "C" fn(
-        unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int,
-        *mut c_void,
-    ) -> c_int;
-    static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    // SAFETY: the C library's function, and a callback that goes with the data.
-    unsafe {
-        let own: Iterate = std::mem::transmute(lookup::of_c_library(&OWN, c"dl_iterate_phdr"));
-        own(each, data);
-    }
 }
 
 /// Is this function the one of a row's name in the library that it lies in?

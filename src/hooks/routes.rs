@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::callers::{self, Goes};
 use super::table::{Api, ENTRY_POINTS, ROWS};
-use super::{calls, resolve, words};
+use super::{answers, calls, resolve, words};
 use crate::message;
-use crate::stack::room;
+use crate::stack::{objects, room};
 
 /// Libraries whose calls of one function go to CUDA and are told apart at once.
 const LINES: usize = 4;
@@ -226,6 +226,7 @@ fn find_out(api: usize, caller: usize) -> (Range<usize>, Goes) {
 /// In a forked child, nobody else is writing a line.
 pub fn forget_others() {
     callers::forget_others();
+    answers::forget_others();
     for row in ROUTES.iter().filter(|row| row.writing.load(Ordering::Relaxed)) {
         row.writing.store(false, Ordering::Relaxed);
     }
@@ -251,6 +252,7 @@ pub fn door_for(api: Api, function: usize) -> usize {
 
 /// Runs `close`, which closes a library: another one may come to lie in its place as soon as it is gone.
 pub fn closing<T>(close: impl FnOnce() -> T) -> T {
+    resolve::keep();
     let result = callers::closing(forget_lines, close);
     forget_if_unloaded();
     result
@@ -280,7 +282,7 @@ fn forget() {
     forget_lines();
     for target in TARGETS.as_flattened() {
         let function = target.load(Ordering::Acquire);
-        if function != 0 && resolve::library_of(function).is_none() {
+        if function != 0 && objects::library_at(function as u64).is_none() {
             let _ = target.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }

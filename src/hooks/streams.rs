@@ -13,7 +13,7 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use super::torch::{CUDA, LIBRARY};
-use super::{lookup, resolve};
+use super::{resolve, scopes};
 use crate::hot::HOT;
 use crate::message;
 use crate::record::guard::{self, Local};
@@ -31,9 +31,8 @@ type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
 
 /// PyTorch's libraries are loaded: finds out who is called when somebody sets a stream.
 pub fn attach() {
-    // SAFETY: the name is a C string.
-    let shown = unsafe { lookup::really(libc::RTLD_DEFAULT, SET_CURRENT, None) };
-    HOT.streams.store(shown == set_current as *mut c_void, Ordering::Relaxed);
+    let shown = scopes::default(SET_CURRENT);
+    HOT.streams.store(shown == Some(set_current as *const () as usize), Ordering::Relaxed);
 }
 
 const SET_CURRENT: &std::ffi::CStr = c"_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE";

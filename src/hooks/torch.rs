@@ -26,7 +26,7 @@ use crate::gauges;
 use crate::labels::{changes, quick};
 use crate::record::Recorder;
 use crate::record::guard::{self, Local, Request};
-use crate::stack::Site;
+use crate::stack::{Site, objects};
 
 /// File name of the library whose allocator this is.
 pub const LIBRARY: &str = "libc10_cuda.so";
@@ -45,16 +45,9 @@ pub fn is_caller(address: usize) -> bool {
 
 /// The library may be loaded long after the first CUDA call: look whose address this is.
 fn find_library(address: usize) -> bool {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: dladdr takes any address and fills `info` when it returns non-zero.
-    let known = unsafe { libc::dladdr(address as *const c_void, info.as_mut_ptr()) } != 0;
-    if !known {
-        return false;
-    }
-    // SAFETY: filled by dladdr; names of loaded objects are C strings.
-    let path = unsafe { std::ffi::CStr::from_ptr(info.assume_init().dli_fname) };
-    path.to_bytes().rsplit(|b| *b == b'/').next().is_some_and(|f| f == LIBRARY.as_bytes())
-        && attach()
+    let path = objects::name_at(address as u64);
+    let file = path.and_then(|path| path.to_bytes().rsplit(|b| *b == b'/').next());
+    file == Some(LIBRARY.as_bytes()) && attach()
 }
 
 /// Learns where the library lies and opens its doors, if it is loaded.

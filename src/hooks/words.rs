@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 
 use super::elf::{Binding, Tables};
 use super::table::{Api, ENTRY_POINTS, ROWS};
-use super::{deepbind, resolve, routes};
+use super::{deepbind, resolve, routes, scopes};
 
 /// Libraries that have been looked at: how many the loader had loaded and unloaded by then, and how many it knew.
 static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -88,8 +88,7 @@ fn define(from: usize) -> (usize, bool) {
         if resolve::is_own(tables.start()) {
             return false;
         }
-        let is_nvidias =
-            || resolve::is_nvidias_name(path.to_bytes()) || resolve::has_nvidias_name(tables);
+        let is_nvidias = || resolve::is_one_of_nvidias(path, tables);
         for row in defined_by(tables) {
             let before = DEFINED[row].load(Ordering::Relaxed);
             let now = if before == NOBODY && is_nvidias() { ONE_OF_NVIDIAS } else { SEVERAL };
@@ -137,13 +136,19 @@ fn is_ours(row: usize, word: &Binding, tables: &Tables) -> bool {
 /// Sends words where the loader would have sent them. It is asked before its list is gone through again, in which a library
 /// can't go away. Says whether all could be sent.
 fn send(words: &[Word]) -> bool {
-    let target = |word: &Word| {
+    let find = |all: &scopes::Libraries<'_>, word: &Word| {
         let row = &ENTRY_POINTS[word.row];
-        let found = resolve::bound_for(row, word.library)?;
-        let api = Api::from_number(word.row)?;
-        Some(if resolve::is_cudas(row, found) { routes::door_for(api, found) } else { found })
+        let found = resolve::bound_among(all, row, word.library)?;
+        Some((found, resolve::is_cudas_among(all, row, found)))
     };
-    let targets: Vec<Option<usize>> = words.iter().map(target).collect();
+    let found = scopes::ask(|all| words.iter().map(|word| find(all, word)).collect::<Vec<_>>());
+    let target = |(word, found): (&Word, Option<(usize, bool)>)| {
+        let (found, is_cudas) = found?;
+        let api = Api::from_number(word.row)?;
+        Some(if is_cudas { routes::door_for(api, found) } else { found })
+    };
+    let targets: Vec<Option<usize>> =
+        words.iter().zip(found.unwrap_or_default()).map(target).collect();
     let mut are_sent = true;
     resolve::visit(|_, tables| {
         let own = words.iter().zip(&targets).filter(|(word, _)| word.library == tables.start());

@@ -22,7 +22,6 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
-use std::ptr::NonNull;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
@@ -31,7 +30,7 @@ use memtrace_format::labels::Sort;
 
 use super::torch::{self, End, Start};
 use super::{operators, store};
-use crate::hooks::resolve;
+use crate::hooks::{resolve, scopes};
 use crate::hot::HOT;
 use crate::record::guard::{self, Local};
 use crate::stack::native;
@@ -393,14 +392,14 @@ impl Mine {
     #[cold]
     fn look(&self) {
         let (Some(keys), Some(hooks)) =
-            (resolve::loaded_symbol("libc10.so", KEYS), resolve::loaded_symbol(LIBRARY, HOOKS))
+            (scopes::of_thread("libc10.so", KEYS), resolve::loaded_symbol(LIBRARY, HOOKS))
         else {
             return;
         };
         // SAFETY: the function takes nothing and returns a reference to the thread's own state.
         let state = unsafe { std::mem::transmute::<*mut c_void, State>(hooks.as_ptr())() };
         self.hooks.set(state);
-        self.keys.set(keys.as_ptr().cast()); // of a thread-local variable: the calling thread's
+        self.keys.set(keys.cast());
     }
 }
 
@@ -469,15 +468,7 @@ fn distance(caller: usize) -> u64 {
 }
 
 fn symbol_at(address: usize) -> Option<&'static CStr> {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: dladdr takes any address and fills the record if it returns non-zero; names live as long as PyTorch is loaded.
-    unsafe {
-        if libc::dladdr(address as *const c_void, info.as_mut_ptr()) == 0 {
-            return None;
-        }
-        NonNull::new(info.assume_init().dli_sname.cast_mut())
-            .map(|name| CStr::from_ptr(name.as_ptr()))
-    }
+    resolve::name_at(address)
 }
 
 /// `add_Tensor` of `at::_ops::add_Tensor::call(…)`, mangled.

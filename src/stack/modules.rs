@@ -61,7 +61,7 @@ struct Library {
 }
 
 /// What the loader has counted: loads and unloads.
-type Counts = (u64, u64);
+type Counts = [u64; 2];
 
 struct Known {
     counts: Option<Counts>,
@@ -90,7 +90,7 @@ impl ModuleTable {
     /// Brings the list up to date. Takes a lock and allocates: not for hooks.
     pub fn refresh(&self) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.counts.is_some() && known.counts == Some(counts()) {
+        if known.counts.is_some() && known.counts == Some(objects::counts()) {
             return;
         }
         let (now, counts) = loaded();
@@ -140,14 +140,9 @@ impl ModuleTable {
     }
 }
 
-/// How many libraries the loader has loaded and unloaded so far.
-fn counts() -> Counts {
-    objects::each(|object| Some(object.counts)).unwrap_or_default()
-}
-
 /// All loaded libraries.
 fn loaded() -> (Vec<Library>, Counts) {
-    let (mut libraries, mut counts) = (Vec::with_capacity(512), (0, 0));
+    let (mut libraries, mut counts) = (Vec::with_capacity(512), [0; 2]);
     let _: Option<()> = objects::each(|object| {
         counts = object.counts;
         libraries.extend(library(object));

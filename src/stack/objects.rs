@@ -4,11 +4,13 @@
 //! says of itself is read here but through [`super::checked`], not even its program headers: they lie in its first page, which
 //! a program may have unmapped or protected while the loader still lists it.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::checked::{Process, Window};
+use crate::hooks::{lookup, resolve};
 
 /// A loaded object: where it is mapped and where the index of its unwind tables is.
 #[derive(Clone, Copy, Debug)]
@@ -57,17 +59,33 @@ pub fn is_one_library(one: usize, other: usize) -> bool {
 /// The object that this function is in, unless that is the program itself.
 pub fn own_library() -> Option<Object> {
     let here = own_library as *const () as u64;
-    // SAFETY: the loader fills the record. The first header that a program has is its own, and this object stays.
-    let is_program = unsafe {
-        let mut info: libc::Dl_info = std::mem::zeroed();
-        let known = libc::dladdr(here as *const c_void, &raw mut info) != 0;
-        let program = libc::getauxval(libc::AT_PHDR);
-        known && (info.dli_fbase as u64 / PAGE == program / PAGE)
-    };
-    if is_program { None } else { object_at(here) }
+    // SAFETY: asks the kernel's notes to this process. The first header that a program has is its own.
+    let program = unsafe { libc::getauxval(libc::AT_PHDR) };
+    object_at(here).filter(|own| !(own.start..own.end).contains(&program))
 }
 
-const PAGE: u64 = 4096;
+/// The name of the library that has this address, whose code is running; empty for the program.
+pub fn name_at(address: u64) -> Option<&'static CStr> {
+    /// The beginning of a `struct link_map`, as `link.h` has it.
+    #[repr(C)]
+    struct Link {
+        base: u64,
+        name: *const c_char,
+    }
+    let name = match dl_find_object() {
+        Some(find) => {
+            let found = find_with(find, address);
+            // SAFETY: the loader's entry for a library that is in use.
+            found.map(|found| unsafe { (*found.link.cast::<Link>()).name })
+        }
+        None => each(|object| {
+            let (start, end) = object.range(|_| {});
+            (start..end).contains(&address).then_some(object.name)
+        }),
+    }?;
+    // SAFETY: the loader's names are C strings, which stay as long as the library does.
+    Some(if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } })
+}
 
 /// glibc's `struct dl_find_object`, as its manual has it for this architecture.
 #[repr(C)]
@@ -75,7 +93,7 @@ struct FoundObject {
     flags: u64,
     start: u64,
     end: u64,
-    link_map: *const c_void,
+    link: *const c_void,
     eh_frame: u64,
     reserved: [u64; 7],
 }
@@ -88,11 +106,7 @@ fn dl_find_object() -> Option<FindObject> {
     let absent = std::ptr::dangling_mut::<c_void>();
     let mut at = FOUND.load(Ordering::Relaxed);
     if at.is_null() {
-        // SAFETY: the name is a C string.
-        at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };
-        if at.is_null() {
-            at = absent;
-        }
+        at = resolve::in_c_library(c"_dl_find_object").map_or(absent, NonNull::as_ptr);
         FOUND.store(at, Ordering::Relaxed);
     }
     // SAFETY: the function has had this prototype since glibc 2.35, which brought it.
@@ -141,7 +155,7 @@ pub struct Listed<'a> {
     /// Its name; null or empty for the program.
     pub name: *const c_char,
     /// How many objects were loaded and unloaded so far.
-    pub counts: (u64, u64),
+    pub counts: [u64; 2],
     headers: (u64, u16),
     window: &'a Window<'a>,
 }
@@ -177,35 +191,61 @@ impl Listed<'_> {
     }
 }
 
-/// Asks for each object that the loader lists, under its lock, until there is an answer.
-pub fn each<T>(visit: impl FnMut(&Listed<'_>) -> Option<T>) -> Option<T> {
-    struct Search<F, T> {
-        visit: F,
-        found: Option<T>,
-    }
-    unsafe extern "C" fn next<F: FnMut(&Listed<'_>) -> Option<T>, T>(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        search: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader hands in a valid record and our own pointer.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<F, T>>()) };
-        let process = Process::default();
+/// Asks for each object that the loader lists, under the lock of its list, until there is an answer.
+pub fn each<T>(mut visit: impl FnMut(&Listed<'_>) -> Option<T>) -> Option<T> {
+    let (process, mut found) = (Process::default(), None);
+    iterate(&mut |info| {
         let object = Listed {
             base: info.dlpi_addr,
             name: info.dlpi_name,
-            counts: (info.dlpi_adds, info.dlpi_subs),
+            counts: [info.dlpi_adds, info.dlpi_subs],
             headers: (info.dlpi_phdr as u64, info.dlpi_phnum),
             window: &Window::new(&process),
         };
-        search.found = (search.visit)(&object);
-        c_int::from(search.found.is_some())
+        found = visit(&object);
+        found.is_some()
+    });
+    found
+}
+
+/// How many libraries the loader has loaded and unloaded so far.
+pub fn counts() -> [u64; 2] {
+    let mut counts = [0; 2];
+    go_through(&mut |info| {
+        counts = [info.dlpi_adds, info.dlpi_subs];
+        true
+    });
+    counts
+}
+
+/// Shows what the loader lists until `visit` has seen enough. No handler of a signal runs meanwhile: one that jumps away would
+/// leave the lock of that list held.
+pub fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
+    // SAFETY: plain calls on records of ours. What the processor itself reports can't wait.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+            libc::sigdelset(&raw mut all, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+        go_through(visit);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }
-    fn call<F: FnMut(&Listed<'_>) -> Option<T>, T>(search: &mut Search<F, T>) {
-        // SAFETY: `next` gets the pointer to `search`, which outlives the call.
-        unsafe { libc::dl_iterate_phdr(Some(next::<F, T>), std::ptr::from_mut(search).cast()) };
+}
+
+/// The C library's own `dl_iterate_phdr`: an interposer, who may not know what for, plays no part.
+fn go_through(mut visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
+    type Each = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
+    type Iterate = unsafe extern "C" fn(Each, *mut c_void) -> c_int;
+    unsafe extern "C" fn each(info: *mut libc::dl_phdr_info, _: usize, to: *mut c_void) -> c_int {
+        // SAFETY: the loader hands in a valid record of a loaded library, and our own pointer.
+        unsafe { c_int::from((*to.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>())(&*info)) }
     }
-    let mut search = Search { visit, found: None };
-    call(&mut search);
-    search.found
+    static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    // SAFETY: the C library's function, and a callback that goes with the data, which outlives the call.
+    unsafe {
+        let own: Iterate = std::mem::transmute(lookup::of_c_library(&OWN, c"dl_iterate_phdr"));
+        own(each, (&raw mut visit).cast());
+    }
 }

@@ -178,11 +178,30 @@ def test_many_sites_and_much_debug_information(odd, tmp_path):
     assert took < 2000, f"{took} ms"
 
 
-def test_a_constructor_with_a_thread(odd, programs):
-    """T40: a thread wakes the recorder while another one is inside the loader."""
-    _, found = odd("constructor", programs / "libthread.so")
+@pytest.mark.parametrize("env", [{}, {"DETACHED": "1"}], ids=["waits", "detached"])
+def test_a_constructor_with_a_thread(odd, programs, env):
+    """T40: a thread wakes the recorder while another one is inside the loader, and holds its lock until the thread is done: this
+    waited for ever."""
+    _, found = odd("constructor", programs / "libthread.so", env=env)
     (snapshot,) = found.values()
     assert 7777 in sizes(snapshot)
+
+
+def test_a_deep_library_asks_for_a_name_of_its_own(programs, gpu, tmp_path):
+    """A library that binds to itself first gets its own function, also by name: this was NVIDIA's."""
+    source, library = tmp_path / "own.c", tmp_path / "libown.so"
+    source.write_text(
+        "#include <dlfcn.h>\n#include <stddef.h>\n"
+        "int cudaMalloc(void **at, size_t size) { return 1037; }\n"
+        'int ask(void) { int (*own)(void **, size_t) = dlsym(RTLD_DEFAULT, "cudaMalloc"); void *at; return own(&at, 1000); }\n'
+    )
+    compiler = os.environ.get("CC", "cc")
+    support.must(support.execute([compiler, "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library, source, "-ldl"]))
+    code = f"import ctypes, os; print(ctypes.CDLL({str(library)!r}, mode=os.RTLD_NOW | os.RTLD_DEEPBIND).ask())"
+    alone = support.must(support.execute([support.PYTHON, "-S", "-c", code]))
+    done = support.must(support.execute([support.PYTHON, "-S", "-c", code], env={**gpu, "MEMTRACE_OUT": str(tmp_path / "out")}))
+    assert done.stdout == alone.stdout == "1037\n"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("first", [True, False])

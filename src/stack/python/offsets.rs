@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_format::stacks::Reason;
 
 use super::read;
+use crate::hooks::scopes;
 use crate::hot::HOT;
 
 /// How a frame says where it is in its code.
@@ -450,12 +451,13 @@ const INTERPRETER_ID_3_13: usize = 7272;
 /// Where the word of [`Layout::ending`] is in the main interpreter. It must be in static memory, since a hook may read it
 /// when Python has ended, and say what `finalizing` says so far.
 fn ending(layout: &Layout, finalizing: unsafe extern "C" fn() -> c_int) -> Option<usize> {
-    let (runtime, main) = (symbol(c"_PyRuntime")?, symbol(c"PyInterpreterState_Main")?);
+    let runtime = scopes::default_extent(c"_PyRuntime")?;
+    let main = symbol(c"PyInterpreterState_Main")?;
     // SAFETY: takes nothing, needs no GIL, and has had this prototype since 3.7.
     let main =
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(main)() };
     let at = main.checked_add(layout.ending?)?;
-    let inside = extent(runtime).contains(&at);
+    let inside = runtime.contains(&at);
     // SAFETY: a word of `_PyRuntime`; the function reads a word of it, too.
     (inside && unsafe { read::<c_int>(at) == finalizing() }).then_some(at)
 }
@@ -522,33 +524,13 @@ fn version() -> Option<u32> {
     Some(major << 24 | u32::min(minor, 255) << 16 | u32::min(micro, 255) << 8)
 }
 
-/// The flag by which `dladdr1` gives the symbol's entry, from glibc's `dlfcn.h`.
-const RTLD_DL_SYMENT: c_int = 1;
-
 /// The code of the interpreter's main loop.
 fn eval() -> Range<usize> {
-    symbol(c"_PyEval_EvalFrameDefault").map_or(0..0, extent)
+    scopes::default_extent(c"_PyEval_EvalFrameDefault").unwrap_or(0..0)
 }
 
-/// From where to where a symbol goes; empty if that is not known.
-fn extent(at: *mut c_void) -> Range<usize> {
-    // SAFETY: an all-zero `Dl_info` is valid; with RTLD_DL_SYMENT the loader stores a pointer to the entry of
-    // its symbol table, which lives as long as the interpreter's library.
-    unsafe {
-        let mut info: libc::Dl_info = std::mem::zeroed();
-        let mut entry: *mut c_void = std::ptr::null_mut();
-        if libc::dladdr1(at, &raw mut info, &raw mut entry, RTLD_DL_SYMENT) == 0 || entry.is_null()
-        {
-            return 0..0;
-        }
-        let size = (*entry.cast::<libc::Elf64_Sym>()).st_size as usize;
-        at as usize..at as usize + size
-    }
-}
-
+/// What everybody finds under this name: the interpreter's, whether it is a library or linked into the program, which exports its API
+/// for extension modules.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the name is a C string. `RTLD_DEFAULT` finds the interpreter whether it is a library or linked
-    // into the program, which exports its API for extension modules.
-    let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!at.is_null()).then_some(at)
+    scopes::default(name).map(|at| at as *mut c_void)
 }

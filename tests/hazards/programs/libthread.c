@@ -1,6 +1,7 @@
-// A library whose constructor starts a thread that allocates, and does not wait for it.
+// A library whose constructor starts a thread that allocates, and waits for it, unless `DETACHED` is set.
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "cuda.h"
 
@@ -13,5 +14,7 @@ static void *work(void *argument) {
 
 __attribute__((constructor)) static void begin(void) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, work, NULL) == 0) pthread_detach(thread);
+    if (pthread_create(&thread, NULL, work, NULL)) return;
+    if (getenv("DETACHED")) pthread_detach(thread);
+    else pthread_join(thread, NULL);
 }
