@@ -234,6 +234,13 @@ def test_a_limit_on_files(tmp_path):
         assert [c[0] for c in said(answer, "black box")] == [level], answer
 
 
+def test_the_virtual_gpu_is_one_note():
+    """It is some forty libraries, which nobody has preloaded himself."""
+    done = support.memtrace("run", "--virtual", "h100", "--record", "off", "--", support.MEMTRACE, "doctor", "--json")
+    notes = [text for _, text in said(json.loads(support.must(done).stdout), "LD_PRELOAD")]
+    assert len(notes) == 1 and "virtual GPU" in notes[0], notes
+
+
 def test_sanitizers_stay_first(tmp_path):
     """What is said of the order is what the program gets."""
     name = "libasan.so.99"

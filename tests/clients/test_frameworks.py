@@ -11,15 +11,15 @@ import support
 PROGRAMS = Path(__file__).resolve().parent / "frameworks"
 ASYNC = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
 ALL = {  # what to install, what the program prints, whose the memory is, its environment
-    "jax": (["jax[cuda13]==0.10.2"], "2 (1024, 1024) (1024,)", "JAX/XLA", ASYNC),
-    "tensorflow": (["tensorflow==2.21.0"], "2 (1024, 1024)", "TensorFlow", {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}),
+    "jax": (["jax[cuda13]==0.10.2"], "2 (1024, 1024) (1024,)", {"JAX/XLA", "NCCL"}, ASYNC),
+    "tensorflow": (["tensorflow==2.21.0"], "2 (1024, 1024)", {"TensorFlow"}, {"TF_GPU_ALLOCATOR": "cuda_malloc_async"}),
     "onnxruntime": (
         ["onnxruntime-gpu==1.31.1", "onnx"],
         "CUDAExecutionProvider [(64, 1024), (2, 16, 62, 62)]",
-        "ONNX Runtime",
+        {"ONNX Runtime"},
         {},
     ),
-    "numba": (["numba-cuda[cu13]==0.30.4"], "(1048576,)", "Numba", {}),
+    "numba": (["numba-cuda[cu13]==0.30.4"], "(1048576,)", {"Numba"}, {}),
 }
 
 
@@ -27,7 +27,7 @@ ALL = {  # what to install, what the program prints, whose the memory is, its en
 def test_another_framework(framework, tmp_path, pytestconfig):
     if not pytestconfig.getoption("--extended"):
         pytest.skip("installs a framework: only with --extended")
-    packages, printed, owner, env = ALL[framework]
+    packages, printed, expected, env = ALL[framework]
     python = tmp_path / "venv" / "bin" / "python"
     support.must(support.execute([sys.executable, "-m", "venv", tmp_path / "venv"]))
     support.must(support.execute([python, "-m", "pip", "install", "--quiet", *packages], timeout=1200))
@@ -42,5 +42,5 @@ def test_another_framework(framework, tmp_path, pytestconfig):
     devices = [d for d in report["devices"] if d["peak_held"] > 0]
     assert devices and all(d["reconcile"]["unexplained"] == 0 for d in devices)
     owners = {o["owner"] for d in devices for o in d["owners"] + d["owners_at_peak"]}
-    assert owners == {owner}
+    assert owners == expected
     assert support.load(path)["memtrace"]["counters"]["anomalies"] == 0

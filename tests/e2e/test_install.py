@@ -295,7 +295,7 @@ REFUSED = {
 def test_an_error_that_is_no_want_of_memory(refused, tmp_path):
     """PyTorch throws it at once, as what it is, and tries nothing else; only a want of memory is one."""
     library = tmp_path / "librefuses.so"
-    support.must(support.execute(["cc", "-shared", "-fPIC", "-o", library, support.HERE / "scripts" / "refuses.c", "-ldl"]))
+    support.must(support.execute(["cc", "-O2", "-shared", "-fPIC", "-o", library, support.HERE / "scripts" / "refuses.c", "-ldl"]))
     between = 'LD_PRELOAD="${LD_PRELOAD%%:*}:$0:${LD_PRELOAD#*:}" exec "$@"'  # behind memtrace, in front of the GPU
     expandable = f"expandable_segments:{not refused.startswith('cudaMalloc')}"
     said = []

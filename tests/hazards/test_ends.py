@@ -41,7 +41,14 @@ WAYS = {
         13,
         0,
     ),
-    "SIGINT": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", "", -signal.SIGINT, 13, 0),
+    # Who runs the tests in the background has SIGINT ignored, and their children, too.
+    "SIGINT": (
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)",
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",
+        -signal.SIGINT,
+        13,
+        0,
+    ),
     "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "", -signal.SIGTERM, 13, None),
     "os._exit": ("os._exit(4)", "", 4, 13, None),
     "C's exit": ("ctypes.CDLL(None).exit(6)", "", 6, 13, None),

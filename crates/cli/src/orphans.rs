@@ -141,16 +141,15 @@ pub(crate) fn list(as_json: bool) -> Result<Answer, Failure> {
     let out = env::var_os("MEMTRACE_OUT").filter(|v| !v.is_empty());
     folders.push(out.map_or(".".into(), PathBuf::from));
     let orphans: Vec<Orphan> = look(&folders).iter().filter_map(Orphan::of).collect();
-    let yes = !orphans.is_empty();
     if as_json {
         let list: Vec<Value> = orphans.iter().map(Orphan::to_json).collect();
-        return Answer::json(&list, yes);
+        return Answer::json(&list, true);
     }
     let mut page = Page::default();
-    if !yes {
+    if orphans.is_empty() {
         let folders: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
         let _ = writeln!(page, "no black box of this user's is in {}", folders.join(", "));
-        return Ok(Answer::page(page, yes));
+        return Ok(Answer::page(page, true));
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now_us = now.map_or(0, |t| t.as_micros() as u64);
@@ -172,7 +171,7 @@ pub(crate) fn list(as_json: bool) -> Result<Answer, Failure> {
         page.push_str("or remove it without:\n");
         let _ = writeln!(page, "  rm {path}");
     }
-    Ok(Answer::page(page, yes))
+    Ok(Answer::page(page, true))
 }
 
 fn boxes(n: usize) -> String {

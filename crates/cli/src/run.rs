@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, parent_id};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use memtrace_devices::Spec;
@@ -193,6 +193,13 @@ fn only_for_glibc(library: &Path) -> PathBuf {
     path
 }
 
+/// The path of the file that such a one leads to; any other path as it is.
+pub(crate) fn as_it_is(preloaded: &Path) -> PathBuf {
+    let Ok(rest) = preloaded.strip_prefix("$ORIGIN/..") else { return preloaded.to_owned() };
+    let below = rest.components().skip_while(|part| *part == Component::ParentDir);
+    Path::new("/").join(below.collect::<PathBuf>())
+}
+
 /// `LD_PRELOAD` has no way to write a path with its separators in it.
 fn loadable(library: &Path) -> Result<(), Failure> {
     if library.as_os_str().as_bytes().iter().any(|b| b": \t".contains(b)) {
@@ -279,6 +286,10 @@ mod tests {
     fn sanitizers_stay_first_and_ours_are_for_glibc_alone() {
         let ours = || vec![PathBuf::from("/m/a.so")];
         let up = format!("$ORIGIN{}/m/a.so", "/..".repeat(24));
+        assert_eq!(as_it_is(Path::new(&up)), Path::new("/m/a.so"));
+        for other in ["/m/a.so", "$ORIGIN/a.so", "../a.so"] {
+            assert_eq!(as_it_is(Path::new(other)), Path::new(other));
+        }
         assert_eq!(preloaded(&ours(), None), up.as_str());
         let old = "/x.so /usr/lib/libasan.so.8:/y/libclang_rt.tsan-x86_64.so".into();
         let expected = format!("/usr/lib/libasan.so.8:/y/libclang_rt.tsan-x86_64.so:{up}:/x.so");

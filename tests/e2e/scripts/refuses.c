@@ -12,7 +12,17 @@ static int refused(const char *name) {
     return error && !strncmp(error, name, length) && error[length] == ':' ? atoi(error + length + 1) : 0;
 }
 
-#define REAL(...) ((int (*)(__VA_ARGS__))dlsym(RTLD_NEXT, __func__))
+// Not by `dlsym`, which is ours below.
+static void *real(void *handle, const char *name) {
+    static void *(*found)(void *, const char *);
+    if (!found)
+        found = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (!found)
+        abort();
+    return found(handle, name); // a jump, or whoever asks for the next one is taken for us
+}
+
+#define REAL(...) ((int (*)(__VA_ARGS__))real(RTLD_NEXT, __func__))
 #define REFUSE(when)                                  \
     do {                                              \
         static int calls;                             \
@@ -47,7 +57,8 @@ int cuMemSetAccess(size_t addr, size_t size, void *access, size_t count) {
     return REAL(size_t, size_t, void *, size_t)(addr, size, access, count);
 }
 
-// PyTorch asks the runtime for the driver's functions; who stands in front of the driver must answer that as well.
+// PyTorch asks the runtime for the driver's functions, and before 2.7 the driver's library; who stands in front of the driver must
+// answer that as well.
 static void *ours(const char *name) {
     if (!refused(name))
         return NULL;
@@ -78,4 +89,9 @@ int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long lon
 
 int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags, int *status) {
     ANSWER(REAL(const char *, void **, unsigned, unsigned long long, int *)(name, function, version, flags, status));
+}
+
+void *dlsym(void *handle, const char *name) {
+    void *answer = handle == RTLD_NEXT || handle == RTLD_DEFAULT ? NULL : ours(name);
+    return answer ? answer : real(handle, name);
 }

@@ -4,32 +4,48 @@ use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Check, Level};
-use crate::run::{RECORDER, is_sanitizer};
+use crate::run::{RECORDER, as_it_is, is_sanitizer};
+use crate::standin::{DRIVER, LIBRARIES};
 
 /// What else is preloaded, and in which order `memtrace run` leaves it.
 pub(super) fn preloaded() -> Vec<Check> {
     let value = env::var_os("LD_PRELOAD").unwrap_or_default();
-    let paths: BTreeSet<&[u8]> =
-        value.as_bytes().split(|b| b": ".contains(b)).filter(|p| !p.is_empty()).collect();
-    let one = |bytes: &[u8]| {
-        let path = Path::new(OsStr::from_bytes(bytes));
+    let parts = value.as_bytes().split(|b| b": ".contains(b)).filter(|p| !p.is_empty());
+    let paths: BTreeSet<PathBuf> =
+        parts.map(|part| as_it_is(Path::new(OsStr::from_bytes(part)))).collect();
+    // The virtual GPU is some forty libraries, and they are ours.
+    let (virtual_gpu, others): (Vec<_>, Vec<_>) =
+        paths.into_iter().partition(|path| is_of_virtual_gpu(path));
+    let virtual_gpu = virtual_gpu.first().map(|_| {
+        let text = "memtrace's virtual GPU is loaded; memtrace comes before it".to_owned();
+        Check::new(Level::Note, "LD_PRELOAD", text)
+    });
+    let one = |path: PathBuf| {
         if path.is_absolute() && !path.exists() {
             let text = format!("{} is not there: take it out of LD_PRELOAD", path.display());
             return Check::new(Level::Wrong, "LD_PRELOAD", text);
         }
         let order = if path.file_name() == Some(OsStr::new(RECORDER)) {
             "is memtrace itself: memtrace run preloads it without that"
-        } else if is_sanitizer(bytes) {
+        } else if is_sanitizer(path.as_os_str().as_bytes()) {
             "is loaded, too, and stays first, as a sanitizer must; memtrace comes behind it"
         } else {
             "is loaded, too; memtrace comes before it"
         };
         Check::new(Level::Note, "LD_PRELOAD", format!("{} {order}", path.display()))
     };
-    paths.into_iter().map(one).collect()
+    virtual_gpu.into_iter().chain(others.into_iter().map(one)).collect()
+}
+
+/// Is this one of the libraries that `memtrace run --virtual` preloads?
+fn is_of_virtual_gpu(path: &Path) -> bool {
+    let names = || LIBRARIES.iter().chain([&DRIVER]);
+    let Some(folder) = path.parent() else { return false };
+    path.file_name().is_some_and(|name| names().any(|own| name == *own))
+        && LIBRARIES.iter().all(|name| folder.join(name).exists())
 }
 
 /// Settings of PyTorch's that change what there is to see.
