@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use common::{Installation, var};
+use common::{Installation, ok, var};
 use memtrace_cli::standin::LIBRARIES;
 
 fn folder(here: &Installation) -> PathBuf {
@@ -25,7 +25,7 @@ fn what_a_virtual_card_teaches_is_kept_from_real_ones() {
     let here = Installation::new("bin");
     let caches = ["PYTORCH_KERNEL_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"];
     let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "env"]);
-    let env = common::ok(&command.env(caches[1], "/mine").output().expect("started"));
+    let env = ok(&command.env(caches[1], "/mine").output().expect("started"));
     let folder = PathBuf::from(var(&env, "LD_LIBRARY_PATH").expect("set"));
     for cache in [caches[0], caches[2]] {
         assert!(PathBuf::from(var(&env, cache).expect("set")).starts_with(&folder), "{cache}");
@@ -39,7 +39,7 @@ fn what_a_virtual_card_teaches_is_kept_from_real_ones() {
 fn every_library_is_preloaded_and_searched() {
     let here = Installation::new("bin");
     let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "env"]);
-    let env = common::ok(&command.env("LD_LIBRARY_PATH", "/opt/x").output().expect("started"));
+    let env = ok(&command.env("LD_LIBRARY_PATH", "/opt/x").output().expect("started"));
     let (folder, rest) =
         var(&env, "LD_LIBRARY_PATH").and_then(|v| v.split_once(':')).expect("two folders");
     assert_eq!(rest, "/opt/x");
@@ -102,8 +102,7 @@ fn many_runs_at_once() {
         .collect();
     for run in runs {
         let output = run.wait_with_output().expect("ended");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        assert_eq!(ok(&output), "");
     }
     let folder = folder(&here);
     let left = fs::read_dir(&folder).expect("there").count();
@@ -142,7 +141,7 @@ fn what_stands_at_a_name_is_replaced_and_not_followed() {
     std::os::unix::fs::symlink(&victim, &link).expect("linked");
     std::os::unix::fs::symlink(here.path("work/nothing"), &dangling).expect("linked");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("run").success());
-    common::ok(&here.memtrace(&["run", "--virtual", "h100", "--", "true"]).output().expect("run"));
+    ok(&here.memtrace(&["run", "--virtual", "h100", "--", "true"]).output().expect("run"));
     for path in [&link, &dangling, &fifo] {
         let found = fs::symlink_metadata(path).expect("there");
         assert!(
@@ -180,7 +179,7 @@ fn the_sessions_own_folder_is_preferred() {
     let session = here.path("session");
     fs::create_dir(&session).expect("made");
     let mut command = here.memtrace(&["run", "--virtual", "h100", "--", "env"]);
-    let env = common::ok(&command.env("XDG_RUNTIME_DIR", &session).output().expect("started"));
+    let env = ok(&command.env("XDG_RUNTIME_DIR", &session).output().expect("started"));
     assert!(
         var(&env, "LD_LIBRARY_PATH").expect("set").starts_with(session.to_str().expect("UTF-8"))
     );
