@@ -1,4 +1,4 @@
-/* memtrace: the C functions of libmemtrace.so.
+/* memtrace: the C functions of libmemtrace.so. Written from the source of the library by tests/interface.rs.
  *
  * A program that is not linked to the library looks them up when it runs, so that it also works untraced:
  *
@@ -15,24 +15,29 @@
 extern "C" {
 #endif
 
-/* Writes a snapshot of now. path NULL: the next free name in MEMTRACE_OUT. A path that ends in .json gets JSON, in
- * .pickle or .pkl a pickle, any other what MEMTRACE_FORMAT says; a file of that name is replaced.
- * Returns 0; 1 if nothing was recorded because no CUDA call has been made; 2 if the file could not be written
- * (the reason is on stderr). */
+/* Writes a snapshot of now. path NULL: the next free name in MEMTRACE_OUT. A path that ends in
+ * .json gets JSON, in .pickle or .pkl a pickle, any other what MEMTRACE_FORMAT says; a file of that
+ * name is replaced. Returns 0; 1 if nothing was recorded because no CUDA call has been made; 2 if
+ * the file could not be written (the reason is on stderr). */
 int memtrace_dump(const char *path);
 
 /* 1 if memtrace is recording in this process, else 0. */
 int memtrace_active(void);
 
-/* --- Labels: what the calling thread is doing. What it allocates carries the label; ranges are of a thread. --- */
+/* The version (0.1.0), as a C string that lives for ever. */
+const char *memtrace_version(void);
+
+/* --- Labels: what the calling thread is doing. What it allocates carries the label; ranges are of
+ * a thread. --- */
 
 /* Opens a named range inside those that are open; returns how many were open. */
 int memtrace_push(const char *name);
 
-/* The same for a module that is called, by its full name: beside the module around it, inside all else. */
+/* The same for a module that is called, by its full name: beside the module around it, inside all
+ * else. */
 int memtrace_push_module(const char *name);
 
-/* The same for a phase of training ("forward"), whose beginning and end are written down, too. */
+/* The same for a phase of training (forward), whose beginning and end are written down, too. */
 int memtrace_push_phase(const char *name);
 
 /* Closes the innermost range; returns how many are still open, -1 if there was none. */
@@ -41,74 +46,85 @@ int memtrace_pop(void);
 /* Closes ranges until depth are open: those that an exception left behind. */
 void memtrace_unwind(int depth);
 
-/* The number of a label: a name inside the label parent (0: inside nothing), of a sort (0 range, 1 phase, 2 module,
- * 3 operator). The same each time; parent itself if there is no room for more. */
+/* The number of a label: a name inside the label parent (0: inside nothing), of a sort (0 range, 1
+ * phase, 2 module, 3 operator). The same each time; parent itself if there is no room for more. */
 uint32_t memtrace_label(uint32_t parent, int sort, const char *name);
 
-/* Gives the calling thread this label (0: none); returns the one it had, to be given back at the end of the range. */
+/* Gives the calling thread this label (0: none) and returns the one it had, to be given back at the
+ * end of the range. */
 uint32_t memtrace_enter(uint32_t label);
 
 /* The calling thread's label. */
 uint32_t memtrace_current(void);
 
-/* The sort of a label, as in memtrace_label, and the label that it is inside of (0: none). */
+/* The sort of a label, as in memtrace_label; 0 if there is none of this number. */
 int memtrace_label_sort(uint32_t label);
+
+/* The label that a label is inside of; 0 if there is none. */
 uint32_t memtrace_label_parent(uint32_t label);
 
-/* Writes the names of a label, outermost first with / between them, as a C string of at most size bytes; returns the
- * length of the whole. */
+/* Writes the names of a label, outermost first and with / between them, as a C string of at most
+ * size bytes. Returns the length of the whole. */
 size_t memtrace_label_path(uint32_t label, char *into, size_t size);
 
-/* Writes down that the program passed a point. sort: 1 a moment, 2 a step of the training loop (number is which), 3 and
- * 4 begin and end of a phase. Nothing if nothing is recorded yet. */
+/* Writes down that the program passed a point. sort: 1 a moment, 2 a step of the training loop
+ * (number is which), 3 and 4 begin and end of a phase. Nothing if nothing is recorded yet. */
 void memtrace_mark(const char *name, int sort, uint64_t number);
-
-/* --- Numbers --- */
-
-/* What PyTorch's allocator has on a device, bytes: allocated, reserved, and the most of each since
- * memtrace_restart_peak or the beginning. Returns 1 if that is known, else 0. */
-int memtrace_memory(int device, uint64_t into[4]);
-
-/* From here on the most is counted anew, as memtrace_memory says it; PyTorch's own statistics stay as they are. */
-void memtrace_restart_peak(int device);
-
-/* The most was at least that: gives back what was known before memtrace_restart_peak. */
-void memtrace_raise_peak(int device, uint64_t allocated, uint64_t reserved);
 
 /* --- Modules that are called: for the Python package --- */
 
-/* How Python calls (vectorcall) the function that stands for torch.nn.Module._compiled_call_impl: says which module is called and
- * goes on. */
+/* How Python calls (vectorcall) the function that stands for torch.nn.Module._compiled_call_impl:
+ * says which module is called and goes on. */
 void *memtrace_module_called(void *function, void *const *arguments, size_t count, void *keywords);
 
-/* Python's PyObject_VectorcallMethod, and the name, a string of Python's that lives for ever, of the method with which
- * memtrace_module_called goes on. */
+/* Python's PyObject_VectorcallMethod, and the name (a string of Python's that lives for ever) of
+ * the method with which memtrace_module_called goes on. */
 void memtrace_calls_begin(void *call, void *method);
 
-/* Whenever the module at this address is called, until watch is removed: the phase "forward" begins (sort 0), the module of this
- * name runs (1), the module of this number runs, for the records of operators (2). */
-void memtrace_calls_add(uintptr_t module, uint32_t watch, int sort, const char *name, uint32_t number);
+/* Whenever the module at this address is called, until watch is removed: the phase forward begins
+ * (sort 0), the module of this name runs (1), the module of this number runs, for the records of
+ * operators (2). */
+void memtrace_calls_add(const void *module, uint32_t watch, int sort, const char *name,
+    uint32_t number);
 
 /* Ends all that watch has added. */
 void memtrace_calls_remove(uint32_t watch);
 
 /* The module at this address is gone. */
-void memtrace_calls_forget(uintptr_t module);
+void memtrace_calls_forget(const void *module);
+
+/* --- Numbers --- */
+
+/* What PyTorch's allocator has on a device, four numbers of bytes: allocated, reserved, and the
+ * most of each since memtrace_restart_peak or the beginning. Returns 1 if that is known, else 0 and
+ * into is as it was. */
+int memtrace_memory(int device, uint64_t *into);
+
+/* From here on the most that was allocated is counted anew, as memtrace_memory says it. PyTorch's
+ * own statistics stay as they are. */
+void memtrace_restart_peak(int device);
+
+/* The most was at least that: what was known before memtrace_restart_peak, for whoever counted
+ * before. */
+void memtrace_raise_peak(int device, uint64_t allocated, uint64_t reserved);
 
 /* --- Operators of PyTorch's: a record at the end of each, while asked for --- */
 
-/* What is to be known of operators before they can be seen as they begin: a line for each, with tabs between the name of its C++
- * structure (add_Tensor), its own (aten::add.Tensor), and a digit: 1 if it is made of others, 2 if its autograd kernel shuts
- * autograd out while it works, and 4 more if autocast has a kernel for it. */
+/* What is to be known of operators before they can be seen as they begin: a line for each, with
+ * tabs between the name of its C++ structure (add_Tensor), its own (aten::add.Tensor), and a digit:
+ * 1 if it is made of others, 2 if its autograd kernel shuts autograd out while it works, and 4 more
+ * if autocast has a kernel for it. */
 void memtrace_operators_learn(const char *text);
 
-/* Gets ready for operators to leave records with what the device has. modes: the number of PyTorch's dispatch key for dispatch
- * modes; below: the keys that are excluded below autograd; views: those that may be, too; autocast: those of autocast. An operator must run before
+/* Gets ready for operators to leave records with what device has. modes is the number of PyTorch's
+ * dispatch key for dispatch modes, below the keys that are excluded below autograd, views those
+ * that may be, too, and autocast those of autocast, as bits. An operator must run before
  * memtrace_operators_start. */
-void memtrace_operators_prepare(int device, uint32_t modes, uint64_t below, uint64_t views, uint64_t autocast);
+void memtrace_operators_prepare(int device, uint32_t modes, uint64_t below, uint64_t views,
+    uint64_t autocast);
 
-/* From here on every operator leaves a record. Returns 0 if PyTorch is not there or does not say its operators, 1 if it says
- * them by callbacks, 2 if they are seen as they begin. */
+/* From here on every operator leaves a record. Returns 0 if PyTorch is not there or does not say
+ * its operators, 1 if it says them by callbacks, 2 if they are seen as they begin. */
 int memtrace_operators_start(void);
 
 /* No more records; those that were made can still be read. */
@@ -117,12 +133,14 @@ void memtrace_operators_stop(void);
 /* Operators from here on belong to this module, in the caller's own numbering. */
 void memtrace_operators_module(uint32_t number);
 
-/* The number of the next record; lost, if not NULL, gets how many found no room so far. */
+/* The number of the next record. lost, if not NULL, gets how many found no room so far. */
 uint64_t memtrace_operators_count(uint64_t *lost);
 
-/* Copies up to so many records from number from on; returns how many. Each is five words: the operator's label (its
- * name), from bit 32 how deep it was inside others, bit 45 whether an exception ended it, bit 46 whether no dispatch mode could see it, bit 47 whether a node of autograd's ran it, from bit 48 the thread;
- * the module and, from bit 32, the thread's label; bytes allocated, reserved, and waiting for other streams. */
+/* Copies up to so many records from number from on; returns how many. Each is five words: the
+ * operator's label, how deep it was inside others (from bit 32), whether an exception ended it (bit
+ * 45), whether no dispatch mode could see it (bit 46), whether a node of autograd's ran it (bit
+ * 47), and the thread (from bit 48); the module and (from bit 32) the thread's label; bytes
+ * allocated, reserved, and waiting for other streams. */
 size_t memtrace_operators_read(uint64_t from, size_t records, uint64_t *into);
 
 /* Records before this number will not be read again. */
@@ -130,49 +148,118 @@ void memtrace_operators_release(uint64_t upto);
 
 /* --- Changes of what is allocated: a record of each, while asked for --- */
 
-/* With on, one tracker more: every block that PyTorch's allocator hands out or takes back and every change of a thread's
- * label leaves a record; without, one less. */
+/* With on, one tracker more: every block that PyTorch's allocator hands out or takes back and every
+ * change of a thread's label leaves a record; without, one less. */
 void memtrace_changes_ask(int on);
 
-/* The number of the next record; lost, if not NULL, gets how many found no room so far. */
+/* The number of the next record. lost, if not NULL, gets how many found no room so far. */
 uint64_t memtrace_changes_count(uint64_t *lost);
 
-/* Copies up to so many records from number from on, up to the first that isn't there; returns how many. Each is four words:
- * what happened (1 allocated, 2 freed, 3 labelled, 4 handed to cuBLAS as a workspace), from bit 4 the work it was part of (1 backward, 2 computed again by a
- * checkpoint, 3 a gradient is put into its place), from bit 8 the device, from bit 16 the thread, from bit 40 the thread's label;
- * address; bytes; and, while operators are asked for, how many of them are open on this thread, from bit 16 the thread's number in their
- * records, from bit 32 the number of their next record. */
+/* Copies up to so many records from number from on, up to the first that isn't there; returns how
+ * many. Each is four words: what happened (1 allocated, 2 freed, 3 labelled, 4 handed to cuBLAS as
+ * a workspace), the work it was part of (bit 4: 1 backward, 2 computed again by a checkpoint, 3 a
+ * gradient is put into its place), device (bit 8), thread (bit 16) and the thread's label (bit 40);
+ * address; bytes; and, while operators are asked for, how many of them are open on this thread, the
+ * thread's number in their records (bit 16) and the number of their next record (bit 32). */
 size_t memtrace_changes_read(uint64_t from, size_t records, uint64_t *into);
 
 /* Records before this number will not be read again. */
 void memtrace_changes_release(uint64_t upto);
 
-/* How recording goes, as JSON: a C string of at most size bytes; returns the length of the whole. */
+/* --- How recording goes --- */
+
+/* How recording goes, as JSON: a C string of at most size bytes. Returns the length of the
+ * whole. */
 size_t memtrace_stats(char *into, size_t size);
 
-/* --- memtrace as an allocator, for torch.cuda.memory.CUDAPluggableAllocator and torch.cuda.MemPool -------------------
- * The signatures are PyTorch's; streams are cudaStream_t. memtrace.install() in Python wires all of them, and gives back
- * what PyTorch refuses under a pluggable allocator. */
+/* --- memtrace as an allocator ---
+ * For torch.cuda.memory.CUDAPluggableAllocator and torch.cuda.MemPool. The signatures are
+ * PyTorch's; streams are cudaStream_t. memtrace.install() in Python wires all of them, and gives
+ * back what PyTorch refuses under a pluggable allocator. */
 
-/* Memory; NULL for no bytes. Where there is none, PyTorch gets its own exception if this is its current allocator, and
- * everybody else NULL. */
-void *memtrace_malloc(size_t size, int device, void *stream);
-/* And back. What was not handed out is left alone, and said. */
-void memtrace_free(void *addr, size_t size, int device, void *stream);
+/* Devices that PyTorch knows, from when its allocator comes up. */
 void memtrace_init(int device_count);
-/* Gives everything cached back to the devices. */
+
+/* Memory of a device for a stream; NULL for no bytes. Where there is none, PyTorch gets its own
+ * exception if this is its allocator; everybody else gets NULL. */
+void *memtrace_malloc(size_t size, int device, void *stream);
+
+/* Gives memory back. What was not handed out here, or was given back already, is left alone, and
+ * said. */
+void memtrace_free(void *addr, size_t size, int device, void *stream);
+
+/* torch.cuda.empty_cache(): gives everything cached back to the devices. */
 void memtrace_reset(void);
+
+/* torch.cuda.set_per_process_memory_fraction(). */
 void memtrace_memory_fraction(double fraction, int device);
-/* The segment that a block lies in. */
+
+/* Where the segment begins that a block lies in, and how long it is. */
 void *memtrace_base_alloc(void *addr, size_t *size);
+
+/* Another stream uses what lies at an address; memory of others is none of our business. */
 void memtrace_record_stream(void *addr, void *stream);
-/* filter: const std::function<bool(cudaStream_t)> *; NULL for all streams. */
-void memtrace_begin_allocate_to_pool(int device, uint64_t first, uint64_t second, const void *filter);
+
+/* Sends what filter wants (a const std::function<bool(cudaStream_t)> *; NULL for all streams) to a
+ * pool: for a graph's capture, or for as long as a MemPool is in use. */
+void memtrace_begin_allocate_to_pool(int device, uint64_t first, uint64_t second,
+    const void *filter);
+
+/* Sends nothing there any more. */
 void memtrace_end_allocate_to_pool(int device, uint64_t first, uint64_t second);
+
+/* A pool is held once less. */
 void memtrace_release_pool(int device, uint64_t first, uint64_t second);
 
-/* The version, for example "0.1.0". */
-const char *memtrace_version(void);
+/* --- What the Python package asks the allocator ---
+ * These go with the package of the same version and may change with the next. Answers that are
+ * strings are JSON, or what is wrong, and go back to memtrace_string_free; NULL is none. */
+
+/* Gives a string back that one of these functions returned. */
+void memtrace_string_free(char *text);
+
+/* torch.cuda.memory_stats(device), flat, as JSON. */
+char *memtrace_allocator_stats(int device);
+
+/* All segments with their blocks, as torch.cuda.memory._snapshot() lists them, as JSON; of one
+ * pool, unless its id is (0, 0). Unless quiet, the trace says that somebody looked. */
+char *memtrace_allocator_segments(uint64_t first, uint64_t second, int quiet);
+
+/* A moment between events, in microseconds since 1970: everything recorded before has at most this
+ * time, everything recorded afterwards a later one. */
+uint64_t memtrace_now_us(void);
+
+/* torch.cuda.reset_peak_memory_stats(device). */
+void memtrace_allocator_reset_peak(int device);
+
+/* torch.cuda.reset_accumulated_memory_stats(device). */
+void memtrace_allocator_reset_accumulated(int device);
+
+/* The fraction of a device's memory that may be used. */
+double memtrace_allocator_fraction(int device);
+
+/* Changes settings, as PYTORCH_CUDA_ALLOC_CONF has them. Returns NULL, or PyTorch's words of
+ * refusal. */
+char *memtrace_allocator_configure(const char *conf);
+
+/* The allocator_settings of a snapshot, as JSON; NULL before memtrace_allocator_configure. */
+char *memtrace_allocator_settings(void);
+
+/* Does something to a pool: hold (make it), release, empty, use_on_oom, no_split. Returns NULL, or
+ * what is wrong. */
+char *memtrace_allocator_pool(int device, uint64_t first, uint64_t second, const char *wish);
+
+/* Segments of a pool come from these functions, with PyTorch's signatures. Returns NULL, or what is
+ * wrong. */
+char *memtrace_allocator_pool_source(int device, uint64_t first, uint64_t second,
+    void *(*malloc)(size_t, int, void *), void (*free)(void *, size_t, int, void *));
+
+/* How many hold a pool; -1 if there is none. */
+int64_t memtrace_allocator_pool_uses(int device, uint64_t first, uint64_t second);
+
+/* From now on observer(device, bytes asked of the device, bytes allowed, bytes free there) is
+ * called when memory has run out, in the thread that wanted it, before it is told. */
+void memtrace_allocator_observe_oom(void (*observer)(int64_t, uint64_t, uint64_t, uint64_t));
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,8 @@
-//! The C functions for programs and for the Python package; declared in `include/memtrace.h`.
+//! The C functions for programs and for the Python package.
+//!
+//! `include/memtrace.h` and `python/memtrace/_interface.py` are written from here, words and types: from what stands above each
+//! function (without `# Safety`) and from the lines between `---`, which begin a section. `tests/interface.rs` writes both, and
+//! fails where they are of another day.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -14,8 +18,9 @@ use crate::stack::room::on_a_large_one;
 use crate::{gauges, labels, message};
 
 /// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in `.json`
-/// gets JSON, in `.pickle` or `.pkl` a pickle. Returns 0; 1 if nothing was recorded because no CUDA call has
-/// been made; 2 if the file could not be written (the reason is on stderr).
+/// gets JSON, in `.pickle` or `.pkl` a pickle, any other what `MEMTRACE_FORMAT` says; a file of that name is
+/// replaced. Returns 0; 1 if nothing was recorded because no CUDA call has been made; 2 if the file could not be
+/// written (the reason is on stderr).
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -43,19 +48,19 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
     guard::nested(|| on_a_large_one(|| guard::uncancelled(dump)))
 }
 
-/// Is memtrace recording in this process?
+/// 1 if memtrace is recording in this process, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_active() -> c_int {
     c_int::from(crate::recorder().is_some())
 }
 
-/// The version, as a C string that lives for ever.
+/// The version (`0.1.0`), as a C string that lives for ever.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-// --- labels: what the calling thread is doing ---------------------------------------------------------------------
+// --- Labels: what the calling thread is doing. What it allocates carries the label; ranges are of a thread. ---
 
 /// The bytes of a C string; none of null.
 unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
@@ -63,8 +68,7 @@ unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     if text.is_null() { b"" } else { unsafe { CStr::from_ptr(text) }.to_bytes() }
 }
 
-/// Opens a named range of the calling thread, inside those that are open: what it allocates from here on is labelled so.
-/// Returns how many were open.
+/// Opens a named range inside those that are open; returns how many were open.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -72,12 +76,6 @@ unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
 pub unsafe extern "C" fn memtrace_push(name: *const c_char) -> c_int {
     // SAFETY: promised by the caller.
     labels::push(unsafe { bytes(name) }) as c_int
-}
-
-/// Closes the innermost range of the calling thread. Returns how many are still open, −1 if there was none.
-#[unsafe(no_mangle)]
-pub extern "C" fn memtrace_pop() -> c_int {
-    labels::pop().map_or(-1, |open| open as c_int)
 }
 
 /// The same for a module that is called, by its full name: beside the module around it, inside all else.
@@ -90,7 +88,7 @@ pub unsafe extern "C" fn memtrace_push_module(name: *const c_char) -> c_int {
     labels::push_module(unsafe { bytes(name) }) as c_int
 }
 
-/// The same for a phase of training, whose beginning and end are written down, too.
+/// The same for a phase of training (`forward`), whose beginning and end are written down, too.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -100,7 +98,13 @@ pub unsafe extern "C" fn memtrace_push_phase(name: *const c_char) -> c_int {
     labels::push_phase(unsafe { bytes(name) }) as c_int
 }
 
-/// Closes ranges of the calling thread until `depth` are open: those that an exception left behind.
+/// Closes the innermost range; returns how many are still open, −1 if there was none.
+#[unsafe(no_mangle)]
+pub extern "C" fn memtrace_pop() -> c_int {
+    labels::pop().map_or(-1, |open| open as c_int)
+}
+
+/// Closes ranges until `depth` are open: those that an exception left behind.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_unwind(depth: c_int) {
     labels::unwind(u32::try_from(depth).unwrap_or(0));
@@ -181,10 +185,10 @@ pub unsafe extern "C" fn memtrace_mark(name: *const c_char, sort: c_int, number:
     }
 }
 
-// --- modules that are called -------------------------------------------------------------------------------------------
+// --- Modules that are called: for the Python package ---
 
-/// How Python calls (*vectorcall*) the function that stands for `torch.nn.Module._compiled_call_impl`: says which module is called
-/// and goes on. See `labels/calls.rs`.
+/// How Python calls (vectorcall) the function that stands for `torch.nn.Module._compiled_call_impl`: says which module is called
+/// and goes on.
 ///
 /// # Safety
 /// Called by Python, after [`memtrace_calls_begin`].
@@ -213,7 +217,7 @@ pub extern "C" fn memtrace_calls_begin(call: *mut c_void, method: *mut c_void) {
 /// `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_calls_add(
-    module: usize,
+    module: *const c_void,
     watch: u32,
     sort: c_int,
     name: *const c_char,
@@ -225,7 +229,7 @@ pub unsafe extern "C" fn memtrace_calls_add(
         1 => labels::calls::Say::Module(unsafe { bytes(name) }.into(), AtomicU64::default()),
         _ => labels::calls::Say::Number(number),
     };
-    labels::calls::add(module, watch, say);
+    labels::calls::add(module.addr(), watch, say);
 }
 
 /// Ends all that `watch` has added.
@@ -236,14 +240,14 @@ pub extern "C" fn memtrace_calls_remove(watch: u32) {
 
 /// The module at this address is gone.
 #[unsafe(no_mangle)]
-pub extern "C" fn memtrace_calls_forget(module: usize) {
-    labels::calls::forget(module);
+pub extern "C" fn memtrace_calls_forget(module: *const c_void) {
+    labels::calls::forget(module.addr());
 }
 
-// --- numbers --------------------------------------------------------------------------------------------------------
+// --- Numbers ---
 
-/// What PyTorch's allocator has on a device, bytes: allocated, reserved, and the most of each since
-/// [`memtrace_restart_peak`] or the beginning. 1 if that is known, else 0 and `into` is as it was.
+/// What PyTorch's allocator has on a device, four numbers of bytes: allocated, reserved, and the most of each since
+/// [`memtrace_restart_peak`] or the beginning. Returns 1 if that is known, else 0 and `into` is as it was.
 ///
 /// # Safety
 /// `into` has room for four numbers.
@@ -272,7 +276,7 @@ pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u
     }
 }
 
-// --- operators -------------------------------------------------------------------------------------------------------
+// --- Operators of PyTorch's: a record at the end of each, while asked for ---
 
 /// What is to be known of operators before they can be seen as they begin: a line for each, with tabs between the name of its C++
 /// structure (`add_Tensor`), its own (`aten::add.Tensor`), and a digit: 1 if it is made of others, 2 if its autograd kernel shuts
@@ -301,7 +305,7 @@ pub extern "C" fn memtrace_operators_prepare(
     labels::operators::prepare(device, modes, [below, views, autocast]);
 }
 
-/// From here on every operator leaves a record. 0 if PyTorch is not there or does not say its operators, 1 if it says them by
+/// From here on every operator leaves a record. Returns 0 if PyTorch is not there or does not say its operators, 1 if it says them by
 /// callbacks, 2 if they are seen as they begin.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_start() -> c_int {
@@ -334,7 +338,7 @@ pub unsafe extern "C" fn memtrace_operators_count(lost: *mut u64) -> u64 {
     count
 }
 
-/// Copies up to `records` records from number `from` on; returns how many. Each is five words: the operator's label, how
+/// Copies up to so many records from number `from` on; returns how many. Each is five words: the operator's label, how
 /// deep it was inside others (from bit 32), whether an exception ended it (bit 45), whether no dispatch mode could see it (bit 46), whether a node of autograd's ran it (bit 47), and the thread (from bit 48); the
 /// module and (from bit 32) the thread's label; bytes allocated, reserved, and waiting for other streams.
 ///
@@ -358,7 +362,7 @@ pub extern "C" fn memtrace_operators_release(upto: u64) {
     labels::operators::release(upto);
 }
 
-// --- changes ---------------------------------------------------------------------------------------------------------
+// --- Changes of what is allocated: a record of each, while asked for ---
 
 /// With `on`, one tracker more: every block that PyTorch's allocator hands out or takes back and every change of a thread's
 /// label leaves a record; without, one less.
@@ -382,7 +386,7 @@ pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
     count
 }
 
-/// Copies up to `records` records from number `from` on, up to the first that isn't there; returns how many. Each is four
+/// Copies up to so many records from number `from` on, up to the first that isn't there; returns how many. Each is four
 /// words: what happened (1 allocated, 2 freed, 3 labelled, 4 handed to cuBLAS as a workspace), the work it was part of (bit 4: 1 backward, 2 computed again by a
 /// checkpoint, 3 a gradient is put into its place), device (bit 8), thread (bit 16) and the thread's label (bit 40); address;
 /// bytes; and, while operators are asked for, how many of them are open on this thread, the thread's number in their records (bit 16) and
@@ -403,6 +407,8 @@ pub unsafe extern "C" fn memtrace_changes_read(from: u64, records: usize, into: 
 pub extern "C" fn memtrace_changes_release(upto: u64) {
     labels::changes::release(upto);
 }
+
+// --- How recording goes ---
 
 /// How recording goes, as JSON: a C string of at most `size` bytes. Returns the length of the whole.
 ///

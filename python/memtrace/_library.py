@@ -10,39 +10,16 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Iterator, TypeVar
+
+from . import _interface
 
 FILE_NAME = "libmemtrace.so"
 
+Library = TypeVar("Library", bound=ctypes.CDLL)
+
 _package = Path(__file__).resolve().parent
 _library: ctypes.CDLL | None = None
-
-# C function -> (result, arguments). Those of `include/memtrace.h`.
-_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
-    "memtrace_version": (ctypes.c_char_p, []),
-    "memtrace_active": (ctypes.c_int, []),
-    "memtrace_dump": (ctypes.c_int, [ctypes.c_char_p]),
-    # The allocator. Answers that are strings are read by `text`.
-    "memtrace_string_free": (None, [ctypes.c_void_p]),
-    "memtrace_now_us": (ctypes.c_uint64, []),
-    "memtrace_allocator_stats": (ctypes.c_void_p, [ctypes.c_int]),
-    "memtrace_allocator_segments": (ctypes.c_void_p, [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]),
-    "memtrace_allocator_reset_peak": (None, [ctypes.c_int]),
-    "memtrace_allocator_reset_accumulated": (None, [ctypes.c_int]),
-    "memtrace_allocator_fraction": (ctypes.c_double, [ctypes.c_int]),
-    "memtrace_allocator_configure": (ctypes.c_void_p, [ctypes.c_char_p]),
-    "memtrace_allocator_settings": (ctypes.c_void_p, []),
-    "memtrace_allocator_pool": (
-        ctypes.c_void_p,
-        [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p],
-    ),
-    "memtrace_allocator_pool_source": (
-        ctypes.c_void_p,
-        [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_size_t],
-    ),
-    "memtrace_allocator_pool_uses": (ctypes.c_int64, [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]),
-    "memtrace_allocator_observe_oom": (None, [ctypes.c_void_p]),
-}
 
 
 class MemtraceError(RuntimeError):
@@ -60,7 +37,7 @@ def load() -> ctypes.CDLL:
     """
     global _library
     if _library is None:
-        _library = _declare(_already_loaded() or _open(find()))
+        _library = declare(_already_loaded() or _open(find()))
     return _library
 
 
@@ -136,8 +113,9 @@ def _open(path: Path) -> ctypes.CDLL:
         raise LibraryNotFoundError(f"{path} can't be loaded: {error}") from error
 
 
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    for name, (result, arguments) in _PROTOTYPES.items():
+def declare(library: Library) -> Library:
+    """The library with what each of its functions takes and returns."""
+    for name, (result, arguments) in _interface.FUNCTIONS.items():
         try:
             function = getattr(library, name)
         except AttributeError:

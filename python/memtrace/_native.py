@@ -16,50 +16,12 @@ from . import _library
 RANGE, PHASE, MODULE, OPERATOR = range(4)
 MOMENT, STEP, BEGIN, END = range(1, 5)
 
-_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
-    "memtrace_push": (ctypes.c_int, [ctypes.c_char_p]),
-    "memtrace_push_module": (ctypes.c_int, [ctypes.c_char_p]),
-    "memtrace_push_phase": (ctypes.c_int, [ctypes.c_char_p]),
-    "memtrace_pop": (ctypes.c_int, []),
-    "memtrace_unwind": (None, [ctypes.c_int]),
-    "memtrace_label": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.c_int, ctypes.c_char_p]),
-    "memtrace_enter": (ctypes.c_uint32, [ctypes.c_uint32]),
-    "memtrace_current": (ctypes.c_uint32, []),
-    "memtrace_label_sort": (ctypes.c_int, [ctypes.c_uint32]),
-    "memtrace_label_parent": (ctypes.c_uint32, [ctypes.c_uint32]),
-    "memtrace_label_path": (ctypes.c_size_t, [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]),
-    "memtrace_mark": (None, [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64]),
-    "memtrace_memory": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
-    "memtrace_restart_peak": (None, [ctypes.c_int]),
-    "memtrace_raise_peak": (None, [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]),
-    "memtrace_operators_learn": (None, [ctypes.c_char_p]),
-    "memtrace_operators_prepare": (None, [ctypes.c_int, ctypes.c_uint32, *[ctypes.c_uint64] * 3]),
-    "memtrace_operators_start": (ctypes.c_int, []),
-    "memtrace_operators_stop": (None, []),
-    "memtrace_operators_module": (None, [ctypes.c_uint32]),
-    "memtrace_operators_count": (ctypes.c_uint64, [ctypes.c_void_p]),
-    "memtrace_operators_read": (ctypes.c_size_t, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]),
-    "memtrace_calls_begin": (None, [ctypes.c_void_p, ctypes.c_void_p]),
-    "memtrace_calls_add": (None, [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]),
-    "memtrace_calls_remove": (None, [ctypes.c_uint32]),
-    "memtrace_calls_forget": (None, [ctypes.c_void_p]),
-    "memtrace_operators_release": (None, [ctypes.c_uint64]),
-    "memtrace_changes_ask": (None, [ctypes.c_int]),
-    "memtrace_changes_count": (ctypes.c_uint64, [ctypes.c_void_p]),
-    "memtrace_changes_release": (None, [ctypes.c_uint64]),
-    "memtrace_changes_read": (ctypes.c_size_t, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]),
-    "memtrace_stats": (ctypes.c_size_t, [ctypes.c_char_p, ctypes.c_size_t]),
-}
-
 
 class Native:
     """The functions, typed."""
 
     def __init__(self, path: str | None) -> None:
-        library = ctypes.PyDLL(path)
-        for name, (result, arguments) in _PROTOTYPES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        library = _library.declare(ctypes.PyDLL(path))
         self.push: Callable[[bytes], int] = library.memtrace_push
         self.push_module: Callable[[bytes], int] = library.memtrace_push_module
         self.push_phase: Callable[[bytes], int] = library.memtrace_push_phase

@@ -19,6 +19,10 @@ fn string(text: String) -> *mut c_char {
     CString::new(text).map_or(std::ptr::null_mut(), CString::into_raw)
 }
 
+// --- What the Python package asks the allocator ---
+// These go with the package of the same version and may change with the next. Answers that are strings are JSON, or what is
+// wrong, and go back to memtrace_string_free; NULL is none.
+
 /// Gives a string back that one of these functions returned.
 ///
 /// # Safety

@@ -15,9 +15,9 @@ use crate::hooks::{streams, torch};
 use crate::record::guard;
 
 /// `void *(size_t, int device, cudaStream_t)`, as PyTorch wants it of an allocator.
-pub type Malloc = unsafe extern "C-unwind" fn(usize, c_int, u64) -> *mut c_void;
+pub type Malloc = unsafe extern "C-unwind" fn(usize, c_int, *mut c_void) -> *mut c_void;
 /// `void (void *, size_t, int device, cudaStream_t)`.
-pub type Free = unsafe extern "C-unwind" fn(*mut c_void, usize, c_int, u64);
+pub type Free = unsafe extern "C-unwind" fn(*mut c_void, usize, c_int, *mut c_void);
 
 /// An allocator that a pool has of its own: what it is asked, and what takes its memory back.
 #[derive(Clone, Copy)]
@@ -253,7 +253,7 @@ impl Device for Gpu {
 
     fn alloc(&mut self, size: u64, pool: PoolId) -> Option<u64> {
         if let Some(source) = self.sources.get(&pool).copied() {
-            let stream = self.current_stream();
+            let stream = self.current_stream() as *mut c_void;
             // SAFETY: the functions that the program gave for this pool, with the signature that PyTorch wants.
             let addr = unsafe { (source.malloc)(size as usize, self.ordinal, stream) };
             return (!addr.is_null()).then_some(addr as u64);
@@ -276,7 +276,7 @@ impl Device for Gpu {
 
     fn free(&mut self, addr: u64, size: u64, pool: PoolId) {
         if let Some(source) = self.sources.get(&pool).copied() {
-            let stream = self.current_stream();
+            let stream = self.current_stream() as *mut c_void;
             // SAFETY: as in `alloc`.
             unsafe { (source.free)(addr as *mut c_void, size as usize, self.ordinal, stream) };
             return;

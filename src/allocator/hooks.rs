@@ -19,6 +19,11 @@ use crate::hooks::torch;
 use crate::message;
 use crate::stack::Site;
 
+// --- memtrace as an allocator ---
+// For torch.cuda.memory.CUDAPluggableAllocator and torch.cuda.MemPool. The signatures are PyTorch's; streams are
+// cudaStream_t. memtrace.install() in Python wires all of them, and gives back what PyTorch refuses under a pluggable
+// allocator.
+
 /// Devices that PyTorch knows, from when its allocator comes up.
 ///
 /// # Safety
@@ -32,16 +37,17 @@ pub unsafe extern "C" fn memtrace_init(_device_count: c_int) {
 /// allocator; everybody else gets null.
 ///
 /// # Safety
-/// `stream` is 0 or a stream of that device's.
+/// `stream` is null or a stream of that device's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_malloc(
     size: usize,
     device: c_int,
-    stream: u64,
+    stream: *mut c_void,
 ) -> *mut c_void {
     if size == 0 {
         return std::ptr::null_mut();
     }
+    let stream = stream.addr() as u64;
     crate::wake();
     let stack = stack(Site::Alloc);
     let result = match owner(device) {
@@ -90,7 +96,7 @@ pub unsafe extern "C-unwind" fn memtrace_free(
     addr: *mut c_void,
     _size: usize,
     device: c_int,
-    _stream: u64,
+    _stream: *mut c_void,
 ) {
     if addr.is_null() {
         return;
@@ -116,7 +122,7 @@ fn free(mut owner: MutexGuard<'static, Owner>, addr: u64, stack: StackId) -> boo
     })
 }
 
-/// `torch.cuda.empty_cache()`.
+/// `torch.cuda.empty_cache()`: gives everything cached back to the devices.
 ///
 /// # Safety
 /// Called by PyTorch.
@@ -175,7 +181,8 @@ pub unsafe extern "C-unwind" fn memtrace_base_alloc(
 /// # Safety
 /// `stream` is a stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream: u64) {
+pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream: *mut c_void) {
+    let stream = stream.addr() as u64;
     if let Some(mut owner) = owner_of(addr as u64) {
         let owner = &mut *owner;
         owner.allocator.device_mut().sees(stream);
@@ -183,8 +190,8 @@ pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream
     }
 }
 
-/// Sends what `filter` (`std::function<bool(cudaStream_t)>`) wants to a pool: for a graph's capture, or for as long as a
-/// `MemPool` is in use.
+/// Sends what `filter` wants (a `const std::function<bool(cudaStream_t)> *`; null for all streams) to a pool: for a
+/// graph's capture, or for as long as a `MemPool` is in use.
 ///
 /// # Safety
 /// `filter` is null or a live function.
