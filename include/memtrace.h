@@ -1,6 +1,7 @@
-/* memtrace: the C functions of libmemtrace.so. Written from the source of the library by tests/interface.rs.
+/* memtrace: the C functions of libmemtrace.so.
  *
- * A program that is not linked to the library looks them up when it runs, so that it also works untraced:
+ * Written by tests/interface.rs from the source of the library. A program that is not linked to the
+ * library looks them up when it runs, so that it also works untraced:
  *
  *     int (*dump)(const char *) = (int (*)(const char *))dlsym(RTLD_DEFAULT, "memtrace_dump");
  *     if (dump) dump("after_step_10.pickle");

@@ -8,61 +8,44 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use memtrace_files::Readers;
-use memtrace_format::json::Stacks;
 use memtrace_format::settings::NAMES;
+use memtrace_options::{
+    self as options, Context, Format, Permissions, Quiet, Setting, Stacks, Value, Words,
+};
 
 use crate::message;
 use crate::stack::Mode;
 
-/// How a snapshot is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// PyTorch's own: a pickle.
-    Pickle,
-    /// The same shape as JSON, with stacks in tables or spelled out.
-    Json(Stacks),
-}
-
-impl Format {
-    /// The file name's extension.
-    pub fn extension(self) -> &'static str {
-        match self {
-            Format::Pickle => "pickle",
-            Format::Json(_) => "json",
-        }
-    }
-}
-
-/// See the module's essay.
+/// See the module's essay. What each variable means stands in `memtrace-options`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `MEMTRACE_OUT`: the folder for snapshots. Default: the current folder.
+    /// `MEMTRACE_OUT`.
     pub out: PathBuf,
-    /// `MEMTRACE_BLACKBOX`: the folder for the black box, or `off` for none. Default: one that lies in memory.
+    /// `MEMTRACE_BLACKBOX`, if it is set.
     pub blackbox: Option<PathBuf>,
     /// `XDG_RUNTIME_DIR`.
     pub runtime_dir: Option<PathBuf>,
-    /// `MEMTRACE_STACKS`: `none`, `python` or `all`. Default: all.
+    /// `MEMTRACE_STACKS`.
     pub stacks: Mode,
-    /// `MEMTRACE_CONTEXT=alloc`: no stacks for frees. Default (`all`): every event has its own.
+    /// `MEMTRACE_CONTEXT`: do frees have stacks of their own?
     pub stacks_of_frees: bool,
-    /// `MEMTRACE_SIGNAL`: a snapshot whenever this signal comes, by name (`USR2`) or number.
+    /// `MEMTRACE_SIGNAL`, as a number.
     pub signal: Option<i32>,
-    /// `MEMTRACE_EVERY`: a snapshot every so many seconds.
+    /// `MEMTRACE_EVERY`, in nanoseconds.
     pub every_ns: Option<u64>,
-    /// `MEMTRACE_PEAK_STEP`: a snapshot at each peak that is this many bytes above the last (`512MiB`, `2GiB`).
+    /// `MEMTRACE_PEAK_STEP`, in bytes.
     pub peak_step: Option<u64>,
-    /// `MEMTRACE_FORMAT`: `pickle` or `json`. Default: pickle.
+    /// `MEMTRACE_FORMAT`.
     pub format: Format,
-    /// `MEMTRACE_PERMISSIONS`: who may read snapshots, `private` (their owner: mode 0600) or `umask`. Default: private.
+    /// `MEMTRACE_PERMISSIONS`.
     pub readers: Readers,
-    /// `MEMTRACE_EVENTS`: how many events of history are kept. Default: 2^20.
+    /// `MEMTRACE_EVENTS`, rounded up to a power of two.
     pub events: usize,
-    /// `MEMTRACE_QUIET=1`: say nothing but errors.
+    /// `MEMTRACE_QUIET`.
     pub quiet: bool,
-    /// `MEMTRACE_RUN_PID`: the process that `memtrace run` became.
+    /// `MEMTRACE_RUN_PID`.
     pub run_pid: Option<i32>,
-    /// `MEMTRACE_RUN_LIST`: where it finds what its processes have written.
+    /// `MEMTRACE_RUN_LIST`.
     pub run_list: Option<PathBuf>,
     /// Settings of PyTorch's allocator.
     pub allocator_conf: String,
@@ -77,98 +60,58 @@ pub struct Config {
     pub world_size: Option<u32>,
 }
 
-/// Events of history kept unless the user says otherwise.
-pub const DEFAULT_EVENTS: usize = 1 << 20;
-
 impl Config {
     /// Reads the environment of this process; that of its beginning, if the program has cleared it since.
     pub fn from_env() -> Config {
         let is_ours = |name: &[u8]| name.starts_with(b"MEMTRACE_");
-        let is_there = std::env::vars_os().any(|(name, _)| is_ours(name.as_bytes()));
-        let first = if is_there {
-            Vec::new()
-        } else {
-            memtrace_files::read("/proc/self/environ").unwrap_or_default()
-        };
-        let cleared = |name: &str| {
-            let value = |text: &[u8]| {
-                Some(text.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_owned())
-            };
-            is_ours(name.as_bytes()).then(|| first.split(|b| *b == 0).find_map(value)).flatten()
-        };
-        Config::from(|name| {
-            std::env::var_os(name).or_else(|| cleared(name).map(OsString::from_vec))
-        })
+        let now: Vec<_> =
+            std::env::vars_os().filter(|(name, _)| is_ours(name.as_bytes())).collect();
+        let ours = if now.is_empty() { of_the_beginning(is_ours) } else { now };
+        let config = Config::from(|name| {
+            std::env::var_os(name)
+                .or_else(|| ours.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone()))
+        });
+        // `memtrace run` has said it, once for all its processes.
+        if config.run_pid.is_none() {
+            let remarks =
+                ours.iter().filter_map(|(name, _)| options::remark(&name.to_string_lossy()));
+            remarks.for_each(|remark| message!("{remark}"));
+        }
+        config
     }
 
     /// Reads from any environment.
     pub fn from(var: impl Fn(&str) -> Option<OsString>) -> Config {
-        let text =
-            |name: &str| var(name).and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty());
-        let choice = |name: &str, allowed: &[&str]| {
-            let value = text(name)?;
-            let at = allowed.iter().position(|a| *a == value);
-            if at.is_none() {
-                message!("{name}={value} is not known; use one of: {}", allowed.join(", "));
-            }
-            at
-        };
+        let read = Read(&var);
+        let text = |name: &str| read.plain(name);
         let first = |names: &[&str]| names.iter().find_map(|n| text(n)?.parse::<u32>().ok());
-        let events = match text("MEMTRACE_EVENTS") {
-            None => DEFAULT_EVENTS,
-            Some(v) => match v.parse::<usize>() {
-                Ok(n) if (1 << 10..=1 << 30).contains(&n) => n.next_power_of_two(),
-                _ => {
-                    message!(
-                        "MEMTRACE_EVENTS={v} is not a number from 1024 to 1073741824; keeping {DEFAULT_EVENTS}"
-                    );
-                    DEFAULT_EVENTS
-                }
-            },
-        };
         // Set to nothing is set.
         let conf = NAMES.into_iter().find(|name| var(name).is_some());
         let allocator_variable = conf.unwrap_or_default();
         Config {
-            out: var("MEMTRACE_OUT")
-                .filter(|v| !v.is_empty())
-                .map_or_else(|| ".".into(), PathBuf::from),
-            blackbox: var("MEMTRACE_BLACKBOX").filter(|v| !v.is_empty()).map(PathBuf::from),
+            out: read.path(&options::OUT).unwrap_or_else(|| ".".into()),
+            blackbox: read.path(&options::BLACKBOX),
             runtime_dir: var("XDG_RUNTIME_DIR").filter(|v| !v.is_empty()).map(PathBuf::from),
-            stacks: [Mode::None, Mode::Python, Mode::All]
-                [choice("MEMTRACE_STACKS", &["none", "python", "all"]).unwrap_or(2)],
-            format: [Format::Pickle, Format::Json(Stacks::Shared), Format::Json(Stacks::Expanded)]
-                [choice("MEMTRACE_FORMAT", &["pickle", "json", "json-expanded"]).unwrap_or(0)],
-            readers: [Readers::Owner, Readers::Umask]
-                [choice("MEMTRACE_PERMISSIONS", &["private", "umask"]).unwrap_or(0)],
-            events,
-            quiet: choice("MEMTRACE_QUIET", &["0", "1"]) == Some(1),
-            run_pid: text("MEMTRACE_RUN_PID").and_then(|v| v.parse().ok()),
-            run_list: var("MEMTRACE_RUN_LIST").filter(|v| !v.is_empty()).map(PathBuf::from),
-            stacks_of_frees: choice("MEMTRACE_CONTEXT", &["alloc", "all"]) != Some(0),
-            signal: parse(
-                "MEMTRACE_SIGNAL",
-                text("MEMTRACE_SIGNAL"),
-                "a signal such as USR2",
-                parse_signal,
-            ),
-            every_ns: parse(
-                "MEMTRACE_EVERY",
-                text("MEMTRACE_EVERY"),
-                "a number of seconds up to 86400",
-                |v| {
-                    v.parse()
-                        .ok()
-                        .filter(|s| (1..=86_400).contains(s))
-                        .map(|s: u64| s * 1_000_000_000)
-                },
-            ),
-            peak_step: parse(
-                "MEMTRACE_PEAK_STEP",
-                text("MEMTRACE_PEAK_STEP"),
-                "a size such as 512MiB",
-                parse_size,
-            ),
+            stacks: match read.words::<Stacks>() {
+                Stacks::None => Mode::None,
+                Stacks::Python => Mode::Python,
+                Stacks::All => Mode::All,
+            },
+            format: read.words::<Format>(),
+            readers: match read.words::<Permissions>() {
+                Permissions::Private => Readers::Owner,
+                Permissions::Umask => Readers::Umask,
+            },
+            events: read
+                .number(&options::EVENTS)
+                .map_or(options::DEFAULT_EVENTS as usize, |n| (n as usize).next_power_of_two()),
+            quiet: read.words::<Quiet>() == Quiet::Yes,
+            run_pid: read.text(&options::RUN_PID).and_then(|v| v.parse().ok()),
+            run_list: read.path(&options::RUN_LIST),
+            stacks_of_frees: read.words::<Context>() == Context::All,
+            signal: read.parsed(&options::SIGNAL, parse_signal),
+            every_ns: read.number(&options::EVERY).map(|s| s * 1_000_000_000),
+            peak_step: read.number(&options::PEAK_STEP),
             allocator_conf: text(allocator_variable).unwrap_or_default(),
             allocator_variable,
             rank: first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]),
@@ -184,19 +127,62 @@ impl Config {
     }
 }
 
-/// The value of a variable, or one line that says what it should have been.
-fn parse<T>(
-    name: &str,
-    value: Option<String>,
-    what: &str,
-    f: impl Fn(&str) -> Option<T>,
-) -> Option<T> {
-    let value = value?;
-    let result = f(&value);
-    if result.is_none() {
-        message!("{name}={value} is not {what}; ignoring it");
+/// Variables as they were when the program began, which it can't clear.
+fn of_the_beginning(is_meant: impl Fn(&[u8]) -> bool) -> Vec<(OsString, OsString)> {
+    let first = memtrace_files::read("/proc/self/environ").unwrap_or_default();
+    let owned = |bytes: &[u8]| OsString::from_vec(bytes.to_owned());
+    let one = |line: &[u8]| {
+        let at = line.iter().position(|b| *b == b'=')?;
+        is_meant(&line[..at]).then(|| (owned(&line[..at]), owned(&line[at + 1..])))
+    };
+    first.split(|b| *b == 0).filter_map(one).collect()
+}
+
+/// An environment. A value that its setting can't have gets one line.
+struct Read<'a, F>(&'a F);
+
+impl<F: Fn(&str) -> Option<OsString>> Read<'_, F> {
+    fn plain(&self, name: &str) -> Option<String> {
+        self.0(name).and_then(|v| v.into_string().ok()).filter(|v| !v.is_empty())
     }
-    result
+
+    fn text(&self, setting: &Setting) -> Option<String> {
+        self.plain(setting.variable)
+    }
+
+    fn path(&self, setting: &Setting) -> Option<PathBuf> {
+        self.0(setting.variable).filter(|v| !v.is_empty()).map(PathBuf::from)
+    }
+
+    fn words<T: Words>(&self) -> T {
+        self.parsed(T::SETTING, T::named).unwrap_or_default()
+    }
+
+    fn number(&self, setting: &Setting) -> Option<u64> {
+        self.parsed(setting, |text| setting.value.number(text))
+    }
+
+    fn parsed<T>(&self, setting: &Setting, f: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let value = self.text(setting)?;
+        let result = f(&value);
+        if result.is_none() {
+            message!("{}={value} {}", setting.variable, wrong(setting));
+        }
+        result
+    }
+}
+
+/// What to say of a value that a setting can't have.
+fn wrong(setting: &Setting) -> String {
+    match setting.value {
+        Value::Words(_) => {
+            format!("is not known; use {}", setting.value.wanted().replacen("of", "of:", 1))
+        }
+        _ if setting.default.is_empty() => {
+            format!("is not {}; ignoring it", setting.value.wanted())
+        }
+        _ => format!("is not {}; keeping {}", setting.value.wanted(), setting.default),
+    }
 }
 
 /// `USR2`, `SIGUSR2` or `12`; only signals that a program may catch and that don't mean a fault.
@@ -219,25 +205,48 @@ fn parse_signal(value: &str) -> Option<i32> {
     known.or(number.filter(|n| (libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(n)))
 }
 
-/// Bytes, with KiB, MiB or GiB behind the number if need be.
-fn parse_size(value: &str) -> Option<u64> {
-    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &value[digits.len()..] {
-        "" | "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        _ => return None,
-    };
-    digits.trim().parse::<u64>().ok()?.checked_mul(unit).filter(|n| *n > 0)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    const DEFAULT_EVENTS: usize = options::DEFAULT_EVENTS as usize;
 
     fn config(vars: &[(&str, &str)]) -> Config {
         Config::from(|n| vars.iter().find(|(k, _)| *k == n).map(|(_, v)| OsString::from(v)))
+    }
+
+    #[test]
+    fn all_settings_of_the_recorder_are_read_and_no_other() {
+        let asked = RefCell::new(BTreeSet::new());
+        Config::from(|name| {
+            asked.borrow_mut().insert(name.to_owned());
+            None
+        });
+        let ours = asked.into_inner().into_iter().filter(|name| name.starts_with("MEMTRACE_"));
+        let read_here = |s: &&&Setting| {
+            s.reader == options::Reader::Recorder
+                || **s == &options::RUN_PID
+                || **s == &options::RUN_LIST
+        };
+        let settings: BTreeSet<_> =
+            options::ALL.iter().filter(read_here).map(|s| s.variable.to_owned()).collect();
+        assert_eq!(ours.collect::<BTreeSet<_>>(), settings);
+    }
+
+    #[test]
+    fn what_is_said_of_values_that_make_no_sense() {
+        for (setting, said) in [
+            (&options::STACKS, "is not known; use one of: none, python, all"),
+            (&options::EVENTS, "is not a number from 1024 to 1073741824; keeping 1048576"),
+            (&options::EVERY, "is not a number of seconds up to 86400; ignoring it"),
+            (&options::SIGNAL, "is not a signal such as USR2; ignoring it"),
+            (&options::PEAK_STEP, "is not a size such as 512MiB; ignoring it"),
+        ] {
+            assert_eq!(wrong(setting), said);
+        }
     }
 
     #[test]
@@ -261,17 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn signals_and_sizes_have_names() {
+    fn signals_have_names() {
         for v in ["USR2", "SIGUSR2", "12"] {
             assert_eq!(parse_signal(v), Some(libc::SIGUSR2), "{v}");
         }
         for v in ["KILL", "SEGV", "9", "0", "65", "usr2", ""] {
             assert_eq!(parse_signal(v), None, "{v}");
-        }
-        assert_eq!(parse_size("512MiB"), Some(512 << 20));
-        assert_eq!(parse_size("7"), Some(7));
-        for v in ["", "GiB", "0", "-1GiB", "1GB", "99999999999GiB"] {
-            assert_eq!(parse_size(v), None, "{v}");
         }
     }
 
@@ -284,10 +288,7 @@ mod tests {
             ("MEMTRACE_OUT", "/o"),
             ("SLURM_PROCID", "3"),
         ]);
-        assert_eq!(
-            (c.stacks, c.format, c.events),
-            (Mode::Python, Format::Json(Stacks::Shared), 8192)
-        );
+        assert_eq!((c.stacks, c.format, c.events), (Mode::Python, Format::Json, 8192));
         assert_eq!((c.out, c.rank), (PathBuf::from("/o"), Some(3)));
     }
 }

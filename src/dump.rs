@@ -25,8 +25,9 @@ use memtrace_format::screen::Page;
 use memtrace_format::shell::quoted;
 use memtrace_format::snapshot::Value;
 use memtrace_naming::{Counts, Encoding, Moment};
+use memtrace_options::Format;
 
-use crate::config::{Config, Format};
+use crate::config::Config;
 use crate::hooks::{conf, deepbind, table};
 use crate::labels::{self, store::Store};
 use crate::measure;
@@ -205,7 +206,7 @@ pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
 
 fn format_of(path: &Path, default: Format) -> Format {
     match path.extension().and_then(|e| e.to_str()) {
-        Some("json") if matches!(default, Format::Pickle) => Format::Json(Stacks::Shared),
+        Some("json") if default == Format::Pickle => Format::Json,
         Some("pickle" | "pkl") => Format::Pickle,
         _ => default,
     }
@@ -266,7 +267,8 @@ fn write(
 ) -> io::Result<Counts> {
     let encoding = match format {
         Format::Pickle => Encoding::Pickle,
-        Format::Json(stacks) => Encoding::Json(stacks),
+        Format::Json => Encoding::Json(Stacks::Shared),
+        Format::JsonExpanded => Encoding::Json(Stacks::Expanded),
     };
     if recorder.blackbox.header()[at::MAGIC].load(Ordering::Relaxed) != MAGIC {
         let what = "somebody has written into the black box";

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
 use memtrace_naming::Moment;
+use memtrace_options::RUN_PID;
 
 use crate::hooks::{captures, communicators, contexts, lookup, resolve, routes, torch, words};
 use crate::record::{Recorder, clock, guard};
@@ -174,7 +175,7 @@ extern "C" fn unloading() {
     if tree::ending() || WOKEN.load(Ordering::Relaxed) != ASLEEP {
         return;
     }
-    let pid = std::env::var_os("MEMTRACE_RUN_PID");
+    let pid = std::env::var_os(RUN_PID.variable);
     if pid.and_then(|p| p.to_str()?.parse().ok()) == Some(std::process::id()) {
         on_a_large_one(explain_nothing);
     }

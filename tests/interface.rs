@@ -1,5 +1,5 @@
 //! One source for what others read: the C functions in `src/` are written down a second time for C and a third time for
-//! Python, and neither by hand.
+//! Python, the settings in `crates/options` for people and for Python, and none of that by hand.
 //!
 //! The tests fail where a written file is of another day than its source. With `UPDATE_INTERFACE=1` they write it:
 //! `UPDATE_INTERFACE=1 cargo test -p memtrace --test interface`.
@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
+
+use memtrace_options::{ALL, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Value, Word, remark};
 
 /// Where the functions are, in the order of the header.
 const SOURCES: [&str; 3] = ["src/api.rs", "src/allocator/hooks.rs", "src/allocator/ask.rs"];
@@ -27,6 +29,61 @@ fn the_header_and_the_python_package_have_the_functions_of_the_source() {
     let items: Vec<Item> = SOURCES.iter().flat_map(|file| items(&read(file))).collect();
     settle("include/memtrace.h", &header(&items, &aliases));
     settle("python/memtrace/_interface.py", &python(&items, &aliases));
+}
+
+#[test]
+fn the_documentation_has_the_settings_of_the_table() {
+    let there = read(DOCUMENTATION);
+    let (before, rest) = there.split_once(TABLE_BEGINS).expect("where the table begins");
+    let (_, behind) = rest.split_once(TABLE_ENDS).expect("where the table ends");
+    settle(DOCUMENTATION, &format!("{before}{TABLE_BEGINS}{}{TABLE_ENDS}{behind}", settings()));
+}
+
+/// Names that tests get wrong on purpose.
+const WRONG: [&str; 3] = ["MEMTRACE_STACK", "MEMTRACE_EVENT", "MEMTRACE_BANANA"];
+
+/// The guard of the header against being read twice.
+const NO_VARIABLE: &str = "MEMTRACE_H";
+
+#[test]
+fn every_variable_that_is_used_is_in_the_table() {
+    for folder in
+        ["src", "crates", "python", "include", "docs", "scripts", "bench", "tests", "examples"]
+    {
+        let is_meant = |path: &&PathBuf| !path.starts_with("crates/options") && is_source(path);
+        for path in files(folder, "").iter().filter(is_meant) {
+            let text = read(path.to_str().expect("a path of the repository"));
+            for name in variables(&text).filter(|name| *name != NO_VARIABLE) {
+                // A family is named by its beginning: MEMTRACE_TEST_…
+                let is_known = DEVELOPMENT.contains(&name) || remark(name).is_none();
+                let path = path.display();
+                assert!(
+                    is_known || WRONG.contains(&name),
+                    "{path}: {name} is not in crates/options"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_row_of_the_table_is_read() {
+    let code = [("src", "rs"), ("crates", "rs"), ("python/memtrace", "py")];
+    let is_meant = |path: &PathBuf| {
+        let is_of = |part: &str| path.components().any(|p| p.as_os_str() == part);
+        !is_of("tests") && !is_of("options")
+    };
+    let paths = code.into_iter().flat_map(|(folder, ending)| files(folder, ending));
+    let text: String = paths
+        .filter(is_meant)
+        .map(|path| read(path.to_str().expect("a path of the repository")))
+        .collect();
+    // Of those of the recorder a test in src/config.rs asks the reader itself.
+    for setting in ALL.iter().filter(|setting| setting.reader != Reader::Recorder) {
+        let name = setting.variable.trim_start_matches("MEMTRACE_");
+        let read = [format!("{name}.variable"), format!("\"{}\"", setting.variable)];
+        assert!(read.iter().any(|how| text.contains(how)), "nobody reads {}", setting.variable);
+    }
 }
 
 #[test]
@@ -153,7 +210,58 @@ fn python(items: &[Item], aliases: &Aliases) -> String {
         let _ =
             writeln!(text, "    \"{}\": ({result}, [{}]),", function.name, arguments.join(", "));
     }
-    text + "}\n"
+    text + "}\n\n# The words of settings.\n"
+        + &tuple("STACKS", Stacks::WORDS)
+        + &tuple("LOG_LEVELS", LogLevel::WORDS)
+}
+
+fn tuple(name: &str, words: &[Word]) -> String {
+    let words: Vec<String> = words.iter().map(|word| format!("\"{}\"", word.name)).collect();
+    format!("{name} = ({})\n", words.join(", "))
+}
+
+const DOCUMENTATION: &str = "docs/running.md";
+const TABLE_BEGINS: &str = "<!-- written from crates/options by tests/interface.rs -->\n";
+const TABLE_ENDS: &str = "<!-- up to here -->\n";
+
+/// The table of settings, for people.
+fn settings() -> String {
+    let mut text = "\n| option of `run` | variable | meaning |\n|---|---|---|\n".to_owned();
+    for setting in ALL.iter().filter(|setting| setting.reader != Reader::Run) {
+        let shape = setting.shape().replace('|', "\\|");
+        let (option, variable) = match setting.option {
+            Some(option) => (format!("`--{option} {shape}` "), format!("`{}`", setting.variable)),
+            None => (String::new(), format!("`{}={shape}`", setting.variable)),
+        };
+        let _ = writeln!(text, "| {option}| {variable} | {} |", meaning(setting));
+    }
+    let ours: Vec<String> = ALL
+        .iter()
+        .filter(|setting| setting.reader == Reader::Run)
+        .map(|setting| format!("`{}`", setting.variable))
+        .collect();
+    let _ = writeln!(
+        text,
+        "\nWhat the processes of a run hand down to each other is not to be set by hand: {}.\n",
+        ours.join(", ")
+    );
+    text
+}
+
+fn meaning(setting: &Setting) -> String {
+    let mut text = setting.help.to_owned();
+    if let Value::Words(words) = setting.value {
+        let words: Vec<String> =
+            words.iter().map(|word| format!("`{}` {}", word.name, word.help)).collect();
+        let _ = write!(text, ": {}", words.join("; "));
+    }
+    if !setting.default.is_empty() {
+        let _ = write!(text, " (default: {})", setting.default);
+    }
+    if !setting.more.is_empty() {
+        let _ = write!(text, ". {}", setting.more);
+    }
+    text
 }
 
 /// A comment of C's.
@@ -312,7 +420,7 @@ impl Aliases {
             let result = result.strip_prefix(" -> ").unwrap_or("()");
             return self.c(result, &format!("(*{what})({})", arguments.join(", ")));
         }
-        format!("{} {what}", self.plain(ty)[0]).trim_end().to_owned()
+        format!("{} {what}", Self::plain(ty)[0]).trim_end().to_owned()
     }
 
     /// The type in `ctypes`. Text that is written into memory of the caller's, and text to be given back, is a pointer.
@@ -322,12 +430,12 @@ impl Aliases {
             "*const c_char" => "ctypes.c_char_p".to_owned(),
             "()" => "None".to_owned(),
             _ if ty.starts_with('*') || ty.contains(" fn(") => "ctypes.c_void_p".to_owned(),
-            _ => format!("ctypes.{}", self.plain(ty)[1]),
+            _ => format!("ctypes.{}", Self::plain(ty)[1]),
         }
     }
 
     /// A type that is no pointer, in C and in `ctypes`.
-    fn plain(&self, ty: &str) -> [&'static str; 2] {
+    fn plain(ty: &str) -> [&'static str; 2] {
         match ty {
             "()" | "c_void" => ["void", ""],
             "c_char" => ["char", "c_char"],
@@ -352,6 +460,18 @@ fn names(text: &str) -> Vec<String> {
         .collect()
 }
 
+/// Variables that a text names.
+fn variables(text: &str) -> impl Iterator<Item = &str> {
+    const PREFIX: &str = "MEMTRACE_";
+    text.match_indices(PREFIX).filter_map(|(at, _)| {
+        let is_of_a_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        let rest = &text[at + PREFIX.len()..];
+        let length = rest.find(|c| !is_of_a_name(c)).unwrap_or(rest.len());
+        let begins = !text[..at].ends_with(is_of_a_name);
+        (begins && length > 0).then(|| &text[at..at + PREFIX.len() + length])
+    })
+}
+
 // --- files ------------------------------------------------------------------------------------------------------------
 
 fn root() -> &'static Path {
@@ -362,7 +482,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-/// All files of a folder with this ending, by paths from the root.
+/// All files of a folder with this ending, or with any if it is empty, by paths from the root.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root().join(folder)).expect("a folder").map(|e| e.expect("an entry"))
@@ -370,11 +490,18 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
         let path = Path::new(folder).join(entry.file_name());
         if entry.path().is_dir() {
             found.extend(files(path.to_str().expect("a path of the repository"), ending));
-        } else if path.extension().is_some_and(|e| e == ending) {
+        } else if ending.is_empty() || path.extension().is_some_and(|e| e == ending) {
             found.push(path);
         }
     }
     found
+}
+
+/// Is it a text that people write?
+fn is_source(path: &Path) -> bool {
+    let endings = ["rs", "py", "md", "c", "h", "cc", "cpp", "sh", "toml", "ipynb", "snap"];
+    let is_script = path.extension().is_none() && path.starts_with("scripts");
+    is_script || path.extension().is_some_and(|e| endings.iter().any(|ending| e == *ending))
 }
 
 /// Is the file what it should be? If that is asked for, it is made so.

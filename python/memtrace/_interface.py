@@ -69,3 +69,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "memtrace_allocator_pool_uses": (ctypes.c_int64, [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64]),
     "memtrace_allocator_observe_oom": (None, [ctypes.c_void_p]),
 }
+
+# The words of settings.
+STACKS = ("none", "python", "all")
+LOG_LEVELS = ("debug", "info", "warning", "error", "off")

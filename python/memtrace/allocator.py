@@ -17,7 +17,7 @@ import ctypes
 import os
 from typing import Any, Callable
 
-from . import _library
+from . import _interface, _library
 from ._library import MemtraceError
 
 # PyTorch's setter -> our C function. Older releases lack some; they call nothing there then.
@@ -63,7 +63,7 @@ def install(*, stacks: str | None = None, out: str | os.PathLike[str] | None = N
     refused = _library.text(library.memtrace_allocator_configure(conf.encode()))
     if refused:
         raise ValueError(refused)
-    _tell(library, "MEMTRACE_STACKS", stacks, ("none", "python", "all"))
+    _tell(library, "MEMTRACE_STACKS", stacks, _interface.STACKS)
     _tell(library, "MEMTRACE_OUT", None if out is None else os.fspath(out), None)
     allocator = torch._C._cuda_customAllocator(
         _library.address("memtrace_malloc"), _library.address("memtrace_free")

@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 60}
+from . import _interface
+
+LEVELS = dict(zip(_interface.LOG_LEVELS, (10, 20, 30, 40, 60)))
 
 _root = logging.getLogger("memtrace")
 _ours: list[logging.Handler] = []

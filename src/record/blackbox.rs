@@ -21,6 +21,7 @@ use memtrace_format::blackbox::{
 };
 use memtrace_format::event::WORDS;
 use memtrace_format::labels::LABEL_WORDS;
+use memtrace_options::NO_BLACKBOX;
 
 use crate::config::Config;
 use crate::hooks::table::ROWS;
@@ -130,7 +131,7 @@ impl Mapped {
                 Err(e) => trouble = trouble.or(Some(format!("{}: {e}", folder.display()))),
             }
         }
-        if config.blackbox.as_deref() != Some(Path::new("off")) {
+        if config.blackbox.as_deref() != Some(Path::new(NO_BLACKBOX)) {
             message!(
                 "no black box file could be made ({}): the record will not survive a killed process; \
                  set MEMTRACE_BLACKBOX to a folder with room",
@@ -272,7 +273,7 @@ impl Mapped {
 /// Where to try, best first.
 fn folders(config: &Config) -> Vec<PathBuf> {
     match config.blackbox.as_deref() {
-        Some(p) if p == Path::new("off") => return Vec::new(),
+        Some(p) if p == Path::new(NO_BLACKBOX) => return Vec::new(),
         Some(p) => return vec![p.to_owned()],
         None => {}
     }

@@ -286,6 +286,9 @@ def test_what_is_set(tmp_path):
     notes = [c["text"] for c in doctor(env=env)["checks"] if c["about"] == "settings"]
     assert "PyTorch 2.6 turns its allocator off for any value" in notes[0] and "kept in" in notes[1]
     assert "doesn't read it, because PYTORCH_CUDA_ALLOC_CONF is set" in notes[2]
+    # A slip of the pen, among ours.
+    [note] = [c["text"] for c in doctor(env={"MEMTRACE_EVENT": "9"})["checks"] if c["about"] == "settings"]
+    assert "MEMTRACE_EVENT is not known" in note and "MEMTRACE_EVENTS?" in note
     # By HIP's name, too, also in PyTorch for CUDA.
     for value, said in [("1", "allocator is off"), ("0", "PyTorch 2.6 turns its allocator off for any value")]:
         [note] = [c["text"] for c in doctor(env={"PYTORCH_NO_HIP_MEMORY_CACHING": value})["checks"] if c["about"] == "settings"]

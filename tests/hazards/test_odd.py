@@ -306,6 +306,18 @@ def test_absurd_values(name, value, odd):
     assert [sizes(s) for s in found.values()] == [[7777]]
 
 
+@pytest.mark.parametrize(
+    "name, said",
+    [("MEMTRACE_STACK", "did you mean MEMTRACE_STACKS?"), ("MEMTRACE_BANANA", "lists those that are"), ("MEMTRACE_TEST_WALKS", None)],
+)
+def test_absurd_names(name, said, odd):
+    """A variable that nobody reads: one line, and the run is as ever."""
+    done, found = odd("plain", env={name: "none"})
+    lines = done.stderr.splitlines()
+    assert len(lines) == bool(said) and all(name in line and line.endswith(said) for line in lines), done.stderr
+    assert [sizes(s) for s in found.values()] == [[7777]]
+
+
 # From outside.
 
 

@@ -3,10 +3,13 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, ValueHint};
 use memtrace_analysis::summary;
-use memtrace_files::Readers;
+use memtrace_options::{FORMAT, PERMISSIONS, STACKS, VIRTUAL};
 
+pub(crate) use memtrace_options::{Format, Permissions, Stacks};
+
+use crate::settings::{Settings, and_variables, behind, behind_all, help, long_help, words};
 use crate::units;
 
 /// The flight recorder for GPU memory: every allocation of a program, with the line of code behind it.
@@ -36,102 +39,46 @@ pub(crate) enum Command {
     Tune(Tune),
     Doctor(Doctor),
     Devices(Devices),
+    Completions(Completions),
+    Man(Man),
 }
+
+const RUN: &str = "Examples:\n  \
+    memtrace run -- python train.py\n  \
+    memtrace run --out traces -- torchrun --nproc-per-node 8 train.py\n  \
+    memtrace run --virtual h100 -- python train.py          will it fit? (no GPU needed)\n  \
+    memtrace run --virtual 'sm_90,80GiB,132SM*2' -- python train.py\n\n\
+Without `memtrace run`:\n  \
+    LD_PRELOAD=/path/to/libmemtrace.so MEMTRACE_OUT=traces python train.py";
 
 /// Run a program and record its GPU memory.
 ///
 /// memtrace becomes the program: process id, signals and exit code are the program's own. When it ends, or
 /// runs out of GPU memory, each process that used the GPU leaves a snapshot in the output folder.
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "Examples:\n  \
-    memtrace run -- python train.py\n  \
-    memtrace run --out traces -- torchrun --nproc-per-node 8 train.py\n  \
-    memtrace run --virtual h100 -- python train.py          will it fit? (no GPU needed)\n  \
-    memtrace run --virtual 'sm_90,80GiB,132SM*2' -- python train.py\n\n\
-Without `memtrace run`:\n  \
-    LD_PRELOAD=/path/to/libmemtrace.so MEMTRACE_OUT=traces python train.py")]
+#[command(after_help = RUN, after_long_help = and_variables(RUN))]
 pub(crate) struct Run {
-    /// Run on a virtual GPU: a name from `memtrace devices`, or your own as sm_90,80GiB,132SM; *N for N of
-    /// them, ,lazy for streams that finish as late as they may, ,placement=ascending for addresses as on Windows and
-    /// under WSL (without it as on Linux)
-    #[arg(long = "virtual", value_name = "SPEC")]
+    #[arg(long = VIRTUAL.option, value_name = VIRTUAL.placeholder, help = help(&VIRTUAL), long_help = long_help(&VIRTUAL), display_order = 0)]
     pub(crate) virtual_gpu: Option<String>,
 
-    /// Folder for snapshots, made if it is not there [default: $MEMTRACE_OUT, or the current folder]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
-
-    /// Which frames to record [default: $MEMTRACE_STACKS, or all]
-    #[arg(long, value_name = "WHICH")]
-    pub(crate) stacks: Option<Stacks>,
-
-    /// Record at all; `off` leaves just the virtual GPU, to compare with
-    #[arg(long, value_name = "ON|OFF", default_value = "on", hide_possible_values = true)]
-    pub(crate) record: Switch,
-
-    /// How to write snapshots [default: $MEMTRACE_FORMAT, or pickle]
-    #[arg(long, value_name = "FORMAT")]
-    pub(crate) format: Option<Format>,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
 
     /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
-    #[arg(long, requires = "format")]
+    #[arg(long, requires = "format", display_order = behind(&FORMAT))]
     pub(crate) expand: bool,
 
-    /// Who may read snapshots, which hold paths and command lines [default: $MEMTRACE_PERMISSIONS, or private]
-    #[arg(long, value_name = "WHO")]
-    pub(crate) permissions: Option<Permissions>,
+    /// Record at all; `off` leaves just the virtual GPU, to compare with
+    #[arg(long, value_name = "ON|OFF", default_value = "on", hide_possible_values = true, display_order = behind_all())]
+    pub(crate) record: Switch,
 
     /// The list in which the processes of this run say what they do, for whoever has started `memtrace run` and will read it
     #[arg(long, hide = true)]
     pub(crate) list: Option<PathBuf>,
 
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Stacks {
-    /// no stacks
-    None,
-    /// Python frames
-    Python,
-    /// Python and native frames
-    All,
-}
-
-impl Stacks {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Stacks::None => "none",
-            Stacks::Python => "python",
-            Stacks::All => "all",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Permissions {
-    /// you alone (mode 0600)
-    Private,
-    /// whoever your umask lets
-    Umask,
-}
-
-impl Permissions {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Permissions::Private => "private",
-            Permissions::Umask => "umask",
-        }
-    }
-
-    pub(crate) fn readers(self) -> Readers {
-        match self {
-            Permissions::Private => Readers::Owner,
-            Permissions::Umask => Readers::Umask,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -154,40 +101,6 @@ impl From<By> for summary::By {
             By::Line => summary::By::Line,
             By::ModuleLine => summary::By::ModuleLine,
         }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// what PyTorch's viewers read
-    Pickle,
-    /// the same, as JSON with each stack once
-    Json,
-    /// the same, with every stack spelled out
-    #[value(skip)]
-    JsonExpanded,
-}
-
-impl Format {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Format::Pickle => "pickle",
-            Format::Json => "json",
-            Format::JsonExpanded => "json-expanded",
-        }
-    }
-
-    /// The file name's extension.
-    pub(crate) fn extension(self) -> &'static str {
-        match self {
-            Format::Pickle => "pickle",
-            Format::Json | Format::JsonExpanded => "json",
-        }
-    }
-
-    /// With every stack spelled out, if that is asked for.
-    pub(crate) fn expanded(self, expand: bool) -> Format {
-        if expand && self == Format::Json { Format::JsonExpanded } else { self }
     }
 }
 
@@ -298,16 +211,14 @@ pub(crate) struct Recover {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
-    /// How to write snapshots
-    #[arg(long, value_name = "FORMAT", default_value = "pickle")]
+    #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = words::<Format>())]
     pub(crate) format: Format,
 
     /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
 
-    /// Who may read the snapshots, which hold paths and command lines [default: $MEMTRACE_PERMISSIONS, or private]
-    #[arg(long, value_name = "WHO")]
+    #[arg(long, value_name = PERMISSIONS.placeholder, help = help(&PERMISSIONS), value_parser = words::<Permissions>())]
     pub(crate) permissions: Option<Permissions>,
 
     /// Leave the black boxes where they are
@@ -331,16 +242,14 @@ pub(crate) struct Snapshot {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
-    /// How to write the snapshot
-    #[arg(long, value_name = "FORMAT", default_value = "pickle")]
+    #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = words::<Format>())]
     pub(crate) format: Format,
 
     /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
 
-    /// Who may read the snapshot, which holds paths and command lines [default: $MEMTRACE_PERMISSIONS, or private]
-    #[arg(long, value_name = "WHO")]
+    #[arg(long, value_name = PERMISSIONS.placeholder, help = help(&PERMISSIONS), value_parser = words::<Permissions>())]
     pub(crate) permissions: Option<Permissions>,
 }
 
@@ -451,12 +360,11 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
-    /// Which frames to record [default: $MEMTRACE_STACKS, or all]
-    #[arg(long, value_name = "WHICH")]
+    #[arg(long, value_name = STACKS.placeholder, help = help(&STACKS), value_parser = words::<Stacks>())]
     pub(crate) stacks: Option<Stacks>,
 
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -470,4 +378,40 @@ pub(crate) struct Devices {
     /// Print a JSON list, with the source of each number
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Print the script by which a shell completes commands and options.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    source <(memtrace completions bash)                     in this shell\n  \
+    memtrace completions bash > ~/.local/share/bash-completion/completions/memtrace\n  \
+    memtrace completions zsh > ~/.zfunc/_memtrace           with fpath+=~/.zfunc in ~/.zshrc\n  \
+    memtrace completions fish > ~/.config/fish/completions/memtrace.fish")]
+pub(crate) struct Completions {
+    /// For which shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Print the manual: the page of this command, or of one of its commands.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+    memtrace man | man -l -\n  \
+    memtrace man run | man -l -\n  \
+    memtrace man --out ~/.local/share/man/man1              all pages: man memtrace-run")]
+pub(crate) struct Man {
+    /// The command, such as run
+    #[arg(value_name = "COMMAND", value_hint = ValueHint::Other)]
+    pub(crate) command: Option<String>,
+
+    /// Write all pages into this folder, made if it is not there, and print their paths
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "command")]
+    pub(crate) out: Option<PathBuf>,
 }

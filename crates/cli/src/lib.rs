@@ -13,6 +13,7 @@
 mod accounts;
 mod args;
 mod blackbox;
+mod completions;
 mod devices;
 mod doctor;
 mod each;
@@ -20,6 +21,7 @@ mod failure;
 mod inspect;
 mod judge;
 mod leftovers;
+mod man;
 mod orphans;
 mod output;
 mod process;
@@ -28,6 +30,7 @@ mod replay;
 mod report;
 mod run;
 mod say;
+mod settings;
 pub mod standin;
 mod symbolize;
 mod tune;
@@ -56,6 +59,8 @@ pub fn main(hand_on: HandOn) -> ExitCode {
         Command::Tune(args) => tune::tune(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Devices(args) => devices::list(&args),
+        Command::Completions(args) => Ok(completions::completions(&args)),
+        Command::Man(args) => man::man(&args),
     };
     let answer = answer.and_then(|answer| answer.print().map(|()| answer.yes));
     match answer {

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use memtrace_format::blackbox::{OpenError, at};
 use memtrace_format::screen::Page;
 use memtrace_format::shell::quoted;
+use memtrace_options::{BLACKBOX, NO_BLACKBOX, OUT};
 use serde_json::{Value, json};
 
 use crate::blackbox;
@@ -42,7 +43,7 @@ struct Orphan {
 /// Where the recorder puts black boxes that are kept in memory, as far as this environment tells.
 pub(crate) fn memory_folders() -> Vec<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let chosen = var("MEMTRACE_BLACKBOX").filter(|path| path != Path::new("off"));
+    let chosen = var(BLACKBOX.variable).filter(|path| path != Path::new(NO_BLACKBOX));
     let mut folders: Vec<PathBuf> = chosen.into_iter().chain(var("XDG_RUNTIME_DIR")).collect();
     folders.push("/dev/shm".into());
     folders
@@ -138,7 +139,7 @@ impl Orphan {
 
 pub(crate) fn list(as_json: bool) -> Result<Answer, Failure> {
     let mut folders = memory_folders();
-    let out = env::var_os("MEMTRACE_OUT").filter(|v| !v.is_empty());
+    let out = env::var_os(OUT.variable).filter(|v| !v.is_empty());
     folders.push(out.map_or(".".into(), PathBuf::from));
     let orphans: Vec<Orphan> = look(&folders).iter().filter_map(Orphan::of).collect();
     if as_json {

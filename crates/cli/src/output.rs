@@ -8,20 +8,18 @@ use memtrace_files::{NewFile, Readers};
 use memtrace_format::json::{self, Stacks};
 use memtrace_format::pickle;
 use memtrace_format::snapshot::{Snapshot, Value};
+use memtrace_options::{PERMISSIONS, Words};
 
 use crate::args::{Format, Permissions};
-
-/// The variable that says who may read snapshots; see [`Readers`].
-pub(crate) const PERMISSIONS: &str = "MEMTRACE_PERMISSIONS";
 
 /// Who may read what this command writes, as it was told or as the variable says. A value that nobody knows means the default,
 /// as in the recorder.
 pub(crate) fn readers(told: Option<Permissions>) -> Readers {
-    if let Some(told) = told {
-        return told.readers();
+    let named = || Permissions::named(&std::env::var(PERMISSIONS.variable).ok()?);
+    match told.or_else(named).unwrap_or_default() {
+        Permissions::Private => Readers::Owner,
+        Permissions::Umask => Readers::Umask,
     }
-    let named = std::env::var(PERMISSIONS).ok();
-    named.and_then(|name| Readers::named(&name)).unwrap_or_default()
 }
 
 /// Has a file written by `write` and gives it the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. `about`

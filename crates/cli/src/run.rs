@@ -17,12 +17,16 @@ use std::process::Command;
 
 use memtrace_devices::Spec;
 use memtrace_files::{NewFile, Readers};
+use memtrace_options::{
+    FORMAT, Format, OUT, QUIET, Quiet, RUN_LIST, RUN_PID, VIRTUAL, VIRTUAL_CARDS, remark,
+};
 
 use crate::args::{Run, Switch};
 use crate::failure::Failure;
 use crate::inspect::{find, inspect};
+use crate::say::tell;
 use crate::standin::Folder;
-use crate::{HandOn, leftovers, orphans, output};
+use crate::{HandOn, leftovers, orphans};
 
 /// What PyTorch and Triton compile and time on one GPU they keep for the next run. What they find out on a virtual
 /// one must not be found by a run on a real card, so it is kept apart, unless the user has said where.
@@ -48,6 +52,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
     if record || spec.is_some() {
         inspect(&path).map_err(|r| Failure::new(r.to_string()))?;
     }
+    misspelt().for_each(|remark| tell(&remark));
     let mut command = Command::new(&path);
     command.arg0(name).args(rest);
     let mut preload = Vec::new();
@@ -58,27 +63,23 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
             command.env(NVTX, &library);
         }
         preload.push(library);
-        let out = out_folder(args.out.as_deref())?;
+        let out = out_folder(args.settings.of(&OUT).map(Path::new))?;
         // The recorder tells this process, which the user started, from those that it starts; these say in the list
         // what they have written.
         let root = if args.list.is_some() { parent_id() } else { std::process::id() };
-        command.env("MEMTRACE_RUN_PID", root.to_string());
+        command.env(RUN_PID.variable, root.to_string());
+        let list = RUN_LIST.variable;
         match &args.list {
-            Some(list) => command.env(LIST, list),
-            None if quiet() => command.env_remove(LIST), // nobody would read it
-            None => command.env(LIST, leftovers::list_of_run(&out)),
+            Some(named) => command.env(list, named),
+            None if quiet() => command.env_remove(list), // nobody would read it
+            None => command.env(list, leftovers::list_of_run(&out)),
         };
         leftovers::clear(&out);
-        command.env("MEMTRACE_OUT", out);
-        if let Some(stacks) = args.stacks {
-            command.env("MEMTRACE_STACKS", stacks.name());
+        command.envs(args.settings.told().map(|(setting, value)| (setting.variable, value)));
+        if args.expand && args.settings.of(&FORMAT).is_some_and(|f| f == Format::Json.name()) {
+            command.env(FORMAT.variable, Format::JsonExpanded.name());
         }
-        if let Some(format) = args.format {
-            command.env("MEMTRACE_FORMAT", format.expanded(args.expand).name());
-        }
-        if let Some(permissions) = args.permissions {
-            command.env(output::PERMISSIONS, permissions.name());
-        }
+        command.env(OUT.variable, out);
         if !quiet() {
             orphans::mention();
         }
@@ -89,12 +90,13 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
         preload.extend(folder.libraries());
         let spec = OsString::from(spec.to_string());
         // A run within a run of the same cards has those cards.
-        if env::var_os("MEMTRACE_VIRTUAL").as_ref() != Some(&spec)
-            || env::var_os(CARDS).is_none_or(|path| path.is_empty())
+        let cards = VIRTUAL_CARDS.variable;
+        if env::var_os(VIRTUAL.variable).as_ref() != Some(&spec)
+            || env::var_os(cards).is_none_or(|path| path.is_empty())
         {
-            command.env(CARDS, cards_of_run());
+            command.env(cards, cards_of_run());
         }
-        command.env("MEMTRACE_VIRTUAL", spec);
+        command.env(VIRTUAL.variable, spec);
         let search = list([folder.path().to_owned()], env::var_os("LD_LIBRARY_PATH"), b":");
         command.env("LD_LIBRARY_PATH", search);
         for (variable, name) in CACHES {
@@ -115,15 +117,14 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
 }
 
-/// Where processes of a run find the file by which they share its virtual cards.
-const CARDS: &str = "MEMTRACE_VIRTUAL_CARDS";
-
-/// Where processes of a run find the name of its list.
-const LIST: &str = "MEMTRACE_RUN_LIST";
-
 /// Does the user want to hear of nothing but errors?
 fn quiet() -> bool {
-    env::var_os("MEMTRACE_QUIET").is_some_and(|v| v == "1")
+    env::var_os(QUIET.variable).is_some_and(|v| v == Quiet::Yes.name())
+}
+
+/// What to say of variables that look like ours and are read by nobody.
+pub(crate) fn misspelt() -> impl Iterator<Item = String> {
+    env::vars_os().filter_map(|(name, _)| remark(&name.to_string_lossy()))
 }
 
 /// Where NVTX looks for the library that wants to know of ranges.
@@ -239,7 +240,7 @@ fn packages(here: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// The folder for snapshots: absolute, there, and writable.
 pub(crate) fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
-    let from_env = || env::var_os("MEMTRACE_OUT").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let from_env = || env::var_os(OUT.variable).filter(|v| !v.is_empty()).map(PathBuf::from);
     let out = asked.map(Path::to_owned).or_else(from_env).unwrap_or_else(|| PathBuf::from("."));
     let fail = |e: std::io::Error| {
         Failure::new(format!(

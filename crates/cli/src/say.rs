@@ -1,5 +1,6 @@
 //! What goes to the user: answers on standard output, trouble on standard error. Nothing of the command is printed past
-//! this module, and all that it prints is a [`Page`], a line that is made one, or JSON; see [`memtrace_format::screen`].
+//! this module, and all that it prints is a [`Page`], a line that is made one, JSON, or the command's own words; see
+//! [`memtrace_format::screen`].
 
 use std::io::{self, Write};
 
@@ -18,6 +19,7 @@ pub(crate) struct Answer {
 enum Text {
     Page(Page),
     Json(Value),
+    Own(String),
 }
 
 impl Answer {
@@ -33,6 +35,11 @@ impl Answer {
         Ok(Answer { text: Text::Json(value), yes })
     }
 
+    /// What this command has written of itself, for another program; nothing in it comes from a file or a process.
+    pub(crate) fn written(text: String) -> Answer {
+        Answer { text: Text::Own(text), yes: true }
+    }
+
     /// Everything has been printed.
     pub(crate) fn printed(yes: bool) -> Answer {
         Answer::page(Page::default(), yes)
@@ -41,6 +48,7 @@ impl Answer {
     pub(crate) fn print(&self) -> Result<(), Failure> {
         match &self.text {
             Text::Page(page) => print(page),
+            Text::Own(text) => print(text),
             Text::Json(value) => print(&shown_json(&format!("{value:#}\n"))),
         }
     }
@@ -48,7 +56,7 @@ impl Answer {
     /// What is for scripts.
     pub(crate) fn value(&self) -> Option<&Value> {
         match &self.text {
-            Text::Page(_) => None,
+            Text::Page(_) | Text::Own(_) => None,
             Text::Json(value) => Some(value),
         }
     }

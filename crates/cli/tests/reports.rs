@@ -24,9 +24,8 @@ fn prints(args: &[&str]) -> String {
 
 #[test]
 fn help() {
-    for command in
-        ["", "run", "summary", "report", "check", "recover", "snapshot", "symbolize", "devices"]
-    {
+    let whole = memtrace_cli::command();
+    for command in whole.get_subcommands().map(clap::Command::get_name).chain([""]) {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         assert_snapshot!(format!("help_{command}"), prints(&args));
     }

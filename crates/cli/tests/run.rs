@@ -36,6 +36,45 @@ fn the_program_finds_the_recorder_and_its_settings() {
 }
 
 #[test]
+fn an_option_sets_its_variable() {
+    let here = Installation::new("bin");
+    let env = here.prints(&[
+        "run",
+        "--permissions",
+        "umask",
+        "--format",
+        "json",
+        "--expand",
+        "--stacks",
+        "none",
+        "--",
+        "env",
+    ]);
+    assert_eq!(var(&env, "MEMTRACE_PERMISSIONS"), Some("umask"));
+    assert_eq!(var(&env, "MEMTRACE_FORMAT"), Some("json-expanded"));
+    assert_eq!(var(&env, "MEMTRACE_STACKS"), Some("none"));
+    // The option counts where both are set.
+    let mut both = here.memtrace(&["run", "--format", "json-expanded", "--", "env"]);
+    let env = ok(&both.env("MEMTRACE_FORMAT", "pickle").output().expect("run"));
+    assert_eq!(var(&env, "MEMTRACE_FORMAT"), Some("json-expanded"));
+    let other = here.memtrace(&["run", "--stacks", "some", "--", "env"]).output().expect("run");
+    assert_eq!(other.status.code(), Some(2));
+}
+
+#[test]
+fn a_variable_that_nobody_reads_is_said_once() {
+    let here = Installation::new("bin");
+    let mut command = here.memtrace(&["run", "--", "sh", "-c", "env; env >/dev/null"]);
+    command.env("MEMTRACE_STACK", "none").env("MEMTRACE_TEST_WALKS", "1");
+    let output = command.output().expect("started");
+    assert!(output.status.success());
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "memtrace: MEMTRACE_STACK is not known and changes nothing; did you mean MEMTRACE_STACKS?\n"
+    );
+}
+
+#[test]
 fn libraries_are_found_where_an_installation_has_them() {
     for place in ["lib", "lib/memtrace"] {
         let here = Installation::new(place);

@@ -49,17 +49,6 @@ pub enum Readers {
     Umask,
 }
 
-impl Readers {
-    /// The one with this name: `private` or `umask`.
-    pub fn named(name: &str) -> Option<Readers> {
-        match name {
-            "private" => Some(Readers::Owner),
-            "umask" => Some(Readers::Umask),
-            _ => None,
-        }
-    }
-}
-
 /// A file that has no name of its own yet. If it never gets one, it goes.
 #[derive(Debug)]
 pub struct NewFile {

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use memtrace_options::{QUIET, Quiet};
 use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 
@@ -155,7 +156,7 @@ fn python(virtual_gpu: bool) -> Result<Vec<Check>, Failure> {
     let mut command: Command = this_program()?;
     command.args(["run", "--virtual", "h100", "--stacks", "all", "--format", "pickle", "--out"]);
     command.arg(out.path()).arg("--").arg(&path).args(["-c", code]);
-    let done = command.env("MEMTRACE_QUIET", "1").stdin(Stdio::null()).output();
+    let done = command.env(QUIET.variable, Quiet::Yes.name()).stdin(Stdio::null()).output();
     let said = done.map_or_else(
         |e| e.to_string(),
         |done| String::from_utf8_lossy(&done.stderr).trim().to_owned(),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use memtrace_files::{NewFile, Readers};
+use memtrace_options::{BLACKBOX, NO_BLACKBOX};
 
 use super::{Check, Level, this_program};
 use crate::failure::Failure;
@@ -34,8 +35,8 @@ const DRIVER_FOLDERS: [&str; 9] = [
 pub(super) fn black_box(out: Option<&Path>) -> Check {
     let about = "black box";
     let var = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let (folders, is_named) = match var("MEMTRACE_BLACKBOX") {
-        Some(off) if off == Path::new("off") => {
+    let (folders, is_named) = match var(BLACKBOX.variable) {
+        Some(off) if off == Path::new(NO_BLACKBOX) => {
             let text =
                 "MEMTRACE_BLACKBOX=off: what a killed process did is lost; unset it to keep that";
             return Check::new(Level::Note, about, text);

@@ -18,6 +18,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::{env, io};
 
 use memtrace_format::screen::Page;
+use memtrace_options::{QUIET, Quiet};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -154,7 +155,7 @@ fn run(args: &Doctor, out: &Path, list: &Path) -> Result<ExitStatus, Failure> {
     }
     command.arg("--").args(&args.command);
     // What it says of its files is said here.
-    command.env("MEMTRACE_QUIET", "1");
+    command.env(QUIET.variable, Quiet::Yes.name());
     if args.json {
         command.stdout(Stdio::from(io::stderr()));
     }

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::{Check, Level};
-use crate::run::{RECORDER, as_it_is, is_sanitizer};
+use crate::run::{RECORDER, as_it_is, is_sanitizer, misspelt};
 use crate::standin::{DRIVER, LIBRARIES};
 
 /// What else is preloaded, and in which order `memtrace run` leaves it.
@@ -48,7 +48,7 @@ fn is_of_virtual_gpu(path: &Path) -> bool {
         && LIBRARIES.iter().all(|name| folder.join(name).exists())
 }
 
-/// Settings of PyTorch's that change what there is to see.
+/// Settings of PyTorch's that change what there is to see, and variables of ours that change nothing.
 pub(super) fn settings() -> Vec<Check> {
     // Set to nothing is set, for PyTorch.
     let set = |name: &str| env::var_os(name).map(|v| v.to_string_lossy().into_owned());
@@ -65,6 +65,7 @@ pub(super) fn settings() -> Vec<Check> {
              recorded as its own, and unset it for a run without it"
         ));
     }
+    misspelt().for_each(&mut note);
     let mut read: Option<&str> = None;
     for name in CONF {
         let Some(value) = set(name) else { continue };

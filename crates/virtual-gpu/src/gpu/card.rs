@@ -32,7 +32,7 @@ use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-pub(super) const VARIABLE: &str = "MEMTRACE_VIRTUAL_CARDS";
+pub(super) const VARIABLE: &str = memtrace_options::VIRTUAL_CARDS.variable;
 /// How the names of these files begin; the number is that of the layout.
 const PREFIX: &str = "memtrace-cards1-";
 const SLOTS: usize = 512;

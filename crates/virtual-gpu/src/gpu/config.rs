@@ -5,13 +5,14 @@
 //! GPU must not quietly become another one: the process is told and gets a machine without GPUs.
 
 use memtrace_devices::{Placement, Profile, Spec};
+use memtrace_options::VIRTUAL;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const DEFAULT: &str = "h100";
-const SPEC: &str = "MEMTRACE_VIRTUAL";
+const SPEC: &str = VIRTUAL.variable;
 
 /// Variables of memtrace's own, as they were when this library was loaded.
 static AT_START: OnceLock<[Option<OsString>; 2]> = OnceLock::new();

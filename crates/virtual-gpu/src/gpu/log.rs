@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use memtrace_options::{VIRTUAL_LOG, VirtualLog, Words};
+
 /// Something the user should know.
 pub fn warn(text: &str) {
     line(text);
@@ -19,12 +21,11 @@ pub fn warn_once(text: &str) {
     }
 }
 
-/// `MEMTRACE_VIRTUAL_LOG`: 1 says which errors are answered, 2 also every allocation and copy.
+/// `MEMTRACE_VIRTUAL_LOG`: how much is said.
 pub fn level() -> u8 {
     static LEVEL: OnceLock<u8> = OnceLock::new();
-    *LEVEL.get_or_init(|| {
-        std::env::var("MEMTRACE_VIRTUAL_LOG").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
-    })
+    let told = || VirtualLog::named(&std::env::var(VIRTUAL_LOG.variable).ok()?);
+    *LEVEL.get_or_init(|| told().unwrap_or_default() as u8)
 }
 
 /// For those who debug the virtual GPU or a program on it.

@@ -26,7 +26,7 @@ type Packages = BTreeMap<String, Version>;
 
 /// cuDNN's version.
 pub fn cudnn() -> Version {
-    let given = std::env::var("MEMTRACE_VIRTUAL_CUDNN_VERSION").ok();
+    let given = std::env::var(memtrace_options::VIRTUAL_CUDNN_VERSION.variable).ok();
     given.as_deref().and_then(parse_cudnn).or_else(|| package("cudnn")).unwrap_or([9, 26, 0])
 }
 

@@ -18,7 +18,7 @@ use crate::libs::versions;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-const VARIABLE: &str = "MEMTRACE_VIRTUAL_WORKSPACES";
+const VARIABLE: &str = memtrace_options::VIRTUAL_WORKSPACES.variable;
 
 /// What was measured on one kind of device: bytes by convolution, in words.
 type Measured = BTreeMap<String, i64>;
