@@ -164,9 +164,17 @@ impl From<Trouble> for Failure {
     }
 }
 
+/// A pipe is waited for.
+pub(crate) fn tell_of_pipe(path: &Path) {
+    tell(&format!(
+        "{}: still waiting for a writer of this pipe (FIFO): whoever has it open writes nothing (Ctrl-C ends)",
+        path.display()
+    ));
+}
+
 impl Files {
     /// How much each file may take.
     pub(crate) fn limit(&self) -> Limit {
-        Limit::new(self.max_memory).among(self.files.len() > 1)
+        Limit::new(self.max_memory).among(self.files.len() > 1).telling(tell_of_pipe)
     }
 }

@@ -113,7 +113,8 @@ pub fn contents(path: &Path, limit: Limit) -> Result<Contents, Trouble> {
     let (bytes, length) = if path.as_os_str() == "-" {
         (bounded(io::stdin().lock(), 0, limit.of(0)).map_err(unread)?, 0)
     } else {
-        let Opened { bytes, length, on_disk } = open(path, limit.several).map_err(trouble)?;
+        let Opened { bytes, length, on_disk } =
+            open(path, limit.several, limit.tell).map_err(trouble)?;
         (bounded(bytes, length, limit.of(on_disk)).map_err(unread)?, on_disk)
     };
     let memory = limit.of(length);

@@ -28,10 +28,17 @@ pub use find::{Found, find};
 pub use kind::kind;
 
 /// How much memory a file may take, and whether others wait for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Limit {
     bytes: Option<u64>,
     several: bool,
+    tell: fn(&Path),
+}
+
+impl Default for Limit {
+    fn default() -> Self {
+        Limit::new(None)
+    }
 }
 
 impl Limit {
@@ -42,13 +49,19 @@ impl Limit {
 
     /// So many bytes; `None`: [`Limit::USUAL`], or sixteen times what the file has on the disk if that is more.
     pub fn new(bytes: Option<u64>) -> Limit {
-        Limit { bytes, several: false }
+        Limit { bytes, several: false, tell: |_| {} }
     }
 
     /// The file is one of several: a pipe to which nobody writes is passed by sooner.
     #[must_use]
     pub fn among(self, several: bool) -> Limit {
         Limit { several, ..self }
+    }
+
+    /// What to do once if the file is a pipe that somebody has open and writes nothing to: it is waited for.
+    #[must_use]
+    pub fn telling(self, tell: fn(&Path)) -> Limit {
+        Limit { tell, ..self }
     }
 
     /// For a file of this length.

@@ -9,6 +9,7 @@ use memtrace_reading::{Limit, contents};
 use serde_json::{Value, json};
 
 use super::{Check, Level};
+use crate::each::tell_of_pipe;
 use crate::failure::Failure;
 
 /// A table that is fuller than this will be full soon.
@@ -42,7 +43,7 @@ const LOST: [(&str, &str); 5] = [
 
 /// What a snapshot's process says of itself, as `--json` has it.
 pub(super) fn process(path: &Path) -> Result<Value, Failure> {
-    let about = contents(path, Limit::default())?.one()?.0.memtrace;
+    let about = contents(path, Limit::default().telling(tell_of_pipe))?.one()?.0.memtrace;
     let seconds = (number(&about, "written_us") - number(&about, "started_us")) / 1e6;
     let events = about["counters"]["events"].as_f64().unwrap_or(0.0);
     let each = about["cost"]["ns_each"].as_f64();
