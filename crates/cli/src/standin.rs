@@ -19,6 +19,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
+use memtrace_devices::Toolkit;
 use memtrace_files::{NewFile, Readers};
 use object::write::elf::{Encoder, FileHeader, FileHeaderLayout, ProgramHeader, Verdef};
 use object::{Endianness, elf};
@@ -29,14 +30,8 @@ pub const DRIVER: &str = "libcuda.so.1";
 /// The names that a linker's file would have; nothing is loaded under it but by `dlopen`.
 const DRIVER_UNVERSIONED: &str = "libcuda.so";
 
-/// Every vendor library that has a stand-in, for CUDA 12 and 13.
-pub const LIBRARIES: &[&str] = &[
-    "libcudart.so.12",
-    "libcudart.so.13",
-    "libcublas.so.12",
-    "libcublas.so.13",
-    "libcublasLt.so.12",
-    "libcublasLt.so.13",
+/// Vendor libraries that have a stand-in, beside those that come with each toolkit.
+const LIBRARIES: &[&str] = &[
     "libcudnn.so.9",
     "libcudnn_adv.so.9",
     "libcudnn_cnn.so.9",
@@ -47,26 +42,20 @@ pub const LIBRARIES: &[&str] = &[
     "libcudnn_engines_runtime_compiled.so.9",
     "libcudnn_engines_tensor_ir.so.9",
     "libcudnn_ext.so.9",
-    "libcufft.so.11",
-    "libcufft.so.12",
     "libcurand.so.10",
-    "libcusolver.so.11",
-    "libcusolver.so.12",
-    "libcusolverMg.so.11",
-    "libcusolverMg.so.12",
     "libcusparse.so.12",
     "libcusparseLt.so.0",
     "libnccl.so.2",
-    "libnvrtc.so.12",
-    "libnvrtc.so.13",
-    "libcupti.so.12",
-    "libcupti.so.13",
     "libcufile.so.0",
     "libnvshmem_host.so.3",
-    "libnvJitLink.so.12",
-    "libnvJitLink.so.13",
     "libnvidia-ml.so.1",
 ];
+
+/// The names of all stand-ins, those for each toolkit first.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let of_toolkits = Toolkit::ALL.into_iter().flat_map(Toolkit::libraries);
+    of_toolkits.chain(LIBRARIES).copied()
+}
 
 /// Libraries whose symbols have no version.
 const UNVERSIONED: &[&str] = &["libnccl.so.2", "libcufile.so.0", "libcusparseLt.so.0"];
@@ -122,7 +111,7 @@ impl Folder {
 
     /// What goes into `LD_PRELOAD`, the virtual GPU first.
     pub fn libraries(&self) -> impl Iterator<Item = PathBuf> {
-        [DRIVER].iter().chain(LIBRARIES).map(|name| self.path.join(name))
+        [DRIVER].into_iter().chain(names()).map(|name| self.path.join(name))
     }
 
     /// Each file appears complete under its name or not at all, so two runs may fill one folder at once, and
@@ -133,7 +122,7 @@ impl Folder {
                 self.link(name, target)?;
             }
         }
-        for name in LIBRARIES {
+        for name in names() {
             let path = self.path.join(name);
             let found = fs::symlink_metadata(&path);
             if found.as_ref().is_ok_and(fs::Metadata::is_file) {
@@ -178,7 +167,8 @@ fn name(library: &Path) -> io::Result<String> {
     let file = fs::metadata(library)?;
     let mut hash = DefaultHasher::new();
     (library, file.mtime(), file.mtime_nsec(), file.size()).hash(&mut hash);
-    (env!("CARGO_PKG_VERSION"), LIBRARIES, shared_object(NVSHMEM.0, DRIVER)).hash(&mut hash);
+    names().for_each(|name| name.hash(&mut hash));
+    (env!("CARGO_PKG_VERSION"), shared_object(NVSHMEM.0, DRIVER)).hash(&mut hash);
     Ok(format!("memtrace-{}-{:016x}", uid()?, hash.finish()))
 }
 

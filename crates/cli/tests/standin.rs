@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use common::{Installation, ok, var};
-use memtrace_cli::standin::LIBRARIES;
+use memtrace_cli::standin::names;
 
 fn folder(here: &Installation) -> PathBuf {
     let env = here.prints(&["run", "--virtual", "h100*2,lazy", "--", "env"]);
@@ -45,7 +45,7 @@ fn every_library_is_preloaded_and_searched() {
     assert_eq!(rest, "/opt/x");
     let mut expected =
         vec![here.path("bin/libmemtrace.so"), PathBuf::from(folder).join("libcuda.so.1")];
-    expected.extend(LIBRARIES.iter().map(|name| PathBuf::from(folder).join(name)));
+    expected.extend(names().map(|name| PathBuf::from(folder).join(name)));
     assert_eq!(common::preloaded(&env), expected);
     let target = fs::canonicalize(PathBuf::from(folder).join("libcuda.so")).expect("a link");
     assert_eq!(target, here.path("bin/libmemtrace_virtual.so"));
@@ -58,11 +58,12 @@ fn a_look_up_in_a_stand_in_finds_the_virtual_gpu() {
     let here = Installation::new("bin");
     let program = format!(
         "import ctypes\n\
-         for name in {LIBRARIES:?} + ['libcuda.so', 'libcuda.so.1']:\n\
+         for name in {:?} + ['libcuda.so', 'libcuda.so.1']:\n\
          \x20   assert ctypes.CDLL(name).cudaMalloc() == 42, name\n\
          assert ctypes.CDLL(None).cudaMalloc() == 42\n\
          copies = {{line.split()[-1] for line in open('/proc/self/maps') if 'libmemtrace_virtual' in line}}\n\
-         print(len(copies))\n"
+         print(len(copies))\n",
+        names().collect::<Vec<_>>()
     );
     assert_eq!(here.prints(&["run", "--virtual", "h100", "--", "python3", "-c", &program]), "1\n");
 }
@@ -106,7 +107,7 @@ fn many_runs_at_once() {
     }
     let folder = folder(&here);
     let left = fs::read_dir(&folder).expect("there").count();
-    assert_eq!(left, LIBRARIES.len() + 2, "nothing unfinished is left");
+    assert_eq!(left, names().count() + 2, "nothing unfinished is left");
     assert_eq!(fs::read_dir(here.path("tmp")).expect("there").count(), 1);
 }
 
@@ -131,8 +132,9 @@ fn a_folder_that_others_can_change_is_not_trusted() {
 fn what_stands_at_a_name_is_replaced_and_not_followed() {
     let here = Installation::new("bin");
     let folder = folder(&here);
-    let (link, dangling, fifo) =
-        (folder.join(LIBRARIES[0]), folder.join(LIBRARIES[1]), folder.join(LIBRARIES[2]));
+    let mut paths = names().map(|name| folder.join(name));
+    let mut next = || paths.next().expect("three names");
+    let (link, dangling, fifo) = (next(), next(), next());
     for path in [&link, &dangling, &fifo] {
         fs::remove_file(path).expect("there");
     }

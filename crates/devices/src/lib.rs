@@ -22,7 +22,9 @@
 mod limits;
 mod profiles;
 mod spec;
+mod toolkit;
 
 pub use limits::Limits;
 pub use profiles::{Profile, find, profiles};
 pub use spec::{MAX_DEVICES, Placement, Spec, SpecError};
+pub use toolkit::{Toolkit, UnknownToolkit};
