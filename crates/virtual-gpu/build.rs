@@ -8,14 +8,17 @@
 //!   others say once that they are not supported and return their API's own code for it. The variants
 //!   for per-thread default streams, and older names with the same binary interface, jump to the
 //!   function written by hand.
+//! * `twins.rs`: the runtime functions that do what a driver function does (see `src/entries.rs`).
 //! * `entry.rs`: the driver's functions by name and CUDA version, for `cuGetProcAddress`.
-//! * `layout.rs`: sizes and field offsets of the records that callers pass, for CUDA 12 and 13.
+//! * `layout.rs`: sizes and field offsets of the records that callers pass, for each major version of CUDA.
 //! * `constants.rs`: enumerators by name.
 //!
 //! A row of `behaviour.tsv` that names an unknown function or parameter, or a function that is also
 //! written by hand, stops the build: a slip must not become a stub.
 //!
 //! `behaviour.tsv`: symbol (braces expand: `cublas{S,D}axpy_v2`), class, details; `#` begins a comment.
+//! A twin's parameters must be those of the driver's function in every toolkit that declares them, or
+//! the build stops.
 //!
 //! | class | does | details |
 //! |---|---|---|
@@ -25,6 +28,7 @@
 //! | `compute` | a launch on the session's stream | `result=PARAM:BYTES`: in device or host memory |
 //! | `launch` | the same, and writes numbers | as `out` |
 //! | `out` | writes numbers | `PARAM=EXPRESSION` of integer parameters and `libs::model`, one a column |
+//! | `twin` | what the driver function in the third column does; braces expand side by side | `first=N`: only N parameters count, the others differ |
 //! | `set` | succeeds: what it sets is never read, what it checks is always so | |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,10 +114,16 @@ fn main() {
     }
 
     let api = read_api(&root.join("api"));
-    let mut hand = BTreeSet::new();
+    let mut hand = HandWritten::default();
     find_hand_written(&root.join("src"), &api, &mut hand);
-    let behaviour = read_behaviour(&root.join("api/behaviour.tsv"), &api, &hand);
+    let HandWritten { all: mut hand, entries: declared } = hand;
+    let (behaviour, twins) = read_behaviour(&root.join("api/behaviour.tsv"), &api, &hand);
+    for twin in &twins {
+        twin.check(&api, &declared);
+        hand.insert(twin.symbol.clone());
+    }
 
+    write_if_changed(&out.join("twins.rs"), &write_twins(&twins));
     write_if_changed(&out.join("stubs.rs"), &stubs(&api, &hand, &behaviour));
     write_if_changed(&out.join("entry.rs"), &entries(&root.join("api"), &api));
     write_if_changed(&out.join("layout.rs"), &layouts(&root.join("api/layouts.tsv")));
@@ -163,7 +173,14 @@ fn read_api(folder: &Path) -> Api {
 }
 
 /// Names of API functions that the sources define.
-fn find_hand_written(folder: &Path, api: &Api, found: &mut BTreeSet<String>) {
+#[derive(Default)]
+struct HandWritten {
+    all: BTreeSet<String>,
+    /// Those that stand in `entries!` or `queries!`, which may have twins.
+    entries: BTreeSet<String>,
+}
+
+fn find_hand_written(folder: &Path, api: &Api, found: &mut HandWritten) {
     for entry in fs::read_dir(folder).expect("src").map(|e| e.expect("src").path()) {
         if entry.is_dir() {
             find_hand_written(&entry, api, found);
@@ -176,7 +193,10 @@ fn find_hand_written(folder: &Path, api: &Api, found: &mut BTreeSet<String>) {
                         .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
                         .collect();
                     if api.symbols.contains_key(&name) {
-                        found.insert(name);
+                        if line.trim_start().starts_with("fn ") {
+                            found.entries.insert(name.clone());
+                        }
+                        found.all.insert(name);
                     }
                 }
             }
@@ -189,25 +209,100 @@ struct Behaviour {
     details: Vec<(String, String)>,
 }
 
-fn read_behaviour(path: &Path, api: &Api, hand: &BTreeSet<String>) -> BTreeMap<String, Behaviour> {
-    let mut all = BTreeMap::new();
+type Behaviours = BTreeMap<String, Behaviour>;
+
+fn read_behaviour(path: &Path, api: &Api, hand: &BTreeSet<String>) -> (Behaviours, Vec<Twin>) {
+    let (mut all, mut twins) = (BTreeMap::new(), Vec::new());
+    let mut seen = BTreeSet::new();
     for row in rows(path) {
         let class = row.get(1).unwrap_or_else(|| panic!("behaviour.tsv: {row:?} has no class"));
-        for symbol in expand(&row[0]) {
-            assert!(api.symbols.contains_key(&symbol), "behaviour.tsv: no function {symbol}");
-            assert!(!hand.contains(&symbol), "behaviour.tsv: {symbol} is written by hand as well");
-            let details = row[2..].iter().filter(|d| !d.is_empty()).map(|detail| {
+        let symbols = expand(&row[0]);
+        let is_twin = class == "twin";
+        for symbol in &symbols {
+            // Headers name the newest version of a function; programs built long ago ask for others.
+            let known = |name: &str| api.symbols.contains_key(name);
+            assert!(
+                known(symbol) || is_twin && known(unversioned(symbol)),
+                "behaviour.tsv: no function {symbol}"
+            );
+            assert!(!hand.contains(symbol), "behaviour.tsv: {symbol} is written by hand as well");
+            assert!(seen.insert(symbol.clone()), "behaviour.tsv: {symbol} twice");
+        }
+        let details = row[if is_twin { 3 } else { 2 }.min(row.len())..].iter();
+        let details: Vec<(String, String)> = details
+            .filter(|detail| !detail.is_empty())
+            .map(|detail| {
                 let (name, value) = detail.split_once('=').unwrap_or((detail, ""));
                 (name.trim().to_owned(), value.trim().to_owned())
-            });
-            let behaviour = Behaviour { class: class.clone(), details: details.collect() };
+            })
+            .collect();
+        if is_twin {
+            let drivers = row.get(2).map(|drivers| expand(drivers)).unwrap_or_default();
+            assert_eq!(symbols.len(), drivers.len(), "behaviour.tsv: {row:?}: one twin each");
+            for (symbol, driver) in symbols.into_iter().zip(drivers) {
+                let first = details.iter().find(|(name, _)| name == "first");
+                let first = first.map(|(_, n)| n.parse().expect("first=N: a number"));
+                twins.push(Twin { symbol, driver, first });
+            }
+        } else {
+            for symbol in symbols {
+                all.insert(symbol, Behaviour { class: class.clone(), details: details.clone() });
+            }
+        }
+    }
+    (all, twins)
+}
+
+/// A runtime function that does what a driver function does.
+struct Twin {
+    symbol: String,
+    driver: String,
+    /// How many parameters count, if the others differ.
+    first: Option<usize>,
+}
+
+impl Twin {
+    /// Its row names an entry, and the parameters are passed in the same way.
+    fn check(&self, api: &Api, declared: &BTreeSet<String>) {
+        let Self { symbol, driver, .. } = self;
+        assert!(declared.contains(driver), "behaviour.tsv: {symbol}: no entry {driver} in src/");
+        let theirs = api.prototypes.get(driver).map_or(&[][..], Vec::as_slice);
+        for mine in api.prototypes.get(symbol).map_or(&[][..], Vec::as_slice) {
             assert!(
-                all.insert(symbol.clone(), behaviour).is_none(),
-                "behaviour.tsv: {symbol} twice"
+                theirs.iter().any(|theirs| self.passed(mine) == self.passed(theirs)),
+                "behaviour.tsv: {symbol} ({:?}) has other parameters than {driver} ({:?})",
+                mine.abi(),
+                theirs.iter().map(Prototype::abi).collect::<Vec<_>>(),
             );
         }
     }
-    all
+
+    /// How the parameters that count are passed. Addresses may be pointers or numbers, and a pointer
+    /// may say or not how much it leads to.
+    fn passed<'a>(&self, prototype: &'a Prototype) -> Vec<&'a str> {
+        let word = |abi: &'a str| if abi.starts_with("ptr") { "i64" } else { abi };
+        let abi = prototype.abi().into_iter().map(word);
+        abi.take(self.first.unwrap_or(usize::MAX)).collect()
+    }
+}
+
+/// `twins!` declares the runtime functions that are twins of the driver function it is given.
+fn write_twins(twins: &[Twin]) -> String {
+    let mut of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for twin in twins {
+        of.entry(&twin.driver).or_default().push(&twin.symbol);
+    }
+    let mut out =
+        String::from("// Made by build.rs from api/behaviour.tsv.\nmacro_rules! twins {\n");
+    for (driver, symbols) in of {
+        line!(out, "    ($how:ident {driver} $($rest:tt)*) => {{");
+        for symbol in symbols {
+            line!(out, "        entry! {{ Runtime $how {symbol} $($rest)* }}");
+        }
+        line!(out, "    }};");
+    }
+    line!(out, "    ($($alone:tt)*) => {{}};\n}}");
+    out
 }
 
 /// `a{b,c}d` is `abd` and `acd`.
@@ -275,16 +370,21 @@ fn same_interface(api: &Api, hand: &BTreeSet<String>, symbol: &str) -> Option<St
     if api.symbols[symbol] != "cuda" {
         return None;
     }
-    let base = match plain.rsplit_once("_v") {
-        Some((base, number)) if number.parse::<u32>().is_ok() => base,
-        _ => plain,
-    };
+    let base = unversioned(plain);
     let mine = api.prototypes.get(symbol)?;
     let versions = (2..9).map(|n| format!("{base}_v{n}")).chain([base.to_owned()]);
     versions.filter(|v| v != symbol && hand.contains(v)).find(|version| {
         let theirs = api.prototypes.get(version).map_or(&[][..], Vec::as_slice);
         mine.iter().any(|m| theirs.iter().any(|t| m.abi() == t.abi()))
     })
+}
+
+/// `cuMemAlloc_v2` is a version of `cuMemAlloc`.
+fn unversioned(symbol: &str) -> &str {
+    match symbol.rsplit_once("_v") {
+        Some((base, number)) if number.parse::<u32>().is_ok() => base,
+        _ => symbol,
+    }
 }
 
 fn unsupported_code(api: &Api, symbol: &str, library: &str) -> i64 {
@@ -410,40 +510,70 @@ fn entries(folder: &Path, api: &Api) -> String {
     out
 }
 
+/// Fields of a record: name (none for the whole), offset, size.
+type Fields = Vec<(String, usize, usize)>;
+type Records = BTreeMap<String, Fields>;
+
 fn layouts(path: &Path) -> String {
-    type Fields = Vec<(String, usize, usize)>;
-    let mut toolkits: BTreeMap<String, BTreeMap<String, Fields>> = BTreeMap::new();
+    let mut toolkits: BTreeMap<u32, Records> = BTreeMap::new();
+    let mut newest = 0;
     for row in rows(path) {
         let [toolkit, record, field, offset, size] = &row[..] else {
             panic!("layouts.tsv: {row:?}")
         };
-        let major = toolkit.split('.').next().expect("a version").to_owned();
-        let number = |text: &String| text.parse().expect("layouts.tsv: a number");
-        let place = toolkits.entry(major).or_default().entry(record.clone()).or_default();
-        place.push((field.clone(), number(offset), number(size)));
+        let (major, minor) = toolkit.split_once('.').expect("layouts.tsv: a version");
+        let number = |text: &str| text.parse::<u32>().expect("layouts.tsv: a number");
+        newest = newest.max(number(major) * 1000 + number(minor) * 10);
+        let records = toolkits.entry(number(major)).or_default();
+        let fields = records.entry(record.clone()).or_default();
+        fields.push((field.clone(), number(offset) as usize, number(size) as usize));
     }
     let mut out = String::from("// Made by build.rs from api/layouts.tsv.\n");
+    line!(
+        out,
+        "/// The newest toolkit whose headers the tables were made from, as `cudaDriverGetVersion`"
+    );
+    line!(out, "/// writes it.\npub const NEWEST_TOOLKIT: i32 = {newest};");
     for (major, records) in &toolkits {
         line!(out, "/// As CUDA {major} lays records out.\npub mod cuda{major} {{");
-        for (record, fields) in records {
-            line!(out, "    pub mod {record} {{");
-            for (field, offset, size) in fields {
-                let name = field.replace('.', "_");
-                if field.is_empty() {
-                    line!(out, "        pub const SIZE: usize = {size};");
-                } else {
-                    line!(
-                        out,
-                        "        pub const r#{name}: crate::layout::Field = crate::layout::Field {{ \
-                         offset: {offset}, size: {size} }};"
-                    );
-                }
-            }
-            out.push_str("    }\n");
-        }
-        out.push_str("}\n");
+        layout(&mut out, records);
     }
+    // What a later toolkit changes goes from here, and who relied on it doesn't compile any more.
+    let mut common = toolkits.pop_first().map(|(_, records)| records).unwrap_or_default();
+    for records in toolkits.values() {
+        for (record, fields) in &mut common {
+            if let Some(others) = records.get(record) {
+                fields.retain(|field| others.contains(field));
+            }
+        }
+        for (record, fields) in records {
+            common.entry(record.clone()).or_insert_with(|| fields.clone());
+        }
+    }
+    line!(out, "/// What every version has in the same place.\npub mod all {{");
+    layout(&mut out, &common);
     out
+}
+
+/// The inside of a module of records.
+fn layout(out: &mut String, records: &Records) {
+    for (record, fields) in records {
+        line!(out, "    pub mod {record} {{");
+        for (field, offset, size) in fields {
+            let name = field.replace('.', "_");
+            if field.is_empty() {
+                line!(out, "        pub const SIZE: usize = {size};");
+            } else {
+                line!(
+                    out,
+                    "        pub const r#{name}: crate::layout::Field = crate::layout::Field {{ \
+                     offset: {offset}, size: {size} }};"
+                );
+            }
+        }
+        out.push_str("    }\n");
+    }
+    out.push_str("}\n");
 }
 
 fn constants(api: &Api) -> String {

@@ -9,9 +9,33 @@
 //! no undocumented table is answered, no handshake is played. Everything that is virtual says so;
 //! everything that is not supported says its name once and answers its API's own "not supported".
 //!
-//! Layers: `gpu` is the machine, without any API's name in it. `runtime`, `driver` and `nvml` put the three APIs
-//! on top of it, `libs` the mathematical and communication libraries. What no file writes by hand is
-//! made by `build.rs` from the tables in `api/`.
+//! Layers: `gpu` is the machine, without any API's name in it. `runtime`, `driver` and `nvml` put the
+//! three APIs on top of it, `libs` the mathematical and communication libraries. What no file writes
+//! by hand is made by `build.rs` from the tables in `api/`.
+//!
+//! # How to add a function of CUDA
+//!
+//! Every public function is exported already; one that nobody wrote says that it is not supported.
+//! * Of the driver, or of both APIs: its declaration in `entries!` of a file of `driver`, and its body
+//!   in a file of `gpu/call` if it takes more than a line. If the runtime has a twin, a row of class
+//!   `twin` in `api/behaviour.tsv`. Three files at most.
+//! * Of the runtime alone, because the driver has other parameters or another answer: a file of
+//!   `runtime`, with a line that says what differs.
+//! * Of the libraries: a row of another class in `api/behaviour.tsv` (see `build.rs`), or a file of
+//!   `libs`.
+//!
+//! # How to add a major version of CUDA
+//!
+//! 1. A member of `Toolkit` in `crates/devices/src/toolkit.rs`. The compiler then asks for its
+//!    answers there, and in the next file.
+//! 2. `runtime/by_toolkit.rs`: functions whose parameters are other ones under the same name.
+//! 3. `scripts/gen_cuda_api.py` with its headers writes `api/*.tsv`. The build then stops at each twin
+//!    whose parameters parted, and at each field of `layout::all` that moved.
+//! 4. `runtime/properties.rs`: its layout of `cudaDeviceProp`, if that is another one.
+//! 5. `crates/cli/src/standin.rs` for libraries whose numbers don't follow the toolkit's.
+//!
+//! Until then a program that is built for it is refused when CUDA wakes, with a line that says so
+//! (`gpu/program.rs`).
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -20,6 +44,9 @@
 
 pub mod gpu;
 
+include!(concat!(env!("OUT_DIR"), "/twins.rs"));
+#[macro_use]
+mod entries;
 mod driver;
 mod libs;
 mod nvml;

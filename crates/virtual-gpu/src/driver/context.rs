@@ -2,8 +2,26 @@
 
 use super::{Code, ordinal};
 use crate::gpu::border::{Out, driver};
+use crate::gpu::call::device;
 use crate::gpu::limits::{self, Limit};
 use crate::gpu::{Error, Result, context, work};
+
+entries! {
+    fn cuCtxGetDevice(device: Out<i32>) => |api| device::current(api, device);
+    fn cuCtxSetFlags(flags: u32) => |api| device::set_flags(api, flags);
+    fn cuCtxSynchronize() => device::synchronize;
+    fn cuCtxGetLimit(value: Out<u64>, limit: i32) =>
+        |api| value.set(limits::get(api.device()?, Limit::from_code(limit)?));
+    fn cuCtxSetLimit(limit: i32, value: u64) =>
+        |api| limits::set(api.device()?, Limit::from_code(limit)?, value);
+    fn cuCtxGetCacheConfig(config: Out<i32>) => |_| config.set(0);
+    fn cuCtxSetCacheConfig(config: i32) => |_| device::cache_config_is_known(config);
+    fn cuCtxGetSharedMemConfig(config: Out<i32>) => |_| config.set(1);
+    fn cuCtxSetSharedMemConfig(config: i32) => |_| device::bank_size_is_known(config);
+    fn cuCtxResetPersistingL2Cache() => |api| api.device().map(|_| ());
+    fn cuProfilerStart() => |api| api.device().map(|_| ());
+    fn cuProfilerStop() => |api| api.device().map(|_| ());
+}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRetain(out: Out<u64>, device: i32) -> Code {
@@ -114,11 +132,6 @@ pub extern "C" fn cuCtxGetCurrent(out: Out<u64>) -> Code {
     driver(|| out.set(context::current().map_or(0, |current| current.context)))
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetDevice(device: Out<i32>) -> Code {
-    driver(|| device.set(super::current()? as i32))
-}
-
 /// The context that a handle names, or the current one for none.
 fn named(context: u64) -> Result<context::Current> {
     context::find(context)?.map_or_else(context::current, Ok)
@@ -140,11 +153,6 @@ pub extern "C" fn cuCtxGetFlags(flags: Out<u32>) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetFlags(flags: u32) -> Code {
-    driver(|| context::set_primary_flags(super::current()?, flags))
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn cuCtxGetApiVersion(context: u64, version: Out<u32>) -> Code {
     /// The last version of contexts that the driver API has had.
     const VERSION: u32 = 3020;
@@ -155,58 +163,10 @@ pub extern "C" fn cuCtxGetApiVersion(context: u64, version: Out<u32>) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSynchronize() -> Code {
-    driver(|| {
-        super::current()?;
-        work::synchronize_device()
-    })
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize_v2(context: u64) -> Code {
     driver(|| {
         named(context)?;
         work::synchronize_device()
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetLimit(value: Out<u64>, limit: i32) -> Code {
-    driver(|| value.set(limits::get(super::current()?, Limit::from_code(limit)?)))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetLimit(limit: i32, value: u64) -> Code {
-    driver(|| limits::set(super::current()?, Limit::from_code(limit)?, value))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetCacheConfig(config: Out<i32>) -> Code {
-    driver(|| config.set(0))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetCacheConfig(config: i32) -> Code {
-    driver(|| if (0..4).contains(&config) { Ok(()) } else { Err(Error::INVALID_VALUE) })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetSharedMemConfig(config: Out<i32>) -> Code {
-    driver(|| config.set(1))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetSharedMemConfig(config: i32) -> Code {
-    driver(|| if (0..3).contains(&config) { Ok(()) } else { Err(Error::INVALID_VALUE) })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) -> Code {
-    driver(|| {
-        super::current()?;
-        least.give(work::PRIORITIES.0);
-        greatest.give(work::PRIORITIES.1);
-        Ok(())
     })
 }
 
@@ -227,19 +187,4 @@ pub extern "C" fn cuCtxDisablePeerAccess(peer: u64) -> Code {
         let peer = context::find(peer)?.ok_or(Error::INVALID_CONTEXT)?;
         context::disable_peer(super::current()?, peer.device)
     })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxResetPersistingL2Cache() -> Code {
-    driver(|| super::current().map(|_| ()))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuProfilerStart() -> Code {
-    driver(|| super::current().map(|_| ()))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuProfilerStop() -> Code {
-    driver(|| super::current().map(|_| ()))
 }

@@ -2,12 +2,12 @@
 
 use super::{Code, current};
 use crate::gpu::array;
-use crate::gpu::border::{In, driver};
+use crate::gpu::border::{Api, In, driver};
+use crate::gpu::call::copy::{self, at_once};
 use crate::gpu::context;
-use crate::gpu::work::{self, Action, Place, Shape};
+use crate::gpu::work::{Action, Place, Shape};
 use crate::gpu::{Error, Result};
-use crate::layout::cuda13;
-use crate::runtime::copy::at_once;
+use crate::layout::all;
 
 /// `CU_MEMORYTYPE_HOST`, `…_DEVICE`, `…_ARRAY`, `…_UNIFIED`.
 const HOST: u32 = 1;
@@ -68,9 +68,9 @@ pub struct Copy3D {
 }
 
 const _: () = {
-    assert!(size_of::<Copy2D>() == cuda13::CUDA_MEMCPY2D_st::SIZE);
-    assert!(size_of::<Copy3D>() == cuda13::CUDA_MEMCPY3D_st::SIZE);
-    assert!(core::mem::offset_of!(Side3D, pitch) == cuda13::CUDA_MEMCPY3D_st::srcPitch.offset);
+    assert!(size_of::<Copy2D>() == all::CUDA_MEMCPY2D_st::SIZE);
+    assert!(size_of::<Copy3D>() == all::CUDA_MEMCPY3D_st::SIZE);
+    assert!(core::mem::offset_of!(Side3D, pitch) == all::CUDA_MEMCPY3D_st::srcPitch.offset);
 };
 
 impl Side3D {
@@ -125,12 +125,10 @@ fn now(action: impl FnOnce() -> Result<Action>) -> Code {
 }
 
 /// A copy in stream order.
-pub(super) fn later(stream: u64, action: impl FnOnce() -> Result<Action>) -> Code {
+fn later(stream: u64, action: impl FnOnce() -> Result<Action>) -> Code {
     driver(|| {
         current()?;
-        let action = action()?;
-        action.check()?;
-        work::submit(stream, action)
+        copy::later(Api::Driver, stream, action()?)
     })
 }
 

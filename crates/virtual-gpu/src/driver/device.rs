@@ -3,20 +3,33 @@
 use super::{Code, ordinal};
 use crate::constants as c;
 use crate::gpu::attributes::attribute;
-use crate::gpu::border::{Out, Text, driver, driver_init, driver_query};
+use crate::gpu::border::{Out, Text, driver, driver_init};
+use crate::gpu::call::device::{self, peer_attribute};
 use crate::gpu::{self, Error};
-use crate::layout::{Field, cuda13::CUdevprop_st as properties};
-use crate::runtime::device::{driver_version, peer_attribute};
+use crate::layout::{Field, all::CUdevprop_st as properties};
+use crate::runtime::device::driver_version;
 use core::ffi::c_char;
+
+queries! {
+    fn cuDriverGetVersion(version: Out<i32>) => |_| version.set(driver_version());
+}
+
+entries! {
+    fn cuDeviceGetAttribute(value: Out<i32>, number: i32, device: i32) =>
+        |_| device::attribute(value, number, ordinal(device)?);
+    fn cuDeviceGetPCIBusId(text: Out<c_char>, room: i32, device: i32) =>
+        |_| device::pci_bus_id(text, room, ordinal(device)?);
+    fn cuDeviceGetByPCIBusId(device: Out<i32>, text: Text) =>
+        |_| device.set(gpu::device_by_pci(&text.string()?)? as i32);
+    fn cuDeviceCanAccessPeer(answer: Out<i32>, device: i32, peer: i32) =>
+        |_| answer.set((ordinal(device)? != ordinal(peer)?).into());
+    fn cuDeviceGetP2PAttribute(value: Out<i32>, number: i32, from: i32, to: i32) =>
+        |_| value.set(peer_attribute(number, ordinal(from)?, ordinal(to)?)?);
+}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: u32) -> Code {
     if flags == 0 { driver_init() } else { Error::INVALID_VALUE.driver() }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDriverGetVersion(version: Out<i32>) -> Code {
-    driver_query(|| version.set(driver_version()))
 }
 
 #[unsafe(no_mangle)]
@@ -45,14 +58,6 @@ pub extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) -> Code {
     driver(|| bytes.set(gpu::device(ordinal(device)?)?.total()))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetAttribute(value: Out<i32>, number: i32, device: i32) -> Code {
-    driver(|| {
-        let gpu = gpu::device(ordinal(device)?)?;
-        value.set(attribute(gpu, number).ok_or(Error::INVALID_VALUE)?)
-    })
 }
 
 #[unsafe(no_mangle)]
@@ -100,38 +105,6 @@ pub extern "C" fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, de
         major.set(profile.major() as i32)?;
         minor.set(profile.minor() as i32)
     })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetPCIBusId(text: Out<c_char>, room: i32, device: i32) -> Code {
-    driver(|| {
-        let id = gpu::device(ordinal(device)?)?.pci_bus_id();
-        let room = usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?;
-        if room <= id.len() {
-            return Err(Error::INVALID_VALUE);
-        }
-        text.text(&id, room)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetByPCIBusId(device: Out<i32>, text: Text) -> Code {
-    driver(|| device.set(gpu::device_by_pci(&text.string()?)? as i32))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceCanAccessPeer(answer: Out<i32>, device: i32, peer: i32) -> Code {
-    driver(|| answer.set((ordinal(device)? != ordinal(peer)?).into()))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetP2PAttribute(
-    value: Out<i32>,
-    number: i32,
-    from: i32,
-    to: i32,
-) -> Code {
-    driver(|| value.set(peer_attribute(number, ordinal(from)?, ordinal(to)?)?))
 }
 
 #[unsafe(no_mangle)]

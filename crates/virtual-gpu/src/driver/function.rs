@@ -3,12 +3,43 @@
 use super::{Code, current};
 use crate::constants as c;
 use crate::gpu::border::{In, Out, driver};
+use crate::gpu::call::kernel::{self, Attribute, occupancy, with_attributes};
 use crate::gpu::kernels::{self, Launch};
 use crate::gpu::{self, Error, Result, work};
-use crate::runtime::function::{occupancy, set_attribute};
-use crate::runtime::launch::{Attribute, with_attributes};
 use core::ffi::c_char;
 use memtrace_devices::Limits;
+
+entries! {
+    fn cuFuncSetAttribute(function: u64, number: i32, value: i32) =>
+        |api| kernel::set_attribute(function, number, value, api.device()?);
+    fn cuFuncSetCacheConfig(function: u64, config: i32) =>
+        |_| kernel::set_cache_config(function, config);
+    fn cuFuncSetSharedMemConfig(function: u64, config: i32) =>
+        |_| kernel::set_bank_size(function, config);
+    fn cuFuncGetName(out: Out<*const c_char>, function: u64) =>
+        |_| out.set(kernels::name(function)?);
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: Out<i32>,
+        function: u64,
+        threads: i32,
+        shared: u64,
+    ) => |api| blocks.set(occupancy(function, threads, shared, api.device()?)?);
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        blocks: Out<i32>,
+        function: u64,
+        threads: i32,
+        shared: u64,
+        flags: u32,
+    ) => |api| kernel::occupancy_with(api, blocks, function, (threads, shared), flags);
+    fn cuOccupancyAvailableDynamicSMemPerBlock(
+        size: Out<u64>,
+        function: u64,
+        blocks: i32,
+        threads: i32,
+    ) => |api| kernel::shared_for_blocks(api, size, function, blocks, threads);
+    fn cuOccupancyMaxPotentialClusterSize(size: Out<i32>, function: u64, _config: u64) =>
+        |api| kernel::largest_cluster(api, size, function);
+}
 
 /// An attribute of a kernel. What only machine code can tell is the same for all (see [`kernels`]).
 pub(crate) fn attribute(function: u64, number: i32, device: usize) -> Result<i32> {
@@ -36,38 +67,8 @@ pub extern "C" fn cuFuncGetAttribute(value: Out<i32>, number: i32, function: u64
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFuncSetAttribute(function: u64, number: i32, value: i32) -> Code {
-    driver(|| set_attribute(function, number, value, current()?))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuFuncSetCacheConfig(function: u64, config: i32) -> Code {
-    driver(|| {
-        if !(0..4).contains(&config) {
-            return Err(Error::INVALID_VALUE);
-        }
-        kernels::check(function)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuFuncSetSharedMemConfig(function: u64, config: i32) -> Code {
-    driver(|| {
-        if !(0..3).contains(&config) {
-            return Err(Error::INVALID_VALUE);
-        }
-        kernels::check(function)
-    })
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn cuFuncGetModule(out: Out<u64>, function: u64) -> Code {
     driver(|| out.set(kernels::module_of(function)?))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuFuncGetName(out: Out<*const c_char>, function: u64) -> Code {
-    driver(|| out.set(kernels::name(function)?))
 }
 
 #[unsafe(no_mangle)]
@@ -141,7 +142,7 @@ pub struct Config {
     count: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == crate::layout::cuda13::CUlaunchConfig_st::SIZE);
+const _: () = assert!(size_of::<Config>() == crate::layout::all::CUlaunchConfig_st::SIZE);
 
 impl Config {
     fn launch(&self, function: u64) -> Launch {
@@ -164,32 +165,6 @@ pub extern "C" fn cuLaunchKernelEx(
     driver(|| {
         let config = config.get()?;
         launch(&config.launch(function), config.stream)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: Out<i32>,
-    function: u64,
-    threads: i32,
-    shared: u64,
-) -> Code {
-    driver(|| blocks.set(occupancy(function, threads, shared, current()?)?))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: Out<i32>,
-    function: u64,
-    threads: i32,
-    shared: u64,
-    flags: u32,
-) -> Code {
-    driver(|| {
-        if flags > 1 {
-            return Err(Error::INVALID_VALUE);
-        }
-        blocks.set(occupancy(function, threads, shared, current()?)?)
     })
 }
 
@@ -254,21 +229,6 @@ pub extern "C" fn cuOccupancyMaxPotentialBlockSizeWithFlags(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuOccupancyAvailableDynamicSMemPerBlock(
-    size: Out<u64>,
-    function: u64,
-    blocks: i32,
-    threads: i32,
-) -> Code {
-    driver(|| {
-        let device = current()?;
-        occupancy(function, threads, 0, device)?;
-        let blocks = u32::try_from(blocks).map_err(|_| Error::INVALID_VALUE)?;
-        size.set(kernels::shared_for_blocks(&gpu::device(device)?.profile, blocks))
-    })
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn cuOccupancyMaxActiveClusters(
     clusters: Out<i32>,
     function: u64,
@@ -281,17 +241,5 @@ pub extern "C" fn cuOccupancyMaxActiveClusters(
         let blocks = config.launch(function).cluster.iter().map(|n| u64::from(*n)).product();
         let count = kernels::clusters(profile, config.threads(), config.shared.into(), blocks);
         clusters.set(count as i32)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuOccupancyMaxPotentialClusterSize(
-    size: Out<i32>,
-    function: u64,
-    _config: u64,
-) -> Code {
-    driver(|| {
-        let profile = &gpu::device(current()?)?.profile;
-        size.set(kernels::largest_cluster(function, profile)? as i32)
     })
 }

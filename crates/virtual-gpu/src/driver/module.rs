@@ -2,9 +2,26 @@
 
 use super::{Code, current, ordinal};
 use crate::gpu::border::{In, Out, Text, driver};
+use crate::gpu::call::library::{self, enumerate, global, load, load_file};
 use crate::gpu::{Error, Result, kernels};
-use crate::runtime::library::{load, load_file};
 use core::ffi::c_char;
+
+entries! {
+    fn cuModuleEnumerateFunctions(out: Out<u64>, room: u32, module: u64) =>
+        |_| enumerate(out, room, module);
+    fn cuModuleGetGlobal_v2(addr: Out<u64>, size: Out<u64>, module: u64, name: Text) =>
+        |api| global(api, addr, size, module, name);
+    // What options there are comes behind these two.
+    fn cuLibraryLoadData(out: Out<u64>, image: In<u8>) => |_| library::from_memory(out, image);
+    fn cuLibraryLoadFromFile(out: Out<u64>, path: Text) => |_| library::from_file(out, path);
+    fn cuLibraryUnload(library: u64) => |_| kernels::unload(library);
+    fn cuLibraryGetKernelCount(count: Out<u32>, library: u64) =>
+        |_| count.set(kernels::functions(library)?.len() as u32);
+    fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, library: u64) =>
+        |_| enumerate(out, room, library);
+    fn cuLibraryGetGlobal(addr: Out<u64>, size: Out<u64>, library: u64, name: Text) =>
+        |api| global(api, addr, size, library, name);
+}
 
 /// A module belongs to a context, so there must be one.
 fn load_module(out: Out<u64>, image: In<u8>) -> Result {
@@ -63,57 +80,6 @@ pub extern "C" fn cuModuleGetFunctionCount(count: Out<u32>, module: u64) -> Code
     driver(|| count.set(kernels::functions(module)?.len() as u32))
 }
 
-fn enumerate(out: Out<u64>, room: u32, module: u64) -> Result {
-    let names = kernels::functions(module)?;
-    let handles: Result<Vec<u64>> =
-        names.iter().map(|name| kernels::function(module, name)).collect();
-    out.fill(&handles?, room as usize);
-    Ok(())
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleEnumerateFunctions(out: Out<u64>, room: u32, module: u64) -> Code {
-    driver(|| enumerate(out, room, module))
-}
-
-fn global(addr: Out<u64>, size: Out<u64>, module: u64, name: Text) -> Result {
-    let found = kernels::variable(module, &name.string()?, current()?)?;
-    addr.give(found.0);
-    size.give(found.1);
-    Ok(())
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleGetGlobal_v2(
-    addr: Out<u64>,
-    size: Out<u64>,
-    module: u64,
-    name: Text,
-) -> Code {
-    driver(|| global(addr, size, module, name))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuLibraryLoadData(out: Out<u64>, image: In<u8>) -> Code {
-    driver(|| {
-        out.check()?;
-        out.set(load(image)?)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuLibraryLoadFromFile(out: Out<u64>, path: Text) -> Code {
-    driver(|| {
-        out.check()?;
-        out.set(load_file(path)?)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuLibraryUnload(library: u64) -> Code {
-    driver(|| kernels::unload(library))
-}
-
 /// A library is its own module in every context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLibraryGetModule(out: Out<u64>, library: u64) -> Code {
@@ -130,26 +96,6 @@ pub extern "C" fn cuLibraryGetKernel(out: Out<u64>, library: u64, name: Text) ->
         out.check()?;
         out.set(kernels::function(library, &name.string()?)?)
     })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuLibraryGetKernelCount(count: Out<u32>, library: u64) -> Code {
-    driver(|| count.set(kernels::functions(library)?.len() as u32))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuLibraryEnumerateKernels(out: Out<u64>, room: u32, library: u64) -> Code {
-    driver(|| enumerate(out, room, library))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuLibraryGetGlobal(
-    addr: Out<u64>,
-    size: Out<u64>,
-    library: u64,
-    name: Text,
-) -> Code {
-    driver(|| global(addr, size, library, name))
 }
 
 /// A kernel is its own function in every context.
@@ -184,7 +130,7 @@ pub extern "C" fn cuKernelGetAttribute(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuKernelSetAttribute(number: i32, value: i32, kernel: u64, device: i32) -> Code {
-    driver(|| crate::runtime::function::set_attribute(kernel, number, value, ordinal(device)?))
+    driver(|| crate::gpu::call::kernel::set_attribute(kernel, number, value, ordinal(device)?))
 }
 
 #[unsafe(no_mangle)]

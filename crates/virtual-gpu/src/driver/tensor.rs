@@ -6,7 +6,7 @@
 use super::Code;
 use crate::gpu::border::{In, Out, driver};
 use crate::gpu::{self, Error, Result};
-use crate::layout::cuda13::CUtensorMap_st as layout;
+use crate::layout::all::CUtensorMap_st as layout;
 
 fn encode(map: Out<u8>, rank: u32, addr: u64, dims: In<u64>, strides: In<u64>) -> Result {
     if !gpu::device(gpu::current_device())?.profile.limits().clusters {

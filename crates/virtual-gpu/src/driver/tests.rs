@@ -4,7 +4,7 @@
 use super::*;
 use crate::constants as c;
 use crate::gpu::border::{In, Out, Text};
-use crate::runtime::pool::{Access, Location};
+use crate::gpu::call::pool::{Access, Location};
 
 const OK: Code = c::CUDA_SUCCESS;
 const INVALID: Code = c::CUDA_ERROR_INVALID_VALUE;

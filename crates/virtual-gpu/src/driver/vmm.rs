@@ -4,10 +4,10 @@ use super::{Code, ordinal};
 use crate::constants as c;
 use crate::gpu::address::CHUNK;
 use crate::gpu::border::{In, Out, driver};
+use crate::gpu::call::pool::{Access, Location as Place};
 use crate::gpu::memory::{Location, MemoryTicket, Physical, book};
 use crate::gpu::{self, Error, Result, file};
-use crate::layout::cuda13::CUmemAllocationProp_st as layout;
-use crate::runtime::pool::{Access, Location as Place};
+use crate::layout::all::CUmemAllocationProp_st as layout;
 
 /// `CUmemAllocationProp`.
 #[repr(C)]

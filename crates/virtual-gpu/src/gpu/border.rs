@@ -1,18 +1,20 @@
 //! The border with C: how arguments come in and answers go out.
 //!
-//! A caller's pointers are wrapped where they are declared: [`Out`] and [`In`] are the pointers that
-//! the prototypes name, with what every prototype says about them (null, or good for one value, or
-//! for as many as a count beside it says). So the functions above are safe code and the promise is
-//! written down, and checked for null, in one place. None can be made out of nothing: they come from
-//! a C caller, who vouches for them. Where a record has another layout in another version, or its
-//! content decides its type, [`Out::at`] and [`Out::cast`] follow the layout tables.
+//! A caller's pointers are wrapped where they are declared: [`Out`] and [`In`] are the pointers
+//! that the prototypes name, with what every prototype says about them (null, or good for one
+//! value, or for as many as a count beside it says). So the functions above are safe code and the
+//! promise is written down, and checked for null, in one place. None can be made out of nothing:
+//! they come from a C caller, who vouches for them. Where a record has another layout in another
+//! version, or its content decides its type, [`Out::at`] and [`Out::cast`] follow the layout
+//! tables.
 //!
 //! No panic crosses the border: it would be undefined behaviour in a C program. It becomes an
 //! unknown error, and is reported.
 
 use super::error::{Error, Result};
-use super::{life, log, thread};
+use super::{context, life, log, thread};
 use core::ffi::{CStr, c_char};
+use core::fmt::Display;
 use core::panic::Location;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -54,7 +56,8 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Null is an invalid argument: for functions that must not begin without a place for the answer.
+    /// Null is an invalid argument: for functions that must not begin without a place for the
+    /// answer.
     pub fn check(self) -> Result {
         if self.0.is_null() { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
@@ -216,29 +219,83 @@ fn guarded(work: impl FnOnce() -> Result) -> Result {
     })
 }
 
-/// Tells who debugs which function refused what.
-fn note(place: &Location, error: Error) {
-    log::debug(1, || format!("{place} answers {:?}", super::error::runtime_name(error.code())));
+/// The API that a program calls. Both ask the same machine, and most of their functions have one
+/// body.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Api {
+    /// `cu…`: makes no context by itself. `cuInit` and a current context must be there.
+    Driver,
+    /// `cuda…`: wakes CUDA and makes contexts as they are needed, and keeps the last error.
+    Runtime,
 }
 
-#[track_caller]
-fn runtime_code(outcome: Result) -> i32 {
-    let Err(error) = outcome else { return 0 };
-    note(Location::caller(), error);
-    thread::with(|thread| thread.last_error.set(error.code()));
-    error.code()
+impl Api {
+    /// The device that a call goes to. Without a context the driver refuses; the runtime makes one.
+    pub fn device(self) -> Result<usize> {
+        match self {
+            Api::Driver => context::current().map(|current| current.device),
+            Api::Runtime => context::bind(),
+        }
+    }
+
+    /// What the driver checks before anything else. The runtime makes its context later, if the
+    /// call gets that far.
+    pub fn needs_context(self) -> Result {
+        match self {
+            Api::Driver => context::current().map(|_| ()),
+            Api::Runtime => Ok(()),
+        }
+    }
+
+    /// As [`Api::device`], for work on a stream. A stream knows its context; only the default
+    /// streams (0, `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`) are the current context's.
+    pub fn context_of(self, stream: u64) -> Result {
+        const LAST_DEFAULT: u64 = 2;
+        let knows = self == Api::Driver && stream > LAST_DEFAULT;
+        if knows { Ok(()) } else { self.device().map(|_| ()) }
+    }
+
+    fn wake(self) -> Result {
+        match self {
+            Api::Driver => life::awake(),
+            Api::Runtime => life::wake(),
+        }
+    }
+
+    /// The outcome as this API numbers it. `place` tells who debugs which function refused what.
+    fn code(self, place: impl Display, outcome: Result) -> i32 {
+        let Err(error) = outcome else { return 0 };
+        log::debug(1, || format!("{place} answers {:?}", super::error::runtime_name(error.code())));
+        match self {
+            Api::Driver => error.driver(),
+            Api::Runtime => {
+                thread::with(|thread| thread.last_error.set(error.code()));
+                error.code()
+            }
+        }
+    }
+}
+
+/// A function that both APIs may have. The runtime's wakes CUDA; for the driver it must be awake.
+pub fn answer(api: Api, name: &str, work: impl FnOnce(Api) -> Result) -> i32 {
+    api.code(name, guarded(|| api.wake().and_then(|()| work(api))))
+}
+
+/// A function of both that only looks things up, awake or not.
+pub fn answer_query(api: Api, name: &str, work: impl FnOnce(Api) -> Result) -> i32 {
+    api.code(name, guarded(|| work(api)))
 }
 
 /// A runtime function. The first one wakes CUDA.
 #[track_caller]
 pub fn runtime(work: impl FnOnce() -> Result) -> i32 {
-    runtime_code(guarded(|| life::wake().and_then(|()| work())))
+    runtime_query(|| life::wake().and_then(|()| work()))
 }
 
 /// A runtime function that only looks things up, and does not wake CUDA.
 #[track_caller]
 pub fn runtime_query(work: impl FnOnce() -> Result) -> i32 {
-    runtime_code(guarded(work))
+    Api::Runtime.code(Location::caller(), guarded(work))
 }
 
 /// A driver function. `cuInit` or a runtime function must have woken CUDA.
@@ -255,7 +312,5 @@ pub fn driver_init() -> i32 {
 /// A driver function that may be called before `cuInit`.
 #[track_caller]
 pub fn driver_query(work: impl FnOnce() -> Result) -> i32 {
-    let Err(error) = guarded(work) else { return 0 };
-    note(Location::caller(), error);
-    error.driver()
+    Api::Driver.code(Location::caller(), guarded(work))
 }

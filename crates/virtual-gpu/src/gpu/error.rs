@@ -43,6 +43,7 @@ errors! {
     INVALID_SYMBOL = 13, c"cudaErrorInvalidSymbol", c"", c"invalid device symbol";
     INVALID_DEVICE_POINTER = 17, c"cudaErrorInvalidDevicePointer", c"", c"invalid device pointer";
     INVALID_COPY_DIRECTION = 21, c"cudaErrorInvalidMemcpyDirection", c"", c"invalid copy direction for memcpy";
+    INSUFFICIENT_DRIVER = 35, c"cudaErrorInsufficientDriver", c"", c"CUDA driver version is insufficient for CUDA runtime version";
     MISSING_CONFIGURATION = 52, c"cudaErrorMissingConfiguration", c"", c"__global__ function call is not configured";
     INVALID_DEVICE_FUNCTION = 98, c"cudaErrorInvalidDeviceFunction", c"", c"invalid device function";
     NO_DEVICE = 100, c"cudaErrorNoDevice", c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected";
@@ -64,6 +65,7 @@ errors! {
     INVALID_CLUSTER_SIZE = 912, c"cudaErrorInvalidClusterSize", c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"cluster misconfiguration";
     UNSUPPORTED_LIMIT = 215, c"cudaErrorUnsupportedLimit", c"CUDA_ERROR_UNSUPPORTED_LIMIT", c"limit is not supported on this architecture";
     NOT_SUPPORTED = 801, c"cudaErrorNotSupported", c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported";
+    DRIVER_MISMATCH = 803, c"cudaErrorSystemDriverMismatch", c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination";
     CAPTURE_UNSUPPORTED = 900, c"cudaErrorStreamCaptureUnsupported", c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing";
     CAPTURE_INVALIDATED = 901, c"cudaErrorStreamCaptureInvalidated", c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture";
     CAPTURE_MERGE = 902, c"cudaErrorStreamCaptureMerge", c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"operation would result in a merge of separate capture sequences";
@@ -90,6 +92,7 @@ impl Error {
             | Error::INVALID_PITCH
             | Error::INVALID_DEVICE_POINTER
             | Error::INVALID_COPY_DIRECTION => Error::INVALID_VALUE.0,
+            Error::INSUFFICIENT_DRIVER => Error::DRIVER_MISMATCH.0,
             Error::INVALID_SYMBOL => Error::NOT_FOUND.0,
             Error::INVALID_DEVICE_FUNCTION | Error::MISSING_CONFIGURATION => {
                 Error::INVALID_HANDLE.0

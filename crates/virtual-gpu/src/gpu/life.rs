@@ -6,6 +6,7 @@
 
 use super::config::machine;
 use super::error::{Error, Result};
+use super::{log, program};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 const ASLEEP: u8 = 0;
@@ -26,6 +27,11 @@ pub fn wake() -> Result {
         ORPHAN => Err(Error::NOT_INITIALIZED),
         _ if machine().count() == 0 => Err(Error::NO_DEVICE),
         _ => {
+            // What a driver says to a program that is newer than it. Layouts would be guesses.
+            program::checked_toolkit().map_err(|unknown| {
+                log::warn_once(&unknown.to_string());
+                Error::INSUFFICIENT_DRIVER
+            })?;
             if STATE.compare_exchange(ASLEEP, AWAKE, Relaxed, Relaxed).is_ok() {
                 // Without memory for the handler a child would find the parent's state, no worse.
                 // SAFETY: the handler only stores to an atomic, which any forked child may do.

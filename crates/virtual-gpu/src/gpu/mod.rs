@@ -1,5 +1,7 @@
 //! The GPU itself: devices, memory, contexts, streams, graphs, kernels. No API names in here.
 //!
+//! `call` has the functions that the runtime and the driver API share; all else is the machine.
+//!
 //! The three APIs above it (`runtime`, `driver`, `nvml`) and the libraries beside it (`libs`) are
 //! thin: they check what the caller gave, ask this module, and put the answer into the caller's
 //! layout. What it must never do: compute a result, depend on time, address randomisation or thread
@@ -18,6 +20,7 @@ pub mod address;
 pub mod array;
 pub mod attributes;
 pub mod border;
+pub mod call;
 mod card;
 pub mod config;
 pub mod contents;
@@ -33,6 +36,7 @@ pub mod life;
 pub mod limits;
 pub mod log;
 pub mod memory;
+pub mod program;
 pub mod space;
 mod stats;
 pub mod thread;

@@ -10,7 +10,7 @@ use super::{Library, Status, versions};
 use crate::constants as c;
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
-use crate::layout::cuda13::cublasLtMatmulHeuristicResult_t as heuristic;
+use crate::layout::all::cublasLtMatmulHeuristicResult_t as heuristic;
 use core::ffi::c_void;
 use std::collections::BTreeMap;
 

@@ -8,6 +8,7 @@ use super::{Library, versions};
 use crate::constants as c;
 use crate::constants::status_name;
 use crate::gpu::border::Out;
+use crate::gpu::program;
 use core::cell::RefCell;
 use core::ffi::{c_char, c_void};
 use std::collections::BTreeMap;
@@ -50,10 +51,8 @@ extern "C" fn cuptiActivityGetNextRecord(
 
 #[unsafe(no_mangle)]
 extern "C" fn cuptiGetVersion(version: Out<u32>) -> i32 {
-    // CUDA 13 numbers CUPTI by its own version; in CUDA 12 it counted releases, 18 and then one for
-    // each minor version (12.4 had 22).
-    let [major, minor, _] = versions::cuda();
-    let number = if major >= 13 { major * 10_000 + minor * 100 } else { 18 + minor };
+    let [_, minor, _] = versions::cuda();
+    let number = program::toolkit().cupti(minor);
     CUPTI.answer(|| CUPTI.give(version, number))
 }
 

@@ -9,13 +9,12 @@
 //! 3. the packages that its own metadata requires (`nvidia-cudnn-cu13==9.26.0.51`);
 //! 4. a default for the CUDA version that its libraries are linked with.
 //!
-//! PyTorch is found through the loader: the folder that `libc10_cuda.so` was mapped from. What was found
-//! before that library came is not remembered.
+//! What was found before PyTorch came is not remembered (see [`program`]).
 
+use crate::gpu::program::{self, toolkit};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_int, c_void};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// Major, minor, patch.
@@ -33,11 +32,8 @@ pub fn cudnn() -> Version {
 /// CUDA's version: of the runtime, and of what comes with it. Patch is 0.
 pub fn cuda() -> Version {
     let of = |name| package(name).map(|[major, minor, _]| [major, minor, 0]);
-    of("cuda-toolkit").or_else(|| of("cuda-runtime")).unwrap_or(if runtime_major() == 12 {
-        [12, 4, 0]
-    } else {
-        [13, 0, 0]
-    })
+    let said = of("cuda-toolkit").or_else(|| of("cuda-runtime"));
+    said.unwrap_or_else(|| toolkit().usual_version())
 }
 
 /// cuBLAS's version.
@@ -47,7 +43,7 @@ pub fn cublas() -> Version {
 
 /// NCCL's version.
 pub fn nccl() -> Version {
-    package("nccl").unwrap_or(if runtime_major() == 12 { [2, 21, 5] } else { [2, 28, 9] })
+    package("nccl").unwrap_or_else(|| toolkit().usual_nccl())
 }
 
 /// The version of any other package of NVIDIA's, by its plain name.
@@ -56,24 +52,8 @@ pub fn package(name: &str) -> Option<Version> {
     if let Some(found) = FOUND.get() {
         return found.get(name).copied();
     }
-    let site = torch_library()?.ancestors().nth(3)?.to_owned();
+    let site = program::torch()?.ancestors().nth(3)?.to_owned();
     FOUND.get_or_init(|| read_packages(&site)).get(name).copied()
-}
-
-/// The major version of the CUDA runtime that this process's PyTorch is linked with: the layout of several
-/// records depends on it. 13 as long as there is no PyTorch.
-pub fn runtime_major() -> u32 {
-    static FOUND: OnceLock<u32> = OnceLock::new();
-    if let Some(found) = FOUND.get() {
-        return *found;
-    }
-    let Some(library) = torch_library() else { return 13 };
-    *FOUND.get_or_init(|| {
-        // The name of the needed library stands in the file as it is.
-        let bytes = crate::gpu::file::read(&library).unwrap_or_default();
-        let linked = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
-        if linked(b"libcudart.so.12\0") { 12 } else { 13 }
-    })
 }
 
 /// `91002` or `9.10.2`.
@@ -131,30 +111,6 @@ fn read_requirements(metadata: &str) -> Packages {
             Some((plain(name)?, parse(version.trim_end_matches([')', ' ']))?))
         })
         .collect()
-}
-
-fn torch_library() -> Option<PathBuf> {
-    unsafe extern "C" fn look(
-        info: *mut libc::dl_phdr_info,
-        _: libc::size_t,
-        found: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader passes a record of its own, and what we gave it: an `Option<PathBuf>`.
-        let (name, found) = unsafe { ((*info).dlpi_name, &mut *found.cast::<Option<PathBuf>>()) };
-        if name.is_null() {
-            return 0;
-        }
-        // SAFETY: the loader's names are C strings.
-        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-        if name.ends_with("/libc10_cuda.so") {
-            *found = Some(PathBuf::from(name.as_ref()));
-        }
-        c_int::from(found.is_some())
-    }
-    let mut found: Option<PathBuf> = None;
-    // SAFETY: the callback gets a pointer that outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
-    found
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::constants as c;
 use crate::gpu::attributes::pci_device_id;
 use crate::gpu::border::{Out, Text};
 use crate::gpu::config::{Device, machine};
-use crate::layout::cuda13::{nvmlGpuFabricInfo_v3_t as fabric, nvmlPciInfo_st as pci};
+use crate::layout::all::{nvmlGpuFabricInfo_v3_t as fabric, nvmlPciInfo_st as pci};
 use core::ffi::c_char;
 
 /// How many bytes `nvmlGpuFabricInfoV` has: its version field carries the size in the low bytes.

@@ -3,7 +3,7 @@
 use super::{Code, Status, answer, device, invalid};
 use crate::constants as c;
 use crate::gpu::border::Out;
-use crate::layout::cuda13::nvmlMemory_v2_st as version2;
+use crate::layout::all::nvmlMemory_v2_st as version2;
 
 /// Total, free, used.
 #[unsafe(no_mangle)]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::gpu::border::{Out, Text};
-use crate::layout::cuda13::{nvmlGpuFabricInfo_v3_t as fabric, nvmlPciInfo_st as pci};
+use crate::layout::all::{nvmlGpuFabricInfo_v3_t as fabric, nvmlPciInfo_st as pci};
 use core::ffi::{CStr, c_char};
 
 #[test]

@@ -1,13 +1,14 @@
-//! Copies and fills.
+//! Copies, and fills of volumes. Unlike the driver's, the runtime's have a direction and records of
+//! their own.
 
 use super::memory::{Extent, PitchedPointer};
 use super::{Code, ordinal};
 use crate::constants as c;
 use crate::gpu::array;
-use crate::gpu::border::{In, runtime};
-use crate::gpu::work::{self, Action, Place, Shape};
-use crate::gpu::{Error, Result, context};
-use crate::libs::versions::runtime_major;
+use crate::gpu::border::{Api, In, runtime};
+use crate::gpu::call::copy::{self, at_once};
+use crate::gpu::work::{Action, Place, Shape};
+use crate::gpu::{Error, Result};
 
 /// `cudaPos`.
 #[repr(C)]
@@ -56,19 +57,8 @@ fn direction(kind: i32) -> Result {
 }
 
 /// Work on a stream.
-fn later(stream: u64, action: Action) -> Result {
-    context::bind()?;
-    action.check()?;
-    work::submit(stream, action)
-}
-
-/// Work on the default stream that the host waits for.
-pub(crate) fn at_once(action: &Action) -> Result {
-    context::bind()?;
-    work::guard()?;
-    action.check()?;
-    action.perform()?;
-    work::synchronize_stream(0)
+pub(super) fn later(stream: u64, action: Action) -> Result {
+    copy::later(Api::Runtime, stream, action)
 }
 
 fn line(dst: u64, src: u64, size: u64, kind: i32) -> Result<Action> {
@@ -212,29 +202,6 @@ pub extern "C" fn cudaMemcpy3DPeerAsync(copy: In<CopyPeer3D>, stream: u64) -> Co
     runtime(|| later(stream, volume_between_peers(&copy.get()?)?))
 }
 
-/// CUDA 12 has one more parameter before the stream, where the index of a failed copy goes.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaMemcpyBatchAsync(
-    dsts: In<u64>,
-    srcs: In<u64>,
-    sizes: In<u64>,
-    count: usize,
-    _attributes: u64,
-    _attribute_starts: u64,
-    _attribute_count: usize,
-    stream_or_failure: u64,
-    stream_of_12: u64,
-) -> Code {
-    runtime(|| {
-        let stream = if runtime_major() == 12 { stream_of_12 } else { stream_or_failure };
-        let ends = dsts.list(count).into_iter().zip(srcs.list(count));
-        for ((dst, src), size) in ends.zip(sizes.list(count)) {
-            later(stream, Action::copy(dst, src, size))?;
-        }
-        Ok(())
-    })
-}
-
 fn array_plane(
     array: u64,
     at: Position,
@@ -328,33 +295,6 @@ pub extern "C" fn cudaMemcpy2DFromArrayAsync(
 
 fn fill(dst: Place, byte: i32, shape: Shape) -> Action {
     Action::Fill { dst, pattern: [byte as u8; 4], unit: 1, shape }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaMemset(addr: u64, byte: i32, size: u64) -> Code {
-    runtime(|| at_once(&fill(Place::line(addr), byte, Shape::line(size))))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaMemsetAsync(addr: u64, byte: i32, size: u64, stream: u64) -> Code {
-    runtime(|| later(stream, fill(Place::line(addr), byte, Shape::line(size))))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaMemset2D(addr: u64, pitch: u64, byte: i32, width: u64, height: u64) -> Code {
-    runtime(|| at_once(&fill(Place::plane(addr, pitch), byte, Shape::plane(width, height))))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaMemset2DAsync(
-    addr: u64,
-    pitch: u64,
-    byte: i32,
-    width: u64,
-    height: u64,
-    stream: u64,
-) -> Code {
-    runtime(|| later(stream, fill(Place::plane(addr, pitch), byte, Shape::plane(width, height))))
 }
 
 fn fill_volume(pointer: PitchedPointer, byte: i32, extent: Extent) -> Action {

@@ -2,15 +2,14 @@
 
 use super::Code;
 use super::launch::{Config, shape};
-use crate::constants as c;
-use crate::gpu::border::{In, Out, runtime};
-use crate::gpu::{self, Error, Result, context, kernels};
-use crate::layout::cuda12::cudaFuncAttributes as attributes;
-use core::ffi::c_char;
+use crate::gpu::border::{In, Out, Text, runtime};
+use crate::gpu::call::kernel::set_attribute;
+use crate::gpu::{self, context, kernels};
+use crate::layout::all::cudaFuncAttributes as attributes;
 use memtrace_devices::Limits;
 
-/// Registers and the like are the same for every kernel (see [`kernels`]); the code is taken to be made
-/// for just this GPU.
+/// Registers and the like are the same for every kernel (see [`kernels`]); the code is taken to be
+/// made for just this GPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaFuncGetAttributes(record: Out<u8>, function: u64) -> Code {
     runtime(|| {
@@ -28,35 +27,6 @@ pub extern "C" fn cudaFuncGetAttributes(record: Out<u8>, function: u64) -> Code 
     })
 }
 
-/// Sets an attribute of a kernel. Numbers are the same in both APIs.
-pub(crate) fn set_attribute(function: u64, number: i32, value: i32, device: usize) -> Result {
-    match number {
-        c::cudaFuncAttributeMaxDynamicSharedMemorySize => {
-            kernels::set_max_dynamic_shared(function, value, device)
-        }
-        c::cudaFuncAttributePreferredSharedMemoryCarveout => {
-            if !(-1..=100).contains(&value) {
-                return Err(Error::INVALID_VALUE);
-            }
-            kernels::set(function, |settings| settings.carveout = value)
-        }
-        c::cudaFuncAttributeNonPortableClusterSizeAllowed => {
-            kernels::set(function, |settings| settings.large_clusters = value != 0)
-        }
-        c::cudaFuncAttributeClusterDimMustBeSet
-        | c::cudaFuncAttributeRequiredClusterWidth
-        | c::cudaFuncAttributeRequiredClusterHeight
-        | c::cudaFuncAttributeRequiredClusterDepth
-        | c::cudaFuncAttributeClusterSchedulingPolicyPreference => kernels::check(function),
-        _ => Err(Error::INVALID_VALUE),
-    }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaFuncSetAttribute(function: u64, number: i32, value: i32) -> Code {
-    runtime(|| set_attribute(function, number, value, context::bind()?))
-}
-
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaKernelSetAttributeForDevice(
     kernel: u64,
@@ -68,31 +38,6 @@ pub extern "C" fn cudaKernelSetAttributeForDevice(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaFuncSetCacheConfig(function: u64, config: i32) -> Code {
-    runtime(|| {
-        if !(0..4).contains(&config) {
-            return Err(Error::INVALID_VALUE);
-        }
-        kernels::check(function)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaFuncSetSharedMemConfig(function: u64, config: i32) -> Code {
-    runtime(|| {
-        if !(0..3).contains(&config) {
-            return Err(Error::INVALID_VALUE);
-        }
-        kernels::check(function)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaFuncGetName(name: Out<*const c_char>, function: u64) -> Code {
-    runtime(|| name.set(kernels::name(function)?))
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn cudaGetFuncBySymbol(out: Out<u64>, symbol: u64) -> Code {
     runtime(|| out.set(kernels::handle(symbol)?))
 }
@@ -100,56 +45,6 @@ pub extern "C" fn cudaGetFuncBySymbol(out: Out<u64>, symbol: u64) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetKernel(out: Out<u64>, symbol: u64) -> Code {
     runtime(|| out.set(kernels::handle(symbol)?))
-}
-
-/// Blocks per multiprocessor, for both APIs.
-pub(crate) fn occupancy(function: u64, threads: i32, shared: u64, device: usize) -> Result<i32> {
-    kernels::check(function)?;
-    let threads = u32::try_from(threads).ok().filter(|threads| *threads > 0);
-    let threads = threads.ok_or(Error::INVALID_VALUE)?;
-    let profile = &gpu::device(device)?.profile;
-    Ok(kernels::blocks_per_multiprocessor(profile, threads, shared) as i32)
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: Out<i32>,
-    function: u64,
-    threads: i32,
-    shared: u64,
-) -> Code {
-    runtime(|| blocks.set(occupancy(function, threads, shared, context::bind()?)?))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: Out<i32>,
-    function: u64,
-    threads: i32,
-    shared: u64,
-    flags: u32,
-) -> Code {
-    runtime(|| {
-        if flags > 1 {
-            return Err(Error::INVALID_VALUE);
-        }
-        blocks.set(occupancy(function, threads, shared, context::bind()?)?)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaOccupancyAvailableDynamicSMemPerBlock(
-    size: Out<u64>,
-    function: u64,
-    blocks: i32,
-    threads: i32,
-) -> Code {
-    runtime(|| {
-        let device = context::bind()?;
-        occupancy(function, threads, 0, device)?;
-        let blocks = u32::try_from(blocks).map_err(|_| Error::INVALID_VALUE)?;
-        size.set(kernels::shared_for_blocks(&gpu::device(device)?.profile, blocks))
-    })
 }
 
 #[unsafe(no_mangle)]
@@ -166,14 +61,8 @@ pub extern "C" fn cudaOccupancyMaxActiveClusters(
     })
 }
 
+/// The driver looks for the place of the answer first, the runtime last.
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaOccupancyMaxPotentialClusterSize(
-    size: Out<i32>,
-    function: u64,
-    _config: u64,
-) -> Code {
-    runtime(|| {
-        let profile = &gpu::device(context::bind()?)?.profile;
-        size.set(kernels::largest_cluster(function, profile)? as i32)
-    })
+pub extern "C" fn cudaLibraryGetKernel(out: Out<u64>, library: u64, name: Text) -> Code {
+    runtime(|| out.set(kernels::function(library, &name.string()?)?))
 }

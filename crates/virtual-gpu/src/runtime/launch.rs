@@ -1,8 +1,8 @@
 //! Kernel launches.
 
 use super::Code;
-use crate::constants as c;
 use crate::gpu::border::{In, Out, runtime};
+use crate::gpu::call::kernel::{Attribute, with_attributes};
 use crate::gpu::kernels::Launch;
 use crate::gpu::thread::{self, Configuration};
 use crate::gpu::{Error, Result, context, work};
@@ -28,15 +28,6 @@ impl From<[u32; 3]> for Dim3 {
     }
 }
 
-/// `cudaLaunchAttribute`, which the driver API shares.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Attribute {
-    pub id: i32,
-    pad: i32,
-    pub value: [u32; 16],
-}
-
 /// `cudaLaunchConfig_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -53,20 +44,6 @@ pub struct Config {
 pub(crate) fn launch(launch: &Launch, stream: u64) -> Result {
     launch.check(context::bind()?)?;
     work::submit(stream, launch.action())
-}
-
-/// What attributes say about a launch. The rest of them concern timing and caches only.
-pub(crate) fn with_attributes(mut launch: Launch, attributes: &[Attribute]) -> Launch {
-    for attribute in attributes {
-        match attribute.id {
-            c::cudaLaunchAttributeCooperative => launch.cooperative = attribute.value[0] != 0,
-            c::cudaLaunchAttributeClusterDimension => {
-                launch.cluster = [attribute.value[0], attribute.value[1], attribute.value[2]];
-            }
-            _ => {}
-        }
-    }
-    launch
 }
 
 #[unsafe(no_mangle)]

@@ -5,27 +5,24 @@
 //! NVIDIA's manual, so they are not described again here; a comment stands where the virtual GPU
 //! does less or otherwise.
 //!
-//! Version 12 and 13 share most of the binary interface. Where one name means two things, the layout
-//! follows the runtime that the program is linked with.
+//! What is here differs from the driver's. Most functions don't: they are declared once, in
+//! `driver`, and named as twins in `api/behaviour.tsv`.
+//!
+//! Version 12 and 13 share most of the binary interface. Where one name means two things, the
+//! runtime that the program is linked with decides (`by_toolkit`, `properties`).
 #![allow(missing_docs, reason = "named and documented by NVIDIA")]
 #![allow(non_snake_case, reason = "NVIDIA's names")]
 
 pub mod array;
-pub mod capture;
+pub mod by_toolkit;
 pub mod copy;
 pub mod device;
 pub mod entry;
 pub mod error;
-pub mod event;
 pub mod function;
-pub mod graph;
-pub mod ipc;
 pub mod launch;
-pub mod library;
-pub mod logs;
 pub mod memory;
 pub mod node;
-pub mod pool;
 pub mod properties;
 pub mod register;
 pub mod stream;

@@ -122,7 +122,7 @@ pub extern "C" fn cudaMemcpyToSymbol(
     offset: u64,
     _kind: i32,
 ) -> Code {
-    runtime(|| super::copy::at_once(&to_symbol(symbol, src, size, offset)?))
+    runtime(|| crate::gpu::call::copy::at_once(&to_symbol(symbol, src, size, offset)?))
 }
 
 #[unsafe(no_mangle)]
@@ -145,7 +145,7 @@ pub extern "C" fn cudaMemcpyFromSymbol(
     offset: u64,
     _kind: i32,
 ) -> Code {
-    runtime(|| super::copy::at_once(&from_symbol(dst, symbol, size, offset)?))
+    runtime(|| crate::gpu::call::copy::at_once(&from_symbol(dst, symbol, size, offset)?))
 }
 
 #[unsafe(no_mangle)]

@@ -5,6 +5,10 @@ use super::copy::{Position, *};
 use super::memory::*;
 use super::*;
 use crate::constants as c;
+use crate::driver::fill::cudaMemset;
+use crate::driver::function::cudaFuncSetAttribute;
+use crate::driver::memory::{cudaFree, cudaHostRegister, cudaHostUnregister};
+use crate::driver::stream::*;
 use crate::gpu::border::{In, Out, Text};
 use crate::layout::{cuda12, cuda13};
 use core::ffi::{CStr, c_void};
@@ -184,8 +188,8 @@ fn launches_are_checked_as_the_card_would() {
     assert_eq!(launch([0, 1, 1], [32, 1, 1], 0), c::cudaErrorInvalidConfiguration);
     assert_eq!(launch([1; 3], [32, 1, 1], 100 << 10), INVALID, "more than was asked for");
     let most = c::cudaFuncAttributeMaxDynamicSharedMemorySize;
-    assert_eq!(function::cudaFuncSetAttribute(function, most, 100 << 10), OK);
-    assert_eq!(function::cudaFuncSetAttribute(function, most, 10 << 20), INVALID);
+    assert_eq!(cudaFuncSetAttribute(function, most, 100 << 10), OK);
+    assert_eq!(cudaFuncSetAttribute(function, most, 10 << 20), INVALID);
     assert_eq!(launch([1; 3], [32, 1, 1], 100 << 10), OK);
     let unknown = cudaLaunchKernel(7, [1; 3].into(), [1; 3].into(), 0, 0, 0);
     assert_eq!(unknown, c::cudaErrorInvalidDeviceFunction);
@@ -247,13 +251,13 @@ fn host_functions_run_and_strangers_are_refused() {
     assert_eq!(stream::cudaStreamCreate(Out::to(&mut stream)), OK);
     let mut called = 0u32;
     let data = (&raw mut called).cast();
-    assert_eq!(stream::cudaLaunchHostFunc(stream, Some(note), data), OK);
+    assert_eq!(cudaLaunchHostFunc(stream, Some(note), data), OK);
     assert_eq!(called, 1);
-    assert_eq!(stream::cudaLaunchHostFunc(stream, None, data), INVALID);
-    assert_eq!(stream::cudaStreamDestroy(stream), OK);
+    assert_eq!(cudaLaunchHostFunc(stream, None, data), INVALID);
+    assert_eq!(cudaStreamDestroy(stream), OK);
     let gone = c::cudaErrorInvalidResourceHandle;
-    assert_eq!(stream::cudaStreamSynchronize(stream), gone);
-    assert_eq!(event::cudaEventQuery(stream), gone);
+    assert_eq!(cudaStreamSynchronize(stream), gone);
+    assert_eq!(cudaEventQuery(stream), gone);
 }
 
 #[test]
@@ -279,7 +283,8 @@ fn driver_functions_are_found_by_name_and_version() {
 
 #[test]
 fn attributes_of_pools_as_documented() {
-    use super::pool::*;
+    use crate::driver::pool::*;
+    use crate::gpu::call::pool::{Location, PoolProperties};
     let wanted = PoolProperties {
         allocation: c::cudaMemAllocationTypePinned,
         handles: 0,

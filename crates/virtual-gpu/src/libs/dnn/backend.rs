@@ -114,7 +114,7 @@ fn element_bytes(attribute_type: i32) -> usize {
         | c::CUDNN_TYPE_DOUBLE
         | c::CUDNN_TYPE_VOID_PTR
         | c::CUDNN_TYPE_BACKEND_DESCRIPTOR => 8,
-        c::CUDNN_TYPE_FRACTION => crate::layout::cuda13::cudnnFractionStruct::SIZE,
+        c::CUDNN_TYPE_FRACTION => crate::layout::all::cudnnFractionStruct::SIZE,
         _ => 4,
     }
 }

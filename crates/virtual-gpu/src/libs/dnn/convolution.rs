@@ -8,7 +8,7 @@ use super::{DNN, SHAPES, Shape, books, workspace};
 use crate::constants as c;
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
-use crate::layout::cuda13::cudnnConvolutionFwdAlgoPerfStruct as perf;
+use crate::layout::all::cudnnConvolutionFwdAlgoPerfStruct as perf;
 use core::ffi::c_void;
 
 /// What a convolution's descriptor says.

@@ -21,7 +21,7 @@ use crate::constants as c;
 use crate::gpu::border::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::gpu::{self, log};
-use crate::runtime;
+use crate::{driver, runtime};
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use meeting::Meeting;
@@ -45,7 +45,7 @@ static REGISTRATIONS: Registry<()> = Registry::new(43);
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId([u8; 128]);
 
-const _: () = assert!(size_of::<UniqueId>() == crate::layout::cuda13::ncclUniqueId::SIZE);
+const _: () = assert!(size_of::<UniqueId>() == crate::layout::all::ncclUniqueId::SIZE);
 
 fn comm(handle: *mut c_void) -> Status<Comm> {
     COMMS.with(handle, |(comm, _)| *comm).ok_or(NCCL.bad_value())
@@ -361,9 +361,9 @@ fn by_symbol(name: &CStr) -> *mut c_void {
     // Nobody has it where this library was not preloaded.
     match name.to_bytes() {
         b"cudaMalloc" => runtime::memory::cudaMalloc as *mut c_void,
-        b"cudaFree" => runtime::memory::cudaFree as *mut c_void,
+        b"cudaFree" => driver::memory::cudaFree as *mut c_void,
         b"cudaSetDevice" => runtime::device::cudaSetDevice as *mut c_void,
-        _ => runtime::capture::cudaThreadExchangeStreamCaptureMode as *mut c_void,
+        _ => driver::stream::cudaThreadExchangeStreamCaptureMode as *mut c_void,
     }
 }
 
