@@ -39,6 +39,7 @@ pub extern "C" fn cudaMemcpyBatchAsync(
     })
 }
 
+/// CUDA 12 has nothing behind the id: what lies in the registers there is not for us to write to.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaStreamGetCaptureInfo(
     stream: u64,
@@ -49,7 +50,13 @@ pub extern "C" fn cudaStreamGetCaptureInfo(
     edges: Out<*const u64>,
     count: Out<usize>,
 ) -> Code {
-    runtime(|| capture::info(stream, &InfoOut { status, id, graph, nodes, edges, count }))
+    runtime(|| {
+        let (graph, nodes, edges, count) = match toolkit() {
+            Toolkit::Cuda12 => (Out::nowhere(), Out::nowhere(), Out::nowhere(), Out::nowhere()),
+            Toolkit::Cuda13 => (graph, nodes, edges, count),
+        };
+        capture::info(stream, &InfoOut { status, id, graph, nodes, edges, count })
+    })
 }
 
 #[unsafe(no_mangle)]
