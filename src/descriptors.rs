@@ -1,7 +1,7 @@
 //! Opening a file where nothing may be allocated: in a signal handler, or between `vfork` and `exec`. Elsewhere
 //! [`memtrace_files`] opens files.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Those below are standard input, output and error, also where they are closed.
@@ -21,6 +21,27 @@ pub unsafe fn open(path: *const c_char, how: c_int, mode: libc::mode_t) -> c_int
         let other = libc::fcntl(file, libc::F_DUPFD_CLOEXEC, FIRST_OWN);
         libc::close(file);
         other
+    }
+}
+
+/// Opens a plain file of this user's, without following a link and without waiting for anybody, as [`memtrace_files::append`] does;
+/// negative for anything else that has this name. Whoever made that would read what is written, or have it believed.
+pub fn open_own(path: &CStr, how: c_int) -> c_int {
+    let careful = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    // SAFETY: a C string, our own descriptor, and a record of the right type, which is read only if the call filled it.
+    unsafe {
+        let file = open(path.as_ptr(), how | careful, 0o600);
+        let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
+        if file >= 0 && libc::fstat(file, found.as_mut_ptr()) == 0 {
+            let found = found.assume_init();
+            if found.st_mode & libc::S_IFMT == libc::S_IFREG && found.st_uid == libc::geteuid() {
+                return file;
+            }
+        }
+        if file >= 0 {
+            libc::close(file);
+        }
+        -1
     }
 }
 

@@ -232,15 +232,11 @@ pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>) -> Option<()>)
         return;
     }
     line.end();
-    // SAFETY: a C string, our own descriptor, and a buffer that is valid for its length.
-    unsafe {
-        let (to, how) = (libc::O_WRONLY | libc::O_APPEND, libc::O_CREAT | libc::O_CLOEXEC);
-        let flags = to | how | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = descriptors::open(run.list.as_ptr(), flags, 0o600);
-        if file >= 0 {
-            line.write_to(file);
-            libc::close(file);
-        }
+    let file = descriptors::open_own(&run.list, libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT);
+    if file >= 0 {
+        line.write_to(file);
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(file) };
     }
 }
 
@@ -264,10 +260,8 @@ pub fn ending() -> bool {
 
 /// Says which files the processes of this run have written, and removes the list.
 fn tell_of_all(run: &Run, own: i32) -> bool {
-    // Should somebody have put a FIFO there, nobody waits for what it says.
-    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    // SAFETY: a C string.
-    let file = unsafe { descriptors::open(run.list.as_ptr(), flags, 0) };
+    // What somebody else has put there is not believed, nor removed.
+    let file = descriptors::open_own(&run.list, libc::O_RDONLY);
     if file < 0 {
         return false;
     }

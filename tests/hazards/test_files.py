@@ -340,3 +340,40 @@ def test_lines_are_added_to_one_s_own_file_alone(whose, programs, gpu, tmp_path)
     before, *added = path.read_text().splitlines()
     assert before == "before" and any(str(made) in line for line in added) == (whose == "mine"), added
     assert whose == "mine" or not added
+
+
+@needs_root
+@pytest.mark.parametrize("whose", ["mine", "somebody's", "a pipe", "a link"])
+def test_a_program_without_memtrace_is_noted_in_one_s_own_file_alone(whose, programs, gpu, tmp_path):
+    """The same list, where nothing may be allocated: who starts a program without memtrace adds a line (issue F, A5)."""
+    path, elsewhere = tmp_path / "list.run", tmp_path / "elsewhere"
+    elsewhere.write_text("")
+    if whose == "a pipe":
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    elif whose == "a link":
+        path.symlink_to(elsewhere)
+    else:
+        path.write_text("")
+        if whose == "somebody's":
+            give_away(path)
+    env = {**gpu, "MEMTRACE_OUT": str(tmp_path / "out"), "MEMTRACE_RUN_PID": str(os.getpid()), "MEMTRACE_RUN_LIST": str(path)}
+    support.must(support.execute([programs / "space", "start"], env=env, cwd=tmp_path))
+    if whose == "a pipe":
+        try:
+            added = os.read(reader, 4096)
+        except BlockingIOError:
+            added = b""
+        os.close(reader)
+    else:
+        added = path.read_bytes()
+    assert (b" x /bin/true\n" in added) == (whose == "mine") and (added == b"") == (whose != "mine"), added
+
+
+@needs_root
+def test_only_one_s_own_list_is_believed_and_removed(tmp_path):
+    """At the end of a run somebody else's file has the name of its list: what it says is not shown, and it stays."""
+    script = "rm -f $MEMTRACE_RUN_LIST; echo '1 w /tmp/theirs' > $MEMTRACE_RUN_LIST; chown 65534 $MEMTRACE_RUN_LIST; echo $MEMTRACE_RUN_LIST"
+    command = ["run", "--virtual", "t4", "--out", tmp_path, "--", "sh", "-c", script + "; exit 0"]
+    done = support.must(support.memtrace(*command))
+    assert Path(done.stdout.strip()).read_text() == "1 w /tmp/theirs\n" and "theirs" not in done.stderr, done
