@@ -119,6 +119,7 @@ fn turn_on() {
     let word = record::word_of_this_process();
     word.store(std::ptr::from_ref(recorder) as usize, Ordering::Release);
     HOT.recorder.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);
+    hooks::conf::note(recorder);
     if let Some(labels) = labels::store::existing() {
         labels.mirror_all(recorder);
     }

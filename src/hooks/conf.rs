@@ -6,25 +6,21 @@
 //! neither leaves us with the variable that we read ourselves.
 //!
 //! The parser refuses by an exception, which passes through here; what it refused is not remembered.
+//!
+//! What was read is noted in the black box, too: who reads that has the environment of another process.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
+use memtrace_format::blackbox::Read;
 use memtrace_format::settings;
 use serde_json::Value;
 
 use super::{resolve, torch};
 use crate::config::Config;
+use crate::record::Recorder;
 
 /// What PyTorch has read.
-#[derive(Clone, Default)]
-struct Read {
-    /// The last words.
-    last: String,
-    /// Words that stand for everything that holds.
-    all: String,
-}
-
 static READ: Mutex<Option<Read>> = Mutex::new(None);
 
 /// Of 2.6.
@@ -60,18 +56,37 @@ pub fn in_force(config: &Config) -> (Value, String) {
     (settings, all)
 }
 
-/// Remembers what has been read, and what it means in words of later releases. Waits for nobody: a fork may have left the lock to a
-/// thread that is no more.
-pub fn remember(text: &str, meant: &str) {
+/// What has been read, for this thread alone. Waits for nobody for long: a fork may have left the lock to a thread that is no more.
+fn locked() -> Option<MutexGuard<'static, Option<Read>>> {
     const TRIES: usize = 1000;
-    let mut lock = (0..TRIES).find_map(|_| match READ.try_lock() {
+    (0..TRIES).find_map(|_| match READ.try_lock() {
         Ok(lock) => Some(lock),
         Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    });
-    if let Some(read) = lock.as_deref_mut() {
+        Err(TryLockError::WouldBlock) => {
+            std::thread::yield_now();
+            None
+        }
+    })
+}
+
+/// Remembers what has been read, and what it means in words of later releases.
+pub fn remember(text: &str, meant: &str) {
+    let mut lock = locked();
+    let new = lock.as_deref_mut().map(|read| {
         let all = settings::after(read.as_ref().map_or("", |read| &read.all), meant);
-        *read = Some(Read { last: text.to_owned(), all });
+        &*read.insert(Read { last: text.to_owned(), all })
+    });
+    if let Some(recorder) = crate::recorder() {
+        recorder.blackbox.note_settings(new);
+    }
+}
+
+/// Recording begins: notes what was read before. A forked child has it from its parent.
+pub fn note(recorder: &Recorder) {
+    match locked().as_deref() {
+        Some(None) => {}
+        Some(Some(read)) => recorder.blackbox.note_settings(Some(read)),
+        None => recorder.blackbox.note_settings(None),
     }
 }
 

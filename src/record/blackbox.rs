@@ -17,11 +17,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::blackbox::{
-    DOOR_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_MOST, Life, MAGIC, REGIONS, Region, VERSION, at,
+    DOOR_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_MOST, Life, MAGIC, NOT_NOTED, REGIONS, Read, Region,
+    VERSION, at,
 };
 use memtrace_format::event::WORDS;
 use memtrace_format::labels::LABEL_WORDS;
 use memtrace_options::NO_BLACKBOX;
+use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::hooks::table::ROWS;
@@ -34,8 +36,13 @@ use crate::record::truncated;
 pub const FIRST_SLOTS: usize = 1 << 12;
 /// Words for the list of libraries: some 6,000.
 const MODULE_WORDS: usize = 1 << 17;
-/// Words for the description.
+/// Words for the description, and for what is noted behind it.
 const ABOUT_WORDS: usize = 1 << 13;
+/// Of these, words for the settings, twice: what is there stays as it is until the new ones are whole.
+const SETTINGS_WORDS: usize = 1 << 10;
+const SETTINGS_AT: [usize; 2] = [ABOUT_WORDS - 2 * SETTINGS_WORDS, ABOUT_WORDS - SETTINGS_WORDS];
+/// Bytes of the description.
+pub const ABOUT_BYTES: usize = SETTINGS_AT[0] * 8;
 /// A box isn't begun where no more than this share of what is free would be left.
 const BEGIN_SHARE: u64 = 2;
 
@@ -231,16 +238,32 @@ impl Mapped {
     }
 
     /// Writes the description, once.
-    pub fn describe(&self, about: &serde_json::Value) {
+    pub fn describe(&self, about: &Value) {
         let text = about.to_string();
-        let region = self.region(Region::About);
-        for (cell, bytes) in region.iter().zip(text.as_bytes().chunks(8)) {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            cell.store(u64::from_le_bytes(word), Ordering::Relaxed);
-        }
-        let len = text.len().min(region.len() * 8);
+        put(&self.region(Region::About)[..SETTINGS_AT[0]], text.as_bytes());
+        let len = text.len().min(ABOUT_BYTES);
         self.words[at::ABOUT_BYTES].store(len as u64, Ordering::Release);
+    }
+
+    /// Notes what PyTorch's allocator has read; `None`: that isn't known. For one thread at a time.
+    pub fn note_settings(&self, read: Option<&Read>) {
+        let place = &self.words[at::SETTINGS];
+        let before = place.load(Ordering::Relaxed) as u32 as usize / 8;
+        let next = if before == SETTINGS_AT[0] { SETTINGS_AT[1] } else { SETTINGS_AT[0] };
+        let text = read.map(|read| json!({ "last": read.last, "all": read.all }).to_string());
+        let text = text.filter(|text| text.len() <= SETTINGS_WORDS * 8);
+        let noted = text.zip(self.behind_description(next)).map(|(text, words)| {
+            put(words, text.as_bytes());
+            ((text.len() as u64) << 32) | (next as u64 * 8)
+        });
+        place.store(noted.unwrap_or(NOT_NOTED), Ordering::Release);
+    }
+
+    /// Somebody may have written into the file since it began.
+    fn behind_description(&self, next: usize) -> Option<&'static [AtomicU64]> {
+        let start = self.words[at::REGIONS + 2 * Region::About as usize].load(Ordering::Relaxed);
+        let start = (start as usize / 8).checked_add(next)?;
+        self.words.get(start..start.checked_add(SETTINGS_WORDS)?)
     }
 
     /// Notes how the process is doing.
@@ -267,6 +290,15 @@ impl Mapped {
         for path in self.link.iter().chain(&self.path) {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Writes bytes into words, as far as there are any.
+fn put(words: &[AtomicU64], bytes: &[u8]) {
+    for (cell, bytes) in words.iter().zip(bytes.chunks(8)) {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        cell.store(u64::from_le_bytes(word), Ordering::Relaxed);
     }
 }
 

@@ -28,7 +28,7 @@ use crate::emitter::Emitter;
 use crate::hooks::usage::Usage;
 use crate::measure::Asked;
 use crate::message;
-use crate::record::blackbox::Mapped;
+use crate::record::blackbox::{ABOUT_BYTES, Mapped};
 use crate::record::guard::Local;
 use crate::record::live::Live;
 use crate::record::ring::{LOOK_EVERY, Ring};
@@ -83,8 +83,8 @@ impl Recorder {
         let place = Place::find(&config, &name);
         let blackbox = Mapped::create(&config, &name)?;
         let stacks = Stacks::new(config.stacks, config.stacks_of_frees, &blackbox);
-        let room = size_of_val(blackbox.region(Region::About));
-        let about = crate::dump::description(&config, started_ns, &place, stacks.about(), room);
+        let about =
+            crate::dump::description(&config, started_ns, &place, stacks.about(), ABOUT_BYTES);
         blackbox.describe(&about);
         let header = of_file(blackbox.header());
         let slots = |region| of_file(blackbox.region(region)).as_chunks().0;

@@ -2,6 +2,8 @@
 them under way. PyTorch itself is the judge (issue F, B9)."""
 
 import json
+import os
+import subprocess
 
 import pytest
 import support
@@ -67,3 +69,73 @@ def test_of_a_process_that_was_killed(env, tmp_path):
     support.must(support.memtrace("recover", tmp_path / "out"))
     found = support.load(support.only_file(tmp_path / "out"))["allocator_settings"]
     assert {key: value for key, value in found.items() if key in own} == own
+
+
+OF_THE_COMMAND = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:99", "PYTORCH_ALLOC_CONF": "roundup_power2_divisions:4"}
+UNDER_WAY = """
+import json, os, sys, torch
+x = torch.empty(9, device="cuda")
+for conf in sys.argv[2:]: torch.cuda.memory._set_allocator_settings(conf)
+import memtrace; memtrace.dump(sys.argv[1])
+print(json.dumps(torch.cuda.memory._snapshot()["allocator_settings"]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("changes", [[], ["garbage_collection_threshold:0.6", SEGMENTS]], ids=str)
+@pytest.mark.parametrize("how", ["run", "install"])
+def test_whoever_reads_the_record_says_the_settings_of_its_process(how, changes, tmp_path):
+    """Not those of the environment in which `snapshot` or `recover` runs, and those that the program set under way, too."""
+    env = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:222,pinned_num_register_threads:2", "MEMTRACE_LIBRARY": str(support.LIBRARY)}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(support.ROOT / "python"), os.environ.get("PYTHONPATH")]))
+    out = tmp_path / "out"
+    program = ("import memtrace; memtrace.install()" if how == "install" else "") + UNDER_WAY
+    options = ["--virtual", "h100", "--out", out, *(["--record", "off"] if how == "install" else [])]
+    command = [support.MEMTRACE, "run", *options, "--", support.PYTHON, "-W", "ignore", "-c", program, tmp_path / "own.pickle", *changes]
+    env = support.environment({**env, "MEMTRACE_OUT": str(out)})
+    process = subprocess.Popen([str(c) for c in command], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        pytorchs = json.loads(process.stdout.readline())
+        live = support.must(support.memtrace("snapshot", process.pid, "--out", tmp_path / "live", env=OF_THE_COMMAND)).stdout.strip()
+    finally:
+        process.kill()
+        process.wait()
+    recovered = support.must(support.memtrace("recover", out, env=OF_THE_COMMAND)).stdout.strip()
+    own, *others = [support.load(path) for path in (tmp_path / "own.pickle", live, recovered)]
+    assert {key: value for key, value in own["allocator_settings"].items() if key in pytorchs} == pytorchs
+    for other in others:
+        assert other["allocator_settings"] == own["allocator_settings"]
+        assert other["memtrace"]["allocator_conf"] == own["memtrace"]["allocator_conf"]
+
+
+KILLED = """
+import os, sys, torch
+for conf in sys.argv[1:]: torch.cuda.memory._set_allocator_settings(conf)
+child = os.fork()
+x = torch.empty(9, device="cuda")
+if child: os.waitpid(child, 0)
+os.kill(os.getpid(), 9)
+"""
+
+
+def killed(changes, tmp_path):
+    """The snapshots that are recovered of a process and its child."""
+    done = support.record([support.PYTHON, "-W", "ignore", "-c", KILLED, *changes], tmp_path / "out", env={"PYTORCH_CUDA_ALLOC_CONF": SPLIT})
+    assert done.returncode in (-9, 137), done
+    paths = support.must(support.memtrace("recover", tmp_path / "out", env=OF_THE_COMMAND)).stdout.split()
+    assert len(paths) == 2, paths
+    return [support.load(path) for path in paths]
+
+
+def test_what_was_set_before_recording_began_holds_in_a_child_too(tmp_path):
+    for snapshot in killed([SEGMENTS], tmp_path):
+        found = snapshot["allocator_settings"]
+        assert (found["expandable_segments"], found["max_split_size"]) == (True, -1), found
+        assert not any("settings" in what for what in snapshot["memtrace"]["not_recorded"])
+
+
+def test_settings_for_which_there_is_no_room_are_not_made_up(tmp_path):
+    """Words of more than 8 KiB: nothing is said of what holds, and that this is so."""
+    for snapshot in killed([",".join([SEGMENTS] * 500)], tmp_path):
+        assert "allocator_settings" not in snapshot and snapshot["memtrace"]["allocator_conf"] is None
+        assert "the settings of PyTorch's allocator" in snapshot["memtrace"]["not_recorded"]

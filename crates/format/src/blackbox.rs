@@ -9,7 +9,7 @@
 //! | ring | slots of 8 words: sequence number, event | by every hook |
 //! | live | the table of what is alive, in no order | by whoever retires events |
 //! | depot, code, modules | stacks, Python code, libraries ([`crate::stacks`]) | at first sight |
-//! | about | JSON: host, command, rank, settings | once, at the start |
+//! | about | JSON: host, command, rank, settings | once, at the start; the settings behind it when they are others |
 //! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
 //! | labels | what the program says it is doing ([`crate::labels`]) | at first sight |
 //!
@@ -70,6 +70,9 @@ pub mod at {
     pub const LIVE_OUTSIDE_BYTES: usize = 39;
     /// Bytes of the memory that the refused entries stand for.
     pub const LIVE_REFUSED_BYTES: usize = 40;
+    /// Where behind the description the settings stand that PyTorch's allocator has read since: the first byte and, from bit 32,
+    /// the length of the text; [`super::NOT_NOTED`] where there was no room. 0: it has read none since the description was written.
+    pub const SETTINGS: usize = 41;
     /// The next ticket.
     pub const HEAD: usize = 64;
     /// Every ticket below has been applied to the live table.
@@ -88,6 +91,18 @@ pub mod at {
     pub const INTERRUPTED: usize = 92;
     /// What each device has seen: [`crate::past::WORDS`] words for each of [`crate::past::DEVICES`].
     pub const PAST: usize = 128;
+}
+
+/// In place of where the settings stand: they are unknown.
+pub const NOT_NOTED: u64 = 1;
+
+/// Settings of PyTorch's allocator, as it has read them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Read {
+    /// The last words.
+    pub last: String,
+    /// Words that stand for everything that holds.
+    pub all: String,
 }
 
 /// The regions, by number.

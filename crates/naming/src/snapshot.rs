@@ -6,7 +6,7 @@
 use std::io;
 
 use memtrace_files::NewFile;
-use memtrace_format::blackbox::{BlackBox, Bytes, Life, Region, at, lacking};
+use memtrace_format::blackbox::{BlackBox, Bytes, Life, Read, Region, at, lacking};
 use memtrace_format::recording::Recording;
 use memtrace_format::settings;
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
@@ -49,18 +49,24 @@ pub fn snapshot<B: Bytes>(
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch).with_labels(labels);
     write(&mut recording, moment, &mut namer, &api, target, &mut |snapshot, counts, namer| {
         let release = namer.pytorch();
-        let word = |key: &str| about[key].as_str().unwrap_or_default();
-        let (conf, variable) = (word("allocator_conf"), word("allocator_variable"));
-        let (conf, meant) =
-            settings::read_by(release.as_deref().unwrap_or_default(), variable, conf);
-        snapshot.allocator_settings = settings::from_conf(&meant);
-        snapshot.allocator_settings[settings::NAMES[0]] = conf.into();
+        let read = file.settings(|about| read_at_the_start(about, release.as_deref()));
+        if let Some(Read { last, all }) = &read {
+            snapshot.allocator_settings = settings::from_conf(all);
+            snapshot.allocator_settings[settings::NAMES[0]] = last.as_str().into();
+        }
         let known = std::mem::take(&mut snapshot.memtrace);
         let mut said = said(file, &about, reason, written_us, nodes, words, refused);
         said["libraries"] = namer.build_ids();
         said["python"] = namer.places_and_links().to_json();
         said["pytorch"] = release.into();
-        said["allocator_conf"] = meant.into();
+        if read.is_none()
+            && let Some(said) = said.as_object_mut()
+            && let Some(list) =
+                said.entry("not_recorded").or_insert_with(|| json!([])).as_array_mut()
+        {
+            list.push(LACKING.into());
+        }
+        said["allocator_conf"] = read.map(|read| read.all).into();
         said["doors"] = doors(&used, &api, namer);
         said["cost"] = cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS));
         said["counters"] = counters(file, counts, &known["counters"]);
@@ -71,6 +77,17 @@ pub fn snapshot<B: Bytes>(
         bound(&mut said);
         snapshot.memtrace = said;
     })
+}
+
+/// In `not_recorded`.
+const LACKING: &str = "the settings of PyTorch's allocator";
+
+/// What the process's environment said when recording began, as this release of PyTorch reads it. `None`: the box doesn't say.
+fn read_at_the_start(about: &Value, release: Option<&str>) -> Option<Read> {
+    let conf = about["allocator_conf"].as_str()?;
+    let variable = about["allocator_variable"].as_str().unwrap_or_default();
+    let (last, all) = settings::read_by(release.unwrap_or_default(), variable, conf);
+    Some(Read { last: last.to_owned(), all })
 }
 
 /// The `memtrace` key: what the process said of itself, without what is for the reader alone.
@@ -147,7 +164,7 @@ fn bound(value: &mut Value) {
 mod tests {
     use super::*;
     use memtrace_files::Readers;
-    use memtrace_format::blackbox::{LIVE, MAGIC, VERSION};
+    use memtrace_format::blackbox::{LIVE, MAGIC, NOT_NOTED, VERSION};
     use memtrace_format::event::{Event, Kind, Layer, Pool, WORDS, What};
     use memtrace_format::snapshot::{BlockState, Snapshot};
     use memtrace_format::stacks::RawFrame;
@@ -259,6 +276,31 @@ mod tests {
                 (&counters["anomalies"], &counters["events_retired"]),
                 (&0.into(), &21.into())
             );
+        }
+    }
+
+    /// The words of a place that holds them; anything else is said, not guessed.
+    #[test]
+    fn settings_are_those_that_were_noted() {
+        let own = r#"{"last":"max_split_size_mb:7","all":"expandable_segments:True"}"#;
+        let about = format!(r#"{{"allocator_conf":"max_split_size_mb:9","own":{own}}}"#);
+        let at_own = (own.len() << 32 | about.find(own).expect("there")) as u64;
+        for (place, said, holds) in [
+            (0, Some("max_split_size_mb:9"), Some(false)),
+            (at_own, Some("max_split_size_mb:7"), Some(true)),
+            (at_own + 1, None, None),
+            (at_own + (1 << 32), None, None),
+            (NOT_NOTED, None, None),
+            (u64::MAX, None, None),
+        ] {
+            let mut words = black_box(&[], &[], &Made::of_words(400), &about);
+            words[at::SETTINGS] = place;
+            let found = read(&words);
+            let (settings, about) = (&found.allocator_settings, &found.memtrace);
+            assert_eq!(settings["PYTORCH_CUDA_ALLOC_CONF"].as_str(), said, "{place}");
+            assert_eq!(settings["expandable_segments"].as_bool(), holds, "{place}");
+            let is_lacking = about["not_recorded"] == json!([LACKING]);
+            assert_eq!(is_lacking, said.is_none(), "{place}");
         }
     }
 

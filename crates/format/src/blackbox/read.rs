@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{
-    DoorUse, HEADER_WORDS, LIVE, MAGIC, REGIONS, Region, VERSION, at, door_uses, plausible,
+    DoorUse, HEADER_WORDS, LIVE, MAGIC, NOT_NOTED, REGIONS, Read, Region, VERSION, at, door_uses,
+    plausible,
 };
 use crate::event::{Event, WORDS};
 use crate::past::{self, Past};
@@ -237,6 +238,32 @@ impl<B: Bytes> BlackBox<B> {
             world.tell(&mut about);
         }
         about
+    }
+
+    /// The settings of PyTorch's allocator that were read last: those that it has read since the description was written, or
+    /// those of the description, as `of_description` understands them. `None`: they are not recorded.
+    pub fn settings(&self, of_description: impl Fn(&Value) -> Option<Read>) -> Option<Read> {
+        const TIMES: usize = 10;
+        let read = |place: u64| {
+            let (start, length) = (place & u64::from(u32::MAX), place >> 32);
+            let text = self.bytes(Region::About, start..start + length).ok()?;
+            let both: Value = serde_json::from_slice(&text).ok()?;
+            let word = |key: &str| Some(both[key].as_str()?.to_owned());
+            Some(Read { last: word("last")?, all: word("all")? })
+        };
+        // A living process may write over what is being read, after it has noted another place.
+        for _ in 0..TIMES {
+            let place = self.now(at::SETTINGS).ok()?;
+            let found = match place {
+                0 => of_description(&self.about()),
+                NOT_NOTED => None,
+                place => read(place),
+            };
+            if self.now(at::SETTINGS).ok()? == place {
+                return found;
+            }
+        }
+        None
     }
 
     /// State and history. `alive`: somebody is writing it.
