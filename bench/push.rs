@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memtrace::config::Config;
-use memtrace::record::{Recorder, clock, guard};
+use memtrace::os::clock;
+use memtrace::record::{Recorder, guard};
 use memtrace::stack::Site;
 use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 

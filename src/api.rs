@@ -13,9 +13,11 @@ use memtrace_format::event::Point;
 use memtrace_format::labels::Sort;
 
 use crate::dump::{self, Reason};
+use crate::os::message;
+use crate::os::signals;
 use crate::record::guard;
 use crate::stack::room::on_a_large_one;
-use crate::{gauges, labels, message};
+use crate::{gauges, labels};
 
 /// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in `.json`
 /// gets JSON, in `.pickle` or `.pkl` a pickle, any other what `MEMTRACE_FORMAT` says; a file of that name is
@@ -45,7 +47,7 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
             }
         }
     };
-    guard::nested(|| on_a_large_one(|| guard::uncancelled(dump)))
+    guard::nested(|| on_a_large_one(|| signals::uncancelled(dump)))
 }
 
 /// 1 if memtrace is recording in this process, else 0.

@@ -13,7 +13,7 @@ use memtrace_options::{
     self as options, Context, Format, Permissions, Quiet, Setting, Stacks, Value, Words,
 };
 
-use crate::message;
+use crate::os::message;
 use crate::stack::Mode;
 
 /// See the module's essay. What each variable means stands in `memtrace-options`.

@@ -31,10 +31,11 @@ use crate::config::Config;
 use crate::hooks::{conf, deepbind, table};
 use crate::labels::{self, store::Store};
 use crate::measure;
-use crate::memory;
-use crate::message;
+use crate::os::memory;
+use crate::os::message;
+use crate::os::{clock, truncated};
+use crate::record::Recorder;
 use crate::record::live::Live;
-use crate::record::{Recorder, clock, truncated};
 use crate::tree::{self, Place};
 use crate::virtual_gpu;
 

@@ -19,40 +19,22 @@ use std::sync::{Mutex, PoisonError};
 use memtrace_naming::Moment;
 
 use crate::dump;
-use crate::errno;
 use crate::last;
 use crate::measure;
-use crate::message;
-use crate::record::{Recorder, clock};
+use crate::os::clock;
+use crate::os::futex;
+use crate::os::message;
+use crate::os::threads;
+use crate::record::Recorder;
 
 /// Failures that get a snapshot each, however close together.
 const OOM_FIRST: u64 = 3;
 /// Later failures get a snapshot at most this often, nanoseconds.
 const OOM_PAUSE_NS: u64 = 60_000_000_000;
-/// The longest the thread sleeps, nanoseconds.
-const NAP_NS: i64 = 50_000_000;
-
 /// See [`Emitter::farewell`].
 const ASKED: u32 = 1;
 /// See [`Emitter::farewell`].
 const DONE: u32 = 2;
-
-/// Sleeps until the word is no longer `seen`, or a nap has passed.
-pub(crate) fn sleep_on(word: &AtomicU32, seen: u32) {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: NAP_NS };
-    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    let _errno = errno::Kept::now();
-    // SAFETY: the word and the timeout outlive the call.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wait, seen, &raw const time) };
-}
-
-/// Wakes all who sleep on the word.
-pub(crate) fn wake_all(word: &AtomicU32) {
-    let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    let _errno = errno::Kept::now(); // a sandbox may refuse
-    // SAFETY: FUTEX_WAKE only uses the address as a key.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, i32::MAX) };
-}
 
 /// The thread's mailbox.
 pub struct Emitter {
@@ -110,7 +92,7 @@ impl Emitter {
     /// Wakes the thread. Callable from a hook.
     pub fn wake(&self) {
         self.calls.fetch_add(1, Ordering::Release);
-        wake_all(&self.calls);
+        futex::wake_all(&self.calls);
     }
 
     /// Notes that the event with this ticket says out of memory. Callable from a hook.
@@ -186,7 +168,7 @@ impl Emitter {
             self.wake();
         }
         while self.farewell.load(Ordering::Acquire) == ASKED && clock::now_ns() < end {
-            sleep_on(&self.farewell, ASKED);
+            futex::sleep_on(&self.farewell, ASKED);
         }
     }
 
@@ -194,14 +176,14 @@ impl Emitter {
     fn gone(&self) {
         self.running.store(false, Ordering::Release);
         self.farewell.store(DONE, Ordering::Release);
-        wake_all(&self.farewell);
+        futex::wake_all(&self.farewell);
     }
 
     fn serve_farewell(&self, recorder: &Recorder) {
         if self.farewell.load(Ordering::Acquire) == ASKED {
             crate::life::last_snapshot(recorder);
             self.farewell.store(DONE, Ordering::Release);
-            wake_all(&self.farewell);
+            futex::wake_all(&self.farewell);
         }
     }
 
@@ -247,44 +229,11 @@ pub fn start(recorder: &'static Recorder) {
     recorder.emitter.running.store(true, Ordering::Release);
     // SAFETY: the recorder lives for ever, and `run` alone gets the box; without a thread it is ours again.
     unsafe {
-        if !start_thread(run, given.cast()) {
+        if !threads::start(run, given.cast()) {
             drop(Box::from_raw(given));
             recorder.emitter.gone();
             message!("no background thread could be started; recording goes on without it");
         }
-    }
-}
-
-/// Starts a thread of ours. Says whether that could be done.
-///
-/// # Safety
-/// `run` may be called with the argument, at any time.
-pub(crate) unsafe fn start_thread(
-    run: extern "C" fn(*mut c_void) -> *mut c_void,
-    argument: *mut c_void,
-) -> bool {
-    // SAFETY: plain pthread calls on local, initialised objects; the rest is promised by the caller.
-    unsafe {
-        let mut attr = std::mem::MaybeUninit::uninit();
-        if libc::pthread_attr_init(attr.as_mut_ptr()) != 0 {
-            return false;
-        }
-        libc::pthread_attr_setstacksize(attr.as_mut_ptr(), 2 << 20);
-        libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        // The new thread inherits the mask: no signal of the program's is ever delivered to it. One that blocks SIGBUS
-        // would not survive a fault (see `truncated`).
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::sigdelset(&raw mut all, libc::SIGBUS);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let mut thread = 0;
-        let failed = libc::pthread_create(&raw mut thread, attr.as_ptr(), run, argument);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        libc::pthread_attr_destroy(attr.as_mut_ptr());
-        if failed == 0 {
-            libc::pthread_setname_np(thread, c"memtrace".as_ptr());
-        }
-        failed == 0
     }
 }
 
@@ -321,7 +270,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
             if last::is_this_thread() {
                 break;
             }
-            sleep_on(&recorder.emitter.calls, seen);
+            futex::sleep_on(&recorder.emitter.calls, seen);
         }
     });
     recorder.emitter.gone();

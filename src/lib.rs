@@ -10,10 +10,8 @@
 pub mod allocator;
 pub mod api;
 pub mod config;
-pub mod descriptors;
 pub mod dump;
 pub mod emitter;
-pub mod errno;
 pub mod gauges;
 pub mod hooks;
 pub mod hot;
@@ -22,12 +20,10 @@ pub mod labels;
 pub mod last;
 pub mod life;
 pub mod measure;
-pub mod memory;
-pub mod message;
+pub mod os;
 pub mod record;
 pub mod stack;
 pub mod starts;
-pub mod sync;
 pub mod tree;
 pub mod virtual_gpu;
 
@@ -36,6 +32,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use config::Config;
 use hot::HOT;
 use memtrace_format::blackbox::Life;
+use os::signals::uncancelled;
+use os::{clock, errno, futex, message};
 use record::{Recorder, guard};
 
 /// Whether it has been woken: [`ASLEEP`], [`WAKING`], or [`AWAKE`], also if it went off again or must stay off. A
@@ -88,20 +86,20 @@ fn wake_up() {
     let _errno = errno::Kept::now();
     match WOKEN.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => guard::nested(|| {
-            let turned_on = || std::panic::catch_unwind(|| guard::uncancelled(turn_on));
+            let turned_on = || std::panic::catch_unwind(|| uncancelled(turn_on));
             if stack::room::aside(turned_on).is_err() {
                 switch_off("an internal error at the start");
             }
             WOKEN.store(AWAKE, Ordering::Release);
-            emitter::wake_all(&WOKEN);
+            futex::wake_all(&WOKEN);
         }),
         Err(WAKING) => {
-            let end = record::clock::now_ns() + PATIENCE_NS;
+            let end = clock::now_ns() + PATIENCE_NS;
             while WOKEN.load(Ordering::Acquire) == WAKING {
-                if record::clock::now_ns() > end {
+                if clock::now_ns() > end {
                     WOKEN.store(AWAKE, Ordering::Release); // nobody waits twice
                 }
-                emitter::sleep_on(&WOKEN, WAKING);
+                futex::sleep_on(&WOKEN, WAKING);
             }
         }
         Err(_) => {}

@@ -13,13 +13,13 @@ use memtrace_naming::Moment;
 use memtrace_options::RUN_PID;
 
 use crate::hooks::{captures, communicators, contexts, lookup, resolve, routes, torch, words};
-use crate::record::{Recorder, clock, guard};
+use crate::os::clock;
+use crate::os::signals;
+use crate::os::{descriptors, message};
+use crate::record::{Recorder, guard};
 use crate::stack::room::on_a_large_one;
 use crate::stack::{registered, rules};
-use crate::{
-    ASLEEP, WOKEN, descriptors, dump, forget_recorder, gauges, jumps, measure, message, recorder,
-    starts, tree,
-};
+use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, jumps, measure, recorder, starts, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -38,7 +38,7 @@ extern "C" fn exiting() {
     let Some(recorder) = recorder() else { return };
     guard::nested(|| {
         on_a_large_one(|| {
-            let write = || guard::uncancelled(|| last_snapshot(recorder));
+            let write = || signals::uncancelled(|| last_snapshot(recorder));
             if std::panic::catch_unwind(write).is_err() {
                 message!("an internal error while the last snapshot was written");
             }

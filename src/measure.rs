@@ -25,9 +25,10 @@ use std::time::Duration;
 
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
-use crate::emitter;
 use crate::hooks::{contexts, event, lookup, resolve};
-use crate::record::{Recorder, clock, guard};
+use crate::os::clock;
+use crate::os::{futex, threads};
+use crate::record::{Recorder, guard};
 
 type Handle = *mut c_void;
 
@@ -171,12 +172,12 @@ pub fn forget_others() {
 fn is_open() -> bool {
     let first = STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire);
     // SAFETY: the thread takes no argument.
-    if first.is_ok() && !unsafe { emitter::start_thread(open, std::ptr::null_mut()) } {
+    if first.is_ok() && !unsafe { threads::start(open, std::ptr::null_mut()) } {
         open(std::ptr::null_mut());
     }
     let end = clock::now_ns() + PATIENCE_NS;
     while STATE.load(Ordering::Acquire) == OPENING && clock::now_ns() < end {
-        emitter::sleep_on(&STATE, OPENING);
+        futex::sleep_on(&STATE, OPENING);
     }
     STATE.load(Ordering::Acquire) == OPEN
 }
@@ -188,7 +189,7 @@ extern "C" fn open(_: *mut c_void) -> *mut c_void {
         let found = found.map_or(std::ptr::null_mut(), |nvml| Box::into_raw(Box::new(nvml)));
         NVML.store(found, Ordering::Release);
         STATE.store(OPEN, Ordering::Release);
-        emitter::wake_all(&STATE);
+        futex::wake_all(&STATE);
     });
     std::ptr::null_mut()
 }

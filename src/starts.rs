@@ -13,9 +13,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-use crate::descriptors;
-use crate::errno;
 use crate::hooks::lookup;
+use crate::os::descriptors;
+use crate::os::errno;
 use crate::stack::checked::{Process, Window};
 use crate::tree::{self, SHORT};
 

@@ -26,8 +26,9 @@ use memtrace_format::screen::show;
 use memtrace_format::shell::quote;
 
 use crate::config::Config;
-use crate::descriptors;
-use crate::record::{Recorder, guard};
+use crate::os::descriptors;
+use crate::os::signals;
+use crate::record::Recorder;
 use crate::stack::room::on_a_large_one;
 
 /// Ancestors that are looked at.
@@ -255,7 +256,7 @@ pub fn ending() -> bool {
         return false;
     }
     // Lines of a path's length have no room on the stack of a signal handler.
-    on_a_large_one(|| guard::uncancelled(|| tell_of_all(run, own)))
+    on_a_large_one(|| signals::uncancelled(|| tell_of_all(run, own)))
 }
 
 /// Says which files the processes of this run have written, and removes the list.

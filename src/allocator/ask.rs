@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::device::{Free, Malloc, Source};
 use super::{Owner, configure, owner, owners};
-use crate::record::clock;
+use crate::os::clock;
 
 fn string(text: String) -> *mut c_char {
     CString::new(text).map_or(std::ptr::null_mut(), CString::into_raw)

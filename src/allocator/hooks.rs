@@ -16,7 +16,7 @@ use super::throw::{self, Kind};
 use super::{Owner, Refusal, bounded, known_owner, owner, owner_of, owners, say, stack};
 use crate::hooks::pools::Function;
 use crate::hooks::torch;
-use crate::message;
+use crate::os::message;
 use crate::stack::Site;
 
 // --- memtrace as an allocator ---

@@ -29,7 +29,7 @@ use memtrace_format::event::{NO_STACK, StackId};
 use self::device::{Failure, Gpu};
 use self::recording::Recording;
 use crate::hooks::{conf, torch};
-use crate::message;
+use crate::os::message;
 use crate::record::guard;
 use crate::stack::Site;
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::symbols::Version;
-use crate::errno;
+use crate::os::errno;
 use crate::stack::checked::{Memory, Process};
 use crate::stack::objects;
 

@@ -21,7 +21,7 @@ use super::elf::Version;
 use super::resolve::{self, Next};
 use super::table::{Api, ENTRY_POINTS, EntryPoint, Out};
 use super::{routes, scopes};
-use crate::message;
+use crate::os::message;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;

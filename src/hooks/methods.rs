@@ -11,8 +11,8 @@ use std::path::Path;
 use memtrace_naming::symbols;
 
 use super::resolve::Loaded;
-use crate::message;
-use crate::record::guard;
+use crate::os::message;
+use crate::os::signals;
 
 /// The class of the allocator that keeps blocks. The one behind cudaMallocAsync has no pools and no waiting frees.
 const CLASS: &str = "NativeCachingAllocator::";
@@ -53,7 +53,7 @@ impl<'a> Methods<'a> {
         addresses.dedup();
         let places: Vec<u64> = addresses.iter().map(|f| (f - library.base) as u64).collect();
         let names =
-            guard::uncancelled(|| symbols::names_at(path, &[], &places)).unwrap_or_default();
+            signals::uncancelled(|| symbols::names_at(path, &[], &places)).unwrap_or_default();
         if names.iter().all(Option::is_none) {
             message!(
                 "this PyTorch's libc10_cuda.so doesn't name its functions: private pools are written as (0, 0), and \

@@ -35,7 +35,7 @@ pub mod workspaces;
 
 use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 
-use crate::record::clock;
+use crate::os::clock;
 use crate::record::guard::Local;
 
 /// An event of this thread, here and now, with everything unsaid at zero.

@@ -20,6 +20,7 @@ use memtrace_format::event::{Event, Kind, Layer, What};
 use super::methods::{LEADING, copy_of_table};
 use super::torch::{ALLOCATE_SLOT, Allocate, CUDA, DataPtr};
 use super::{event, resolve};
+use crate::os::signals;
 use crate::record::guard;
 use crate::stack::Site;
 
@@ -90,7 +91,7 @@ fn watch(allocator: *mut c_void) {
     if object.is_null() || unsafe { *object } == OUR_TABLE.load(Ordering::Acquire) {
         return;
     }
-    guard::nested(|| guard::uncancelled(|| swap_table(object)));
+    guard::nested(|| signals::uncancelled(|| swap_table(object)));
 }
 
 #[cold]

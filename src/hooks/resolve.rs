@@ -11,10 +11,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use crate::errno;
 use crate::hooks::elf::{Tables, Version};
 use crate::hooks::scopes::{self, Libraries};
 use crate::hooks::table::{ENTRY_POINTS, EntryPoint};
+use crate::os::errno;
 use crate::stack::checked::Process;
 use crate::stack::{objects, room};
 

@@ -24,7 +24,7 @@ use super::{captures, communicators, event, pinned, place, torch};
 
 pub(super) use super::calls::{pass, pass_after};
 pub use super::contexts::*;
-use crate::message;
+use crate::os::message;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local};
 use crate::stack::Site;

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::callers::{self, Goes};
 use super::table::{Api, ENTRY_POINTS, ROWS};
 use super::{answers, calls, resolve, words};
-use crate::message;
+use crate::os::message;
 use crate::stack::{objects, room};
 
 /// Libraries whose calls of one function go to CUDA and are told apart at once.

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use memtrace_naming::symbols;
 
 use super::{resolve, torch};
+use crate::os::signals;
 use crate::record::guard;
 
 /// Part of the name of every function that makes such calls for the program.
@@ -39,7 +40,7 @@ fn is_programs(address: usize) -> bool {
         }
     }
     // Opens a file: what that calls is not the program's doing, and a cancelled thread must not end in it.
-    let programs = guard::nested(|| guard::uncancelled(|| look_up(address).unwrap_or(false)));
+    let programs = guard::nested(|| signals::uncancelled(|| look_up(address).unwrap_or(false)));
     // Two threads may note the same site twice; a full table looks it up again.
     if let Some([site, answer]) = KNOWN.iter().find(|[site, _]| {
         // Reserved by an address that no call returns to, until the answer is in place.

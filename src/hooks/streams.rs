@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use super::torch::{CUDA, LIBRARY};
 use super::{resolve, scopes};
 use crate::hot::HOT;
-use crate::message;
+use crate::os::message;
 use crate::record::guard::{self, Local};
 
 /// `c10::cuda::CUDAStream`: a device (type and index, a byte each, in the first word) and a stream id.

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crate::sync::{prefetch, zeroed_memory};
+use crate::os::sync::{prefetch, zeroed_memory};
 
 /// Records of a piece, and pieces.
 const PIECE: usize = 1 << 16;

@@ -15,10 +15,10 @@ use memtrace_format::event::{LabelId, NO_LABEL};
 use memtrace_format::labels::{DEEPEST, LABEL_FIXED, LABEL_MAGIC, LABEL_WORDS, Sort, pack_parent};
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
+use crate::os::space::Space;
+use crate::os::sync::zeroed_memory;
 use crate::record::Recorder;
-use crate::record::space::Space;
 use crate::stack::arena::Arena;
-use crate::sync::zeroed_memory;
 
 /// Names are cut to this many bytes.
 const LONGEST: usize = 240;

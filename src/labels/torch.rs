@@ -23,8 +23,8 @@ use memtrace_format::event::{LabelId, NO_LABEL};
 
 use super::{changes, store};
 use crate::hooks::resolve;
+use crate::os::sync::zeroed_memory;
 use crate::record::guard::{self, Local};
-use crate::sync::zeroed_memory;
 
 const LIBRARY: &str = "libtorch_cpu.so";
 const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";

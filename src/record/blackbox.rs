@@ -27,10 +27,11 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::hooks::table::ROWS;
-use crate::memory::limit;
-use crate::message;
-use crate::record::space::{ROOM_STEP, Room, Space, in_memory};
-use crate::record::truncated;
+use crate::os::clock;
+use crate::os::memory::limit;
+use crate::os::message;
+use crate::os::space::{ROOM_STEP, Room, Space, in_memory};
+use crate::os::truncated;
 
 /// Slots of the ring at the start; it doubles from there.
 pub const FIRST_SLOTS: usize = 1 << 12;
@@ -174,7 +175,7 @@ impl Mapped {
     fn anonymous(slots: usize) -> Option<Mapped> {
         let sizes = Sizes::within_limits(slots, false)?;
         let (_, total) = sizes.layout();
-        let words = crate::sync::zeroed_memory(total);
+        let words = crate::os::sync::zeroed_memory(total);
         let mapped = Mapped { words, path: None, link: None, space: Space::MEMORY, _file: None };
         (words.len() >= total && mapped.begin(sizes)).then_some(mapped)
     }
@@ -203,7 +204,7 @@ impl Mapped {
         let set = |i: usize, value: u64| self.words[i].store(value, Ordering::Relaxed);
         set(at::VERSION, VERSION);
         set(at::PID, u64::from(std::process::id()));
-        set(at::STARTED_NS, super::clock::now_ns());
+        set(at::STARTED_NS, clock::now_ns());
         set(at::LIFE, Life::Recording as u64);
         for (i, (start, len)) in regions.into_iter().enumerate() {
             set(at::REGIONS + 2 * i, start as u64 * 8);

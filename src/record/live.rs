@@ -18,9 +18,9 @@ use memtrace_format::ledger::{self, Books, Move};
 use memtrace_format::past::{self, Past};
 use memtrace_format::replay::{PAGE, State, pages};
 
+use crate::os::space::Space;
+use crate::os::sync::{AtomicU64, Ordering, fence};
 use crate::record::places::{Entry, Place, Places, read};
-use crate::record::space::Space;
-use crate::sync::{AtomicU64, Ordering, fence};
 
 /// See the module's essay.
 pub struct Live {

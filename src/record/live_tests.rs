@@ -112,7 +112,7 @@ fn visible(state: &State) -> (Vec<memtrace_format::snapshot::Segment>, usize, To
 }
 
 fn words(count: usize) -> &'static [AtomicU64] {
-    crate::sync::zeroed_words(count)
+    crate::os::sync::zeroed_words(count)
 }
 
 /// A table with room for so many entries in the file and so many in memory.
@@ -178,10 +178,10 @@ proptest! {
     fn state_is_live_table_plus_replay(
         steps in prop::collection::vec((0_u8..8, any_event()), 0..600)
     ) {
-        let entries = crate::sync::zeroed_words(8 * LIVE_FIRST * WORDS).as_chunks().0;
-        let header = crate::sync::zeroed_words(128);
+        let entries = crate::os::sync::zeroed_words(8 * LIVE_FIRST * WORDS).as_chunks().0;
+        let header = crate::os::sync::zeroed_words(128);
         header[at::RING_CAPACITY].store(16, Ordering::Relaxed);
-        let words = crate::sync::zeroed_words(64 * WORDS).as_chunks().0;
+        let words = crate::os::sync::zeroed_words(64 * WORDS).as_chunks().0;
         let live = Live::new(entries, header, Space::MEMORY);
         let ring = Ring::new(words, header, Space::MEMORY, live);
         let mut all = Vec::new();
@@ -222,7 +222,7 @@ fn numbers(state: &State) -> Vec<u64> {
 
 #[test]
 fn the_live_table_grows_and_stays_exact() {
-    let entries = crate::sync::zeroed_words(4 * LIVE_FIRST * WORDS).as_chunks().0;
+    let entries = crate::os::sync::zeroed_words(4 * LIVE_FIRST * WORDS).as_chunks().0;
     let header = words(128);
     let mut live = Live::new(entries, header, Space::MEMORY);
     let n = 3 * LIVE_FIRST as u64;

@@ -4,17 +4,16 @@
 //! common path and can't fail; what may go wrong later (naming, writing files) goes wrong in the background.
 
 pub mod blackbox;
-pub mod clock;
+
 pub mod guard;
 pub mod live;
 pub mod places;
 pub mod ring;
-pub mod space;
+
 pub mod stacks;
 #[cfg(test)]
 mod testing;
 pub mod this_thread;
-pub mod truncated;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -27,16 +26,18 @@ use crate::config::Config;
 use crate::emitter::Emitter;
 use crate::hooks::usage::Usage;
 use crate::measure::Asked;
-use crate::message;
+use crate::os::clock;
+use crate::os::message;
+use crate::os::space::Room;
+use crate::os::sync::of_file;
+use crate::os::truncated;
 use crate::record::blackbox::{ABOUT_BYTES, Mapped};
 use crate::record::guard::Local;
 use crate::record::live::Live;
 use crate::record::ring::{LOOK_EVERY, Ring};
-use crate::record::space::Room;
 use crate::record::stacks::Stacks;
 use crate::stack::Site;
 use crate::stack::python::offsets;
-use crate::sync::of_file;
 use crate::tree::Place;
 
 /// Everything one process records into. Made at the first CUDA call and never freed: other threads may be

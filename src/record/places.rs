@@ -17,8 +17,8 @@ use std::num::NonZeroU32;
 use memtrace_format::blackbox::{Class, LIVE, LIVE_FIRST, LIVE_MOST, at, key};
 use memtrace_format::event::{Event, WORDS};
 
-use crate::record::space::Space;
-use crate::sync::{AtomicU64, Ordering, Plain, zeroed_records, zeroed_words};
+use crate::os::space::Space;
+use crate::os::sync::{AtomicU64, Ordering, Plain, zeroed_records, zeroed_words};
 
 /// An entry: its first word says whether it counts, the others are an event's.
 pub type Entry = [AtomicU64; WORDS];

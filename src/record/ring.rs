@@ -33,8 +33,8 @@ use std::sync::{PoisonError, TryLockError};
 use memtrace_format::blackbox::at;
 use memtrace_format::event::{Event, WORDS};
 
-use crate::record::space::Space;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, hint, prefetch};
+use crate::os::space::Space;
+use crate::os::sync::{AtomicU64, Mutex, MutexGuard, Ordering, fence, hint, prefetch};
 
 type Slot = [AtomicU64; WORDS];
 
@@ -229,7 +229,7 @@ impl<L> Ring<L> {
 
     #[cold]
     fn wait_for_room(&self, ticket: u64, apply: &mut impl FnMut(&mut L, &Event)) {
-        let _held = crate::record::guard::Held::all();
+        let _held = crate::os::signals::Held::all();
         let mut waiting = Waiting::default();
         // A file that was cut short reads as zeros (see `truncated`): there will never be room, nor anybody who reads it.
         while !self.has_room(ticket) && !self.is_lost(ticket) {

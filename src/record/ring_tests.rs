@@ -13,9 +13,9 @@ use crate::record::testing::event;
 
 /// A ring that starts with `first` slots and may grow to `slots`.
 fn ring_of<L>(slots: usize, first: usize, live: L) -> Ring<L> {
-    let header = crate::sync::zeroed_words(128);
+    let header = crate::os::sync::zeroed_words(128);
     header[at::RING_CAPACITY].store(first as u64, Ordering::Relaxed);
-    let words = crate::sync::zeroed_words(slots * WORDS);
+    let words = crate::os::sync::zeroed_words(slots * WORDS);
     Ring::new(words.as_chunks().0, header, Space::MEMORY, live)
 }
 
@@ -130,13 +130,13 @@ mod model {
     }
 
     fn header(capacity: usize) -> &'static [AtomicU64] {
-        let header = crate::sync::zeroed_words(128);
+        let header = crate::os::sync::zeroed_words(128);
         header[at::RING_CAPACITY].store(capacity as u64, Ordering::Relaxed);
         header
     }
 
     fn table() -> &'static [[AtomicU64; WORDS]] {
-        crate::sync::zeroed_words(4 * WORDS).as_chunks().0
+        crate::os::sync::zeroed_words(4 * WORDS).as_chunks().0
     }
 
     /// The block at `addr`, of its `n`-th life.
@@ -156,7 +156,7 @@ mod model {
 
     fn small_ring(slots: usize) -> Arc<Ring<Live>> {
         let header = header(slots);
-        let words = crate::sync::zeroed_words(slots * WORDS).as_chunks().0;
+        let words = crate::os::sync::zeroed_words(slots * WORDS).as_chunks().0;
         Arc::new(Ring::new(words, header, Space::MEMORY, Live::tiny(table(), header, 0)))
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
-use crate::record::space::{Room, Space};
+use crate::os::space::{Room, Space};
 
 /// A region of records.
 pub struct Arena {

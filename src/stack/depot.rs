@@ -14,8 +14,8 @@ use memtrace_format::stacks::{
     StackId,
 };
 
-use crate::record::space::{Room, Space};
-use crate::sync::{AtomicU64, Ordering, Real, zeroed_words};
+use crate::os::space::{Room, Space};
+use crate::os::sync::{AtomicU64, Ordering, Real, zeroed_words};
 
 /// The longest run of taken slots that is searched. At three quarters full, longer ones don't occur in
 /// practice; if one does, the depot counts as full for that frame.
@@ -48,7 +48,7 @@ impl Depot {
 
     /// The words, for a reader.
     pub fn words(&self) -> &'static [Real] {
-        crate::sync::to_file(self.words)
+        crate::os::sync::to_file(self.words)
     }
 
     /// How often a stack found no room.

@@ -63,8 +63,8 @@ use self::room::Room;
 use self::scratch::Scratch;
 pub use self::scratch::{Mine, Site};
 use self::splice::{Source, splice};
-use crate::record::space::Space;
-use crate::sync::of_file;
+use crate::os::space::Space;
+use crate::os::sync::of_file;
 
 /// What a stack holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

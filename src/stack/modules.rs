@@ -16,7 +16,7 @@ use super::arena::Arena;
 use super::objects::{self, Listed};
 use super::rules;
 use crate::hot::HOT;
-use crate::record::space::Space;
+use crate::os::space::Space;
 
 /// Which libraries addresses mean now.
 #[inline]

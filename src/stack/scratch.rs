@@ -18,8 +18,8 @@ use super::python::code::Memo;
 use super::python::walk;
 use super::room::{Room, stack_pointer};
 use super::splice::{Last, Words};
-use crate::errno;
-use crate::record::guard;
+use crate::os::errno;
+use crate::os::signals;
 
 /// What a thread works with. All zeros is a valid, empty one. What says that a stack is the last one lies together.
 #[repr(C, align(64))]
@@ -156,7 +156,7 @@ fn blocks() -> impl Iterator<Item = &'static Block> {
 #[cold]
 fn take(mine: &Mine) -> Option<&'static Block> {
     // What finds out about the thread's stack must not be left in the middle: it holds locks of the C library's.
-    let _held = guard::Held::all();
+    let _held = signals::Held::all();
     let _errno = errno::Kept::now();
     let me = std::ptr::from_ref(mine) as usize;
     let inherited = blocks().find(|b| b.owner.load(Ordering::Relaxed) == me);

@@ -15,10 +15,10 @@ use memtrace_format::stacks::{CODE_FIXED, CODE_LIMIT, CODE_MAGIC, HEADER, NO_COD
 use super::offsets::{BYTES_DATA, Layout, OB_SIZE, STR_HASH};
 use super::read;
 use super::text::{Text, read_word};
-use crate::record::space::Space;
+use crate::os::space::Space;
+use crate::os::sync::zeroed_memory;
 use crate::stack::arena::Arena;
 use crate::stack::depot::mix;
-use crate::sync::zeroed_memory;
 
 /// Longest run of taken slots that is searched.
 const MAX_PROBES: usize = 64;

@@ -9,7 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::errno;
+use crate::os::errno;
 
 /// Bytes of the reserve. They cost nothing until they are needed.
 const RESERVE: usize = 512 << 10;

@@ -15,7 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crate::record::{guard, truncated};
+use crate::os::signals;
+use crate::os::truncated;
 
 const PAGE: usize = 4096;
 
@@ -72,7 +73,7 @@ impl Space {
         if self.file < 0 {
             return true;
         }
-        guard::uncancelled(|| {
+        signals::uncancelled(|| {
             let length = self.own_length();
             if !self.leaves_enough(length.is_some(), bytes, share) {
                 return false;
@@ -364,8 +365,8 @@ mod tests {
         let space =
             Space { file: file.as_raw_fd(), in_memory: false, folder: None, ..Space::MEMORY };
         // As if it had become the program's, and shorter, after it was looked at.
-        assert!(crate::errno::tests::stays(|| {
-            guard::uncancelled(|| assert!(space.allocate(0, 1 << 20)));
+        assert!(crate::os::errno::tests::stays(|| {
+            signals::uncancelled(|| assert!(space.allocate(0, 1 << 20)));
         }));
         assert_eq!(file.metadata().expect("there").len(), 1 << 16);
     }

@@ -6,14 +6,14 @@
 
 use memtrace_format::screen::{Page, shown};
 
-use crate::descriptors;
-use crate::record::guard;
+use crate::os::descriptors;
+use crate::os::signals;
 
 /// Writes `memtrace: …` and a newline to stderr.
-#[macro_export]
 macro_rules! message {
-    ($($arg:tt)*) => { $crate::message::line(&format!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::os::message::line(&format!($($arg)*)) };
 }
+pub(crate) use message;
 
 /// Writes the line.
 pub fn line(text: &str) {
@@ -26,5 +26,5 @@ pub fn page(page: &Page) {
 }
 
 fn write(lines: &str) {
-    guard::uncancelled(|| descriptors::say(lines.as_bytes()));
+    signals::uncancelled(|| descriptors::say(lines.as_bytes()));
 }

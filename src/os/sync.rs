@@ -1,6 +1,6 @@
 //! Atomics and locks, as the ring, the live table and the depot of stacks use them: the real ones, or loom's, which try every interleaving.
 
-use crate::errno;
+use crate::os::errno;
 
 #[cfg(loom)]
 pub use loom::{

@@ -16,8 +16,8 @@ use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::descriptors;
 use crate::hot::HOT;
+use crate::os::descriptors;
 
 /// The mapping, as addresses; and in which process it is one. A forked child has something else there.
 static START: AtomicUsize = AtomicUsize::new(0);
