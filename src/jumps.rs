@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-use crate::hooks::lookup;
+use crate::libraries::next;
 use crate::record::guard;
 
 /// Which word of a `jmp_buf` is the stack pointer.
@@ -45,7 +45,7 @@ macro_rules! jumps {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
                 look(to);
                 let name = concat!(stringify!($name), "\0").as_bytes();
-                lookup::next(&NEXT, CStr::from_bytes_with_nul(name).unwrap_or_default())
+                next::behind(&NEXT, CStr::from_bytes_with_nul(name).unwrap_or_default())
             }
         )*
 

@@ -18,6 +18,7 @@ pub mod hot;
 pub mod jumps;
 pub mod labels;
 pub mod last;
+pub mod libraries;
 pub mod life;
 pub mod measure;
 pub mod os;

@@ -12,7 +12,9 @@ use memtrace_format::blackbox::Life;
 use memtrace_naming::Moment;
 use memtrace_options::RUN_PID;
 
-use crate::hooks::{captures, communicators, contexts, lookup, resolve, routes, torch, words};
+use crate::hooks::{captures, communicators, contexts, routes, torch, words};
+use crate::libraries::loaded;
+use crate::libraries::next;
 use crate::os::clock;
 use crate::os::signals;
 use crate::os::{descriptors, message};
@@ -104,15 +106,13 @@ fn end(status: c_int) -> ! {
 /// The `_exit` behind ours. Looked up when the library is loaded: a forked child of a program with threads, where
 /// the loader's lock may be held for ever, often has nothing to call but `_exit`.
 static NEXT_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-/// The `dlclose` behind ours.
-static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn loading() {
     descriptors::loading();
     tree::loading();
-    lookup::next(&NEXT_EXIT, c"_exit");
-    lookup::next(&NEXT_DLCLOSE, c"dlclose");
-    resolve::loading();
+    next::behind(&NEXT_EXIT, c"_exit");
+    next::loading();
+    loaded::loading();
     words::look();
     starts::loading();
     registered::loading();
@@ -130,25 +130,11 @@ static AT_LOAD: extern "C" fn() = loading;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: promised by the caller.
-    let close = || unsafe { close(handle) };
+    let close = || unsafe { next::close(handle) };
     routes::closing(|| match recorder() {
         Some(recorder) if !guard::inside() => recorder.stacks.closing(close),
         _ => close(),
     })
-}
-
-/// The C library's `dlclose` (or the next interposer's).
-///
-/// # Safety
-/// As the C library documents.
-pub unsafe fn close(handle: *mut c_void) -> c_int {
-    // SAFETY: a function of this name; the rest is promised by the caller.
-    unsafe {
-        let next = lookup::next(&NEXT_DLCLOSE, c"dlclose");
-        let next: Option<extern "C" fn(*mut c_void) -> c_int> = std::mem::transmute(next);
-        let Some(next) = next else { return -1 }; // no C library has it: nothing can have been opened either
-        next(handle)
-    }
 }
 
 /// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here. Of the parent's
@@ -182,7 +168,7 @@ extern "C" fn unloading() {
 }
 
 fn explain_nothing() {
-    let has = |name: &str| resolve::loaded(name).is_some();
+    let has = |name: &str| loaded::loaded(name).is_some();
     if has("libtorch_cpu.so") && !has("libc10_cuda.so") {
         message!(
             "nothing recorded: this PyTorch is built without CUDA; install a CUDA build (pip install torch)"

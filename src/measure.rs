@@ -25,7 +25,9 @@ use std::time::Duration;
 
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
-use crate::hooks::{contexts, event, lookup, resolve};
+use crate::hooks::{contexts, event};
+use crate::libraries::loaded;
+use crate::libraries::next;
 use crate::os::clock;
 use crate::os::{futex, threads};
 use crate::record::{Recorder, guard};
@@ -124,7 +126,7 @@ impl Devices {
         type Address = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
         let mut found = Devices { nvml: nvml(), devices: Vec::new() };
         let Some(nvml) = found.nvml else { return found };
-        let driver = |name: &CStr| resolve::loaded_symbol("libcuda.so", name);
+        let driver = |name: &CStr| loaded::loaded_symbol("libcuda.so", name);
         let (Some(count), Some(address)) =
             (driver(c"cuDeviceGetCount"), driver(c"cuDeviceGetPCIBusId"))
         else {
@@ -210,7 +212,7 @@ impl Nvml {
                 return None;
             }
             let find =
-                |name: &CStr| Some(lookup::really(library, name, None)).filter(|f| !f.is_null());
+                |name: &CStr| Some(next::really(library, name, None)).filter(|f| !f.is_null());
             let init: Init = std::mem::transmute(find(c"nvmlInit_v2")?);
             let processes = find(c"nvmlDeviceGetComputeRunningProcesses_v3")
                 .or_else(|| find(c"nvmlDeviceGetComputeRunningProcesses_v2"))?;

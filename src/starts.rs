@@ -13,10 +13,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-use crate::hooks::lookup;
+use crate::libraries::next;
+use crate::os::checked::{Process, Window};
 use crate::os::descriptors;
 use crate::os::errno;
-use crate::stack::checked::{Process, Window};
 use crate::tree::{self, SHORT};
 
 type Words = *const *const c_char;
@@ -60,7 +60,7 @@ macro_rules! starters {
                     look($program, $arguments, $environment, $becomes);
                 }
                 let name = concat!(stringify!($name), "\0").as_bytes();
-                lookup::next(&NEXT, CStr::from_bytes_with_nul(name).unwrap_or_default())
+                next::behind(&NEXT, CStr::from_bytes_with_nul(name).unwrap_or_default())
             }
         )*
 
@@ -142,7 +142,7 @@ extern "C" fn look_execle(saved: *const *const c_char) -> *mut c_void {
             look(argument(0), Arguments::One(argument(1)), argument(end + 1).cast(), true);
         }
     }
-    lookup::next(&NEXT, c"execle")
+    next::behind(&NEXT, c"execle")
 }
 
 /// What a program is told.

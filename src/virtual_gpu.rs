@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use serde_json::Value;
 
-use crate::hooks::scopes;
+use crate::libraries::scopes;
 
 /// What the virtual GPU says of itself; `None` on real hardware.
 pub fn stats() -> Option<Value> {

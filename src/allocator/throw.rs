@@ -8,8 +8,9 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-use crate::hooks::resolve;
-use crate::stack::{native, objects};
+use crate::libraries::loaded;
+use crate::libraries::objects;
+use crate::stack::native;
 
 /// What is thrown.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,7 +68,7 @@ struct Means {
 }
 
 fn find(library: &str, name: &CStr) -> Option<*mut c_void> {
-    resolve::loaded_symbol(library, name).map(std::ptr::NonNull::as_ptr)
+    loaded::loaded_symbol(library, name).map(std::ptr::NonNull::as_ptr)
 }
 
 impl Means {

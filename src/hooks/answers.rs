@@ -7,9 +7,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use super::deepbind::PENDING;
-use super::scopes::{DEEP, GLOBAL};
 use super::table::Api;
-use crate::stack::objects;
+use crate::libraries::objects;
+use crate::libraries::scopes::{DEEP, GLOBAL};
 
 /// What was asked.
 #[derive(Clone, Copy)]

@@ -11,8 +11,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-use super::resolve;
-use crate::stack::objects;
+use crate::libraries::loaded;
+use crate::libraries::objects;
 
 const ENTRIES: usize = 2048;
 const FUNCTION: u32 = 48;
@@ -78,7 +78,7 @@ fn places(row: usize, address: usize) -> [&'static Entry; 2] {
 }
 
 fn coming_and_going() -> usize {
-    let [loaded, unloaded] = resolve::counts();
+    let [loaded, unloaded] = loaded::counts();
     (loaded + unloaded) as usize & ((1 << FUNCTION) - 1)
 }
 
@@ -173,7 +173,7 @@ fn holds() -> bool {
     if !is_closing && PROVEN.load(Ordering::SeqCst) == closed {
         return true;
     }
-    let [_, unloaded] = resolve::counts();
+    let [_, unloaded] = loaded::counts();
     if UNLOADED.load(Ordering::SeqCst) != unloaded {
         if WRITING.swap(true, Ordering::AcqRel) {
             return false;

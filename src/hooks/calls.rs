@@ -17,8 +17,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::contexts::{self, is_runtime};
 use super::table::{Door, ENTRY_POINTS, EntryPoint};
 use super::{callers, resolve};
+use crate::libraries::loaded;
+use crate::libraries::objects;
 use crate::record::guard;
-use crate::stack::{native, objects, room};
+use crate::stack::{native, room};
 
 /// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
 pub(super) fn also_inside(f: impl FnOnce()) {
@@ -135,10 +137,10 @@ fn library_of(caller: usize) -> (Range<usize>, Whose) {
 
 #[cold]
 fn find_out(caller: usize) -> (Range<usize>, Whose) {
-    let Some(range) = resolve::range_of(caller) else {
+    let Some(range) = loaded::range_of(caller) else {
         return (caller..caller + 1, Whose::Programs); // code that was made as the program ran
     };
-    let defines = |row: &EntryPoint| resolve::defines(caller, row.symbol);
+    let defines = |row: &EntryPoint| loaded::defines(caller, row.symbol);
     let whose = if resolve::is_nvidias(caller) {
         Whose::Cudas
     } else if ENTRY_POINTS.iter().skip(1).any(defines) {

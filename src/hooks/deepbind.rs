@@ -15,9 +15,12 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
-use super::elf::{Binding, Tables};
 use super::table::{Api, ENTRY_POINTS};
-use super::{lookup, resolve, routes, scopes, words};
+use super::{lookup, resolve, routes, words};
+use crate::libraries::elf::{Binding, Tables};
+use crate::libraries::loaded;
+use crate::libraries::next;
+use crate::libraries::scopes;
 
 /// How many more look-ups shall look for new libraries.
 pub static PENDING: AtomicU32 = AtomicU32::new(0);
@@ -70,7 +73,7 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
 }
 
 extern "C" fn find_dlopen() -> *mut c_void {
-    lookup::next(&NEXT_DLOPEN, c"dlopen")
+    next::behind(&NEXT_DLOPEN, c"dlopen")
 }
 
 /// Notes how a library is about to be opened.
@@ -103,11 +106,11 @@ pub extern "C" fn look() {
         return;
     }
     words::look();
-    let [loaded, _] = resolve::counts();
+    let [loaded, _] = loaded::counts();
     if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
         let doors = Doors::find();
         let mut are_led = true;
-        resolve::visit(|_, tables| {
+        loaded::visit(|_, tables| {
             for binding in tables.bindings() {
                 are_led &= doors.lead(&binding, tables);
             }
@@ -131,9 +134,9 @@ struct Doors {
 
 impl Doors {
     fn find() -> Doors {
-        let own = |name| resolve::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
+        let own = |name| loaded::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
         let mut nvidias = Vec::new();
-        resolve::visit(|path, tables| {
+        loaded::visit(|path, tables| {
             if resolve::is_one_of_nvidias(path, tables) {
                 nvidias.push(tables.clone());
             }
@@ -171,7 +174,7 @@ impl Doors {
     /// Sends a call that goes past us where every other one goes. Says whether none does any more.
     fn lead(&self, binding: &Binding, tables: &Tables) -> bool {
         let target = binding.target();
-        if resolve::is_own(target) {
+        if loaded::is_own(target) {
             return true;
         }
         // A stub of the library's own would ask the loader, which would bind the call past us, or as any other.
@@ -188,7 +191,7 @@ impl Doors {
 /// `memtrace` key: allocates.
 pub fn bound_elsewhere() -> Vec<Value> {
     let mut found: Vec<(String, &'static CStr, usize)> = Vec::new();
-    resolve::visit(|path, tables| {
+    loaded::visit(|path, tables| {
         if !tables.contains(bound_elsewhere as *const () as usize) {
             let library = path.to_string_lossy();
             let past_us = tables.bindings().filter(|binding| goes_past_us(binding, tables));
@@ -200,7 +203,7 @@ pub fn bound_elsewhere() -> Vec<Value> {
         json!({
             "library": library,
             "function": function.to_str().unwrap_or_default(),
-            "bound_to": resolve::library_of(target),
+            "bound_to": loaded::library_of(target),
         })
     });
     named.collect()
@@ -209,6 +212,6 @@ pub fn bound_elsewhere() -> Vec<Value> {
 fn goes_past_us(binding: &Binding, tables: &Tables) -> bool {
     let (name, target) = (binding.name.to_bytes(), binding.target());
     let is_row = || ENTRY_POINTS.iter().any(|e| e.name.as_bytes() == name);
-    let is_elsewhere = target != 0 && !resolve::is_own(target) && !tables.contains(target);
+    let is_elsewhere = target != 0 && !loaded::is_own(target) && !tables.contains(target);
     name.starts_with(b"cu") && is_elsewhere && is_row()
 }

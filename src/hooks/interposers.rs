@@ -9,7 +9,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::table::ENTRY_POINTS;
-use super::{resolve, torch};
+use super::torch;
+use crate::libraries::loaded;
 use crate::stack::native;
 
 /// Libraries that are told apart.
@@ -27,19 +28,18 @@ fn contains(address: usize) -> bool {
 
 /// Looks who is in front. Not for hooks' common path.
 pub fn find() {
-    let own = resolve::library_of(find as *const () as usize);
+    let own = loaded::library_of(find as *const () as usize);
     for row in ENTRY_POINTS.iter().filter(|row| !row.exported.0.is_null()) {
         let shown = row.exported.0 as usize;
         if contains(shown) {
             continue;
         }
-        let Some(path) = resolve::library_of(shown).filter(|path| Some(path) != own.as_ref())
-        else {
+        let Some(path) = loaded::library_of(shown).filter(|path| Some(path) != own.as_ref()) else {
             continue;
         };
         let file = path.rsplit('/').next().unwrap_or(&path);
         let count = COUNT.load(Ordering::Relaxed);
-        if let (Some(library), Some([start, end])) = (resolve::loaded(file), RANGES.get(count)) {
+        if let (Some(library), Some([start, end])) = (loaded::loaded(file), RANGES.get(count)) {
             start.store(library.text_start, Ordering::Relaxed);
             end.store(library.text_end, Ordering::Relaxed);
             COUNT.store(count + 1, Ordering::Release);

@@ -13,22 +13,22 @@
 //! standard library. So the real one is found by reading the C library's own symbol table, with no state but one word.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use super::answers::{self, Question};
-use super::elf::Version;
-use super::resolve::{self, Next};
+use super::resolve;
+use super::routes;
 use super::table::{Api, ENTRY_POINTS, EntryPoint, Out};
-use super::{routes, scopes};
+use crate::libraries::elf::Version;
+use crate::libraries::loaded;
+use crate::libraries::loaded::Next;
+use crate::libraries::next;
+use crate::libraries::scopes;
 use crate::os::message;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// The C library's `dlsym` and `dlvsym`.
-static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static OWN_VERSIONED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// The `dlsym` behind ours, and the `dlvsym`.
 static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -136,54 +136,11 @@ pub unsafe extern "C" fn dlvsym(
 }
 
 extern "C" fn find_dlsym() -> *mut c_void {
-    next(&NEXT_DLSYM, c"dlsym")
+    next::behind(&NEXT_DLSYM, c"dlsym")
 }
 
 extern "C" fn find_dlvsym() -> *mut c_void {
-    next(&NEXT_DLVSYM, c"dlvsym")
-}
-
-/// The function behind ours: the next interposer's, or the C library's.
-pub(crate) fn next(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let known = place.load(Ordering::Acquire);
-    if !known.is_null() {
-        return known;
-    }
-    // SAFETY: a look-up by name. Found nothing, it is because this library was opened late, and then nobody is behind it.
-    let found = unsafe { really(libc::RTLD_NEXT, name, None) };
-    let in_c = || resolve::in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
-    let found = if found.is_null() { in_c() } else { found };
-    place.store(found, Ordering::Release);
-    found
-}
-
-/// The C library's own function of this name, in which an interposer, which may not know who is asking, plays no part.
-pub(crate) fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let known = place.load(Ordering::Acquire);
-    if !known.is_null() {
-        return known;
-    }
-    let Some(found) = resolve::in_c_library(name) else { std::process::abort() };
-    place.store(found.as_ptr(), Ordering::Release);
-    found.as_ptr()
-}
-
-/// A symbol (in a version, if one is wanted) as the loader has it, and not as we (or another interposer) would show it. What is
-/// next is next to this library.
-///
-/// # Safety
-/// `handle` is an open library's, or one of `dlsym`'s own values.
-pub unsafe fn really(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> *mut c_void {
-    // SAFETY: the C library's functions; the rest is promised by the caller.
-    unsafe {
-        if let Some(version) = version {
-            let own: Dlvsym = std::mem::transmute(of_c_library(&OWN_VERSIONED, c"dlvsym"));
-            own(handle, name.as_ptr(), version.as_ptr())
-        } else {
-            let own: Dlsym = std::mem::transmute(of_c_library(&OWN, c"dlsym"));
-            own(handle, name.as_ptr())
-        }
-    }
+    next::behind(&NEXT_DLVSYM, c"dlvsym")
 }
 
 unsafe extern "C" fn named(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -224,7 +181,7 @@ fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void 
             b"dlsym" => dlsym as *mut c_void,
             b"dlvsym" => dlvsym as *mut c_void,
             // Another interposer's, which comes to ours in its turn, is what was asked for.
-            b"dlclose" if resolve::in_c_library(name).is_some_and(|own| own.as_ptr() == found) => {
+            b"dlclose" if loaded::in_c_library(name).is_some_and(|own| own.as_ptr() == found) => {
                 crate::life::dlclose as *mut c_void
             }
             _ => found,
@@ -240,12 +197,12 @@ fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void 
 
 fn shown(api: Api, name: &CStr, version: Option<&CStr>, found: usize) -> usize {
     let row = &ENTRY_POINTS[api as usize];
-    if !resolve::is_own(found) {
+    if !loaded::is_own(found) {
         return door_if(resolve::is_nvidias(found), api, found);
     }
     // The handle is for the scope that all have in common, and us in it.
     // SAFETY: a look-up by name.
-    let next = unsafe { really(libc::RTLD_NEXT, name, version) } as usize;
+    let next = unsafe { next::really(libc::RTLD_NEXT, name, version) } as usize;
     door_if(next != 0 && resolve::is_cudas(row, next), api, next)
 }
 
@@ -293,7 +250,7 @@ fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usiz
         let found = answers::known(question, api, caller, find)?;
         if found != 0 {
             // SAFETY: a look-up by name, of what is there: the loader forgets what it may have had to say of an earlier one.
-            unsafe { really(libc::RTLD_DEFAULT, name, None) };
+            unsafe { next::really(libc::RTLD_DEFAULT, name, None) };
         }
         Some(found)
     });
@@ -313,14 +270,14 @@ fn in_scope(
         next_in_scope(name, version, caller)?
     };
     let is_cudas = || resolve::is_cudas(&ENTRY_POINTS[api as usize], found);
-    Some(door_if(found != 0 && !resolve::is_own(found) && is_cudas(), api, found))
+    Some(door_if(found != 0 && !loaded::is_own(found) && is_cudas(), api, found))
 }
 
 /// `RTLD_DEFAULT`: the scope that all have in common, then the caller's own. 0 is nothing, `None` that we are not in the way.
 fn in_default_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
     // SAFETY: a look-up by name.
-    let first = unsafe { really(libc::RTLD_DEFAULT, name, version) } as usize;
-    if !resolve::is_own(first) {
+    let first = unsafe { next::really(libc::RTLD_DEFAULT, name, version) } as usize;
+    if !loaded::is_own(first) {
         return None;
     }
     // A library that was opened so that its own come first: the loader knows best, unless that is a function of CUDA's.
@@ -329,26 +286,26 @@ fn in_default_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Optio
         return resolve::is_nvidias(own).then_some(own);
     }
     // SAFETY: a look-up by name.
-    let find = |handle| unsafe { really(handle, name, version) } as usize;
+    let find = |handle| unsafe { next::really(handle, name, version) } as usize;
     let next = find(libc::RTLD_NEXT);
     if next != 0 {
-        resolve::stays(next);
+        loaded::stays(next);
         return Some(next);
     }
     // If it is nowhere, the loader says so.
-    Some(resolve::in_own_scope(caller, find).unwrap_or_else(|| find(libc::RTLD_NEXT)))
+    Some(loaded::in_own_scope(caller, find).unwrap_or_else(|| find(libc::RTLD_NEXT)))
 }
 
 /// `RTLD_NEXT`: whoever is in front of us has us next, unless there is nobody behind us. A library that was opened later looks
 /// among those that it needs; what is there and NVIDIA's is shown as ours.
 fn next_in_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
-    match resolve::next_after(caller, name) {
+    match loaded::next_after(caller, name) {
         // SAFETY: a look-up by name; if it fails the loader says so.
-        Next::Us => Some(unsafe { really(libc::RTLD_NEXT, name, version) } as usize),
+        Next::Us => Some(unsafe { next::really(libc::RTLD_NEXT, name, version) } as usize),
         Next::Needed(libraries) => {
             // SAFETY: a look-up by name.
-            let find = |handle| unsafe { really(handle, name, version) } as usize;
-            let look = |library: &&CStr| resolve::in_scope_of(library, find);
+            let find = |handle| unsafe { next::really(handle, name, version) } as usize;
+            let look = |library: &&CStr| loaded::in_scope_of(library, find);
             libraries.iter().find_map(look).filter(|found| resolve::is_nvidias(*found))
         }
         Next::Other => None,
@@ -411,7 +368,7 @@ fn ours_for(
     per_thread: bool,
 ) -> Option<*mut c_void> {
     driver_rows().find(|(_, row)| is_named(row, name))?;
-    if resolve::is_own(found as usize) {
+    if loaded::is_own(found as usize) {
         return None;
     }
     let same = |(_, row): &(Api, &EntryPoint)| is_named(row, name) && resolve::beside(row, found);

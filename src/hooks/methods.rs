@@ -10,7 +10,7 @@ use std::path::Path;
 
 use memtrace_naming::symbols;
 
-use super::resolve::Loaded;
+use crate::libraries::loaded::Loaded;
 use crate::os::message;
 use crate::os::signals;
 

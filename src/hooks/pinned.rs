@@ -20,6 +20,7 @@ use memtrace_format::event::{Event, Kind, Layer, What};
 use super::methods::{LEADING, copy_of_table};
 use super::torch::{ALLOCATE_SLOT, Allocate, CUDA, DataPtr};
 use super::{event, resolve};
+use crate::libraries::loaded;
 use crate::os::signals;
 use crate::record::guard;
 use crate::stack::Site;
@@ -96,7 +97,7 @@ fn watch(allocator: *mut c_void) {
 
 #[cold]
 fn swap_table(object: *mut usize) {
-    let Some(library) = resolve::loaded(LIBRARY) else { return };
+    let Some(library) = loaded::loaded(LIBRARY) else { return };
     // SAFETY: see `watch`; a table has the slot of every `c10::Allocator`.
     unsafe {
         let table = *object as *const usize;

@@ -7,16 +7,16 @@
 //! A function of CUDA's name is not always CUDA's. By symbol a library may mean its own, and a look-up may have found one that
 //! does something else; that is for [`super::routes`] to know, which asks here.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::hooks::elf::{Tables, Version};
-use crate::hooks::scopes::{self, Libraries};
 use crate::hooks::table::{ENTRY_POINTS, EntryPoint};
-use crate::os::errno;
-use crate::stack::checked::Process;
-use crate::stack::{objects, room};
+use crate::libraries::elf::{Tables, Version};
+use crate::libraries::loaded;
+use crate::libraries::scopes;
+use crate::libraries::scopes::Libraries;
+use crate::stack::room;
 
 /// What CUDA's functions answer that are nowhere: both APIs have 500 for a symbol that was not found
 /// (`cudaErrorSymbolNotFound`, `CUDA_ERROR_NOT_FOUND`).
@@ -49,7 +49,7 @@ impl Real {
     /// The same as `find`, or in whichever loaded library defines it: for what must be passed on.
     pub fn find_anywhere(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
         self.find(symbol, library).or_else(|| {
-            let found = anywhere(&CString::new(symbol).ok()?)?.as_ptr();
+            let found = loaded::anywhere(&CString::new(symbol).ok()?)?.as_ptr();
             self.0.store(found, Ordering::Relaxed);
             Some(found)
         })
@@ -76,8 +76,8 @@ fn first(symbol: &str, library: &str) -> Option<NonNull<c_void>> {
     let row = ENTRY_POINTS.iter().find(|row| *row.symbol == *symbol);
     let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, *f)));
     // What is remembered must stay.
-    let next = next.inspect(|f| stays(*f)).and_then(|f| NonNull::new(f as *mut c_void));
-    next.or_else(|| loaded_symbol(library, &symbol))
+    let next = next.inspect(|f| loaded::stays(*f)).and_then(|f| NonNull::new(f as *mut c_void));
+    next.or_else(|| loaded::loaded_symbol(library, &symbol))
 }
 
 // --- what the loader would have found ------------------------------------------------------------------
@@ -90,133 +90,21 @@ pub fn behind(row: &EntryPoint, caller: usize) -> Option<usize> {
         if all.library(caller).is_some_and(|library| names(&library.tables)) {
             return bound_among(all, row, caller);
         }
-        let others = all.each().filter(|l| !is_own(l.tables.start()) && names(&l.tables));
+        let others = all.each().filter(|l| !loaded::is_own(l.tables.start()) && names(&l.tables));
         let means: Vec<usize> =
             others.filter_map(|user| bound_among(all, row, user.tables.start())).collect();
         let of_cuda = means.iter().find(|f| is_cudas_among(all, row, **f));
         of_cuda.or(means.first()).copied()
     });
-    found.flatten().or_else(|| loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize))
+    found
+        .flatten()
+        .or_else(|| loaded::loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize))
 }
 
 /// What the loader would have bound a row's name to for the library that has this address, in the version that it wants.
 pub fn bound_among(all: &Libraries<'_>, row: &EntryPoint, caller: usize) -> Option<usize> {
     let wanted = all.library(caller).and_then(|l| l.tables.version_wanted(row.symbol));
     all.bound(caller, row.symbol, wanted.map_or(Version::Default, Version::Wanted))
-}
-
-/// What is found in the own scope of the library that has this address. Asks the loader: not for hooks.
-pub fn in_own_scope(caller: usize, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
-    // The program itself has no scope of its own, and no path.
-    let path = with_library(caller, |path, _| path.to_owned()).filter(|path| !path.is_empty())?;
-    in_scope_of(&path, find)
-}
-
-/// What is found in a loaded library or those that it needs, if it is not ours. Asks the loader: not for hooks.
-pub fn in_scope_of(library: &CStr, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
-    // SAFETY: a name of the loader's own, NOLOAD only looks, and the handle is given back: who asked keeps open what was found.
-    unsafe {
-        let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
-        if handle.is_null() {
-            return None;
-        }
-        let found = find(handle);
-        crate::life::close(handle);
-        (found != 0 && !is_own(found)).then_some(found)
-    }
-}
-
-/// Whom a look-up for the next function finds first.
-pub enum Next {
-    /// It is us.
-    Us,
-    /// It lies among what the caller's library needs.
-    Needed(Vec<&'static CStr>),
-    /// That is the loader's to say.
-    Other,
-}
-
-/// Libraries that were there when the program began, in whose common scope we are. The others come after them.
-static AT_START: AtomicUsize = AtomicUsize::new(0);
-
-/// How many that were.
-pub fn at_start() -> usize {
-    AT_START.load(Ordering::Relaxed)
-}
-
-/// When this library is loaded.
-pub fn loading() {
-    let mut count = 0;
-    visit(|_, _| {
-        count += 1;
-        false
-    });
-    AT_START.store(count, Ordering::Relaxed);
-}
-
-/// Where a look-up that begins behind the caller's library ends.
-pub fn next_after(caller: usize, symbol: &CStr) -> Next {
-    let here = next_after as *const () as usize;
-    let (mut place, mut asks, mut we_are, mut between) = (0, None, None, false);
-    visit(|_, tables| {
-        if tables.contains(caller) {
-            asks = Some((place, tables.needed()));
-        } else if tables.contains(here) {
-            we_are = Some(place);
-        } else if asks.is_some() && we_are.is_none() {
-            between |= tables.symbol(symbol).is_some();
-        }
-        place += 1;
-        asks.is_some() && we_are.is_some()
-    });
-    let (Some((place, needed)), Some(ours)) = (asks, we_are) else { return Next::Other };
-    if place < ours && !between {
-        Next::Us
-    } else if place >= AT_START.load(Ordering::Relaxed) {
-        Next::Needed(needed)
-    } else {
-        Next::Other
-    }
-}
-
-/// Functions whose libraries shall stay, and don't yet.
-static TO_KEEP: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
-
-/// A library that another one was bound to stays loaded for its sake. The loader has bound the caller to us and doesn't know. It is
-/// told before a library is closed ([`keep`]): here it must not be asked anything.
-pub fn stays(function: usize) {
-    for place in &TO_KEEP {
-        let claimed = place.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
-        if claimed.is_ok() || claimed == Err(function) {
-            return;
-        }
-    }
-}
-
-/// Tells the loader which libraries stay. Not for hooks, but for those that the loader is asked by anyway.
-pub fn keep() {
-    /// First addresses of libraries that do: nothing else can come to lie there. Beyond these a library is only held once more.
-    static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
-    for place in &TO_KEEP {
-        let function = place.load(Ordering::Acquire);
-        if function == 0 {
-            continue;
-        }
-        let found = with_library(function, |path, tables| (path.to_owned(), tables.start()));
-        let _ = place.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
-        let Some((path, start)) = found.filter(|(path, _)| !path.is_empty()) else { continue };
-        if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == start) {
-            continue;
-        }
-        // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        if !handle.is_null() {
-            let claim = |place: &AtomicUsize| {
-                place.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            };
-            KEPT.iter().find(|place| claim(place));
-        }
-    }
 }
 
 /// Is a function of a row's name CUDA's: in a library that has the name of one of NVIDIA's, or in one that stands for it? Such a
@@ -242,21 +130,6 @@ pub fn is_cudas_among(all: &Libraries<'_>, row: &EntryPoint, function: usize) ->
     all.next(row.symbol) == Some(function) && stands(&library.tables)
 }
 
-/// Everything that the library with this address has mapped.
-pub fn range_of(address: usize) -> Option<std::ops::Range<usize>> {
-    with_tables(address, Tables::range)
-}
-
-/// The name of the function that this address lies in, as far as its library shows it. Slow.
-pub fn name_at(address: usize) -> Option<&'static CStr> {
-    with_tables(address, |tables| tables.name_at(address)).flatten()
-}
-
-/// Has the library with this address a function of this name?
-pub fn defines(address: usize, name: &CStr) -> bool {
-    with_tables(address, |tables| tables.symbol(name).is_some()) == Some(true)
-}
-
 /// Might a library that asks for functions by name ask for this one, or do with another one what this one does? Then it has the
 /// name in its data, or that of one more function that it stands for, or of what gives out functions by name; or it needs a
 /// library of NVIDIA's.
@@ -270,7 +143,7 @@ fn asks_for(row: &EntryPoint, tables: &Tables) -> bool {
 
 /// Does this address lie in a library that has the name of one of NVIDIA's that we know, as its file's or its own?
 pub fn is_nvidias(address: usize) -> bool {
-    with_library(address, is_one_of_nvidias) == Some(true)
+    loaded::with_library(address, is_one_of_nvidias) == Some(true)
 }
 
 /// Has the library such a name?
@@ -292,203 +165,8 @@ pub fn is_nvidias_name(path: &[u8]) -> bool {
     })
 }
 
-/// Is this an address of ours?
-pub fn is_own(address: usize) -> bool {
-    static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-    let [start, end] = &OWN;
-    if end.load(Ordering::Acquire) == 0 {
-        let here = is_own as *const () as usize;
-        let range = with_tables(here, Tables::range).unwrap_or(here..here + 1);
-        start.store(range.start, Ordering::Relaxed);
-        end.store(range.end, Ordering::Release);
-    }
-    (start.load(Ordering::Relaxed)..end.load(Ordering::Acquire)).contains(&address)
-}
-
-/// Asks the tables of the loaded library that has this address.
-fn with_tables<R>(address: usize, ask: impl FnOnce(&Tables) -> R) -> Option<R> {
-    with_library(address, |_, tables| ask(tables))
-}
-
-fn with_library<R>(address: usize, ask: impl FnOnce(&CStr, &Tables) -> R) -> Option<R> {
-    let (mut ask, mut answer) = (Some(ask), None);
-    visit(|path, tables| {
-        let is_it = tables.contains(address);
-        if is_it && let Some(ask) = ask.take() {
-            answer = Some(ask(path, tables));
-        }
-        is_it
-    });
-    answer
-}
-
-pub use crate::stack::objects::counts;
-
-/// Shows the loaded libraries, by path, in the loader's order, until `f` has seen enough. Asks the loader nothing while it does.
-pub fn visit(f: impl FnMut(&CStr, &Tables) -> bool) {
-    visit_from(0, f);
-}
-
-/// The same from a place in that order on. Says how many there are, if it comes to the end.
-pub fn visit_from(from: usize, mut f: impl FnMut(&CStr, &Tables) -> bool) -> usize {
-    let (mut place, process) = (0, Process::default());
-    objects::iterate(&mut |info| {
-        place += 1;
-        if place <= from {
-            return false;
-        }
-        // SAFETY: the loader's record of a library that stays while we look, and its name.
-        unsafe {
-            let path = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
-            Tables::of(info, &process).is_some_and(|tables| f(path, &tables))
-        }
-    });
-    place
-}
-
-/// A function of an already loaded library, found by the start of its file name, or of what that needs. The library stays.
-pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
-    let found = scopes::of_file(library, symbol)?;
-    stays(found);
-    NonNull::new(found as *mut c_void)
-}
-
-/// The path of the library that has this address; that of its file for the program.
-pub fn library_of(address: usize) -> Option<String> {
-    let path = with_library(address, |path, _| path.to_string_lossy().into_owned())?;
-    if !path.is_empty() {
-        return Some(path);
-    }
-    let program = errno::kept(|| std::fs::read_link("/proc/self/exe"));
-    Some(program.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default())
-}
-
-/// A loaded library.
-pub struct Loaded {
-    /// As the loader knows it.
-    pub path: CString,
-    /// What is added to the addresses in its file.
-    pub base: usize,
-    /// First address of its code.
-    pub text_start: usize,
-    /// Address after its code.
-    pub text_end: usize,
-    /// Address after everything it has mapped.
-    pub end: usize,
-}
-
-/// The loaded library whose file name begins with `name`.
-pub fn loaded(name: &str) -> Option<Loaded> {
-    let (process, mut found) = (Process::default(), None);
-    objects::iterate(&mut |info| {
-        if info.dlpi_name.is_null() {
-            return false;
-        }
-        // SAFETY: the loader's names are C strings.
-        let path = unsafe { CStr::from_ptr(info.dlpi_name) };
-        let file = path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default();
-        if !file.starts_with(name.as_bytes()) {
-            return false;
-        }
-        let base = info.dlpi_addr as usize;
-        let mut loaded =
-            Loaded { path: path.to_owned(), base, text_start: usize::MAX, text_end: 0, end: 0 };
-        for h in objects::headers(info, &process).iter().filter(|h| h.p_type == libc::PT_LOAD) {
-            let start = base + h.p_vaddr as usize;
-            let end = start + h.p_memsz as usize;
-            loaded.end = loaded.end.max(end);
-            if h.p_flags & libc::PF_X != 0 {
-                loaded.text_start = loaded.text_start.min(start);
-                loaded.text_end = loaded.text_end.max(end);
-            }
-        }
-        found = Some(loaded);
-        true
-    });
-    found
-}
-
-/// A function of the C library, by its own symbol table: `dlsym` can't find itself. Calls nothing: a sanitizer's runtime asks for
-/// `dlsym` when its own functions, which stand in front of the C library's, can't be called yet. So the libraries are
-/// gone through as debuggers do, by the list that the loader keeps for them; those that a program begins with come first.
-pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
-    /// As `link.h` has them.
-    #[repr(C)]
-    struct Link {
-        base: usize,
-        name: *const c_char,
-        dynamic: usize,
-        next: *const Link,
-    }
-    #[repr(C)]
-    struct Debug {
-        version: c_int,
-        first: *const Link,
-    }
-    unsafe extern "C" {
-        safe static _r_debug: Debug;
-    }
-    let mut link = _r_debug.first;
-    // SAFETY: the loader's list, whose entries describe loaded libraries; the C library is never unloaded.
-    unsafe {
-        while let Some(library) = link.as_ref() {
-            let path = CStr::from_ptr(library.name).to_bytes();
-            let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-            // Until glibc 2.34 some of these functions had a library of their own.
-            if (file.starts_with(b"libc.so") || file.starts_with(b"libdl.so"))
-                && let Some(found) =
-                    Tables::at(library.base, library.dynamic).and_then(|tables| tables.symbol(name))
-            {
-                return Some(found);
-            }
-            link = library.next;
-        }
-    }
-    None
-}
-
 /// Is this function the one of a row's name in the library that it lies in?
 pub fn beside(row: &EntryPoint, function: *mut c_void) -> bool {
-    let found = in_tables(row.symbol, |_, tables| tables.contains(function as usize));
+    let found = loaded::in_tables(row.symbol, |_, tables| tables.contains(function as usize));
     found.is_some_and(|found| found.as_ptr() == function)
-}
-
-/// A function of whichever loaded library defines it, but for this one.
-fn anywhere(name: &CStr) -> Option<NonNull<c_void>> {
-    in_tables(name, |_, tables| !tables.contains(anywhere as *const () as usize))
-}
-
-/// A function by the symbol tables of the loaded libraries that `is_one` accepts.
-fn in_tables(name: &CStr, is_one: impl Fn(&CStr, &Tables) -> bool) -> Option<NonNull<c_void>> {
-    let mut found = None;
-    visit(|path, tables| {
-        if is_one(path, tables) {
-            found = tables.symbol(name);
-        }
-        found.is_some()
-    });
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_c_librarys_own_table_is_read_right() {
-        for name in [c"dlsym", c"dlvsym", c"malloc", c"getpid"] {
-            let found = in_c_library(name).expect("glibc has it").as_ptr();
-            let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-            // SAFETY: dladdr fills the record if it knows the address.
-            let said = unsafe {
-                assert_ne!(libc::dladdr(found, info.as_mut_ptr()), 0);
-                CStr::from_ptr(info.assume_init().dli_sname).to_owned()
-            };
-            assert!(said.to_bytes().ends_with(name.to_bytes()), "{said:?} for {name:?}");
-        }
-        assert_eq!(in_c_library(c"no such function"), None);
-        let known = in_c_library(c"getpid").map(NonNull::as_ptr);
-        assert_eq!(anywhere(c"getpid").map(NonNull::as_ptr), known, "whoever has it");
-        assert_eq!(anywhere(c"no such function"), None);
-    }
 }

@@ -23,8 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::callers::{self, Goes};
 use super::table::{Api, ENTRY_POINTS, ROWS};
 use super::{answers, calls, resolve, words};
+use crate::libraries::loaded;
+use crate::libraries::objects;
 use crate::os::message;
-use crate::stack::{objects, room};
+use crate::stack::room;
 
 /// Libraries whose calls of one function go to CUDA and are told apart at once.
 const LINES: usize = 4;
@@ -252,7 +254,7 @@ pub fn door_for(api: Api, function: usize) -> usize {
 
 /// Runs `close`, which closes a library: another one may come to lie in its place as soon as it is gone.
 pub fn closing<T>(close: impl FnOnce() -> T) -> T {
-    resolve::keep();
+    loaded::keep();
     let result = callers::closing(forget_lines, close);
     forget_if_unloaded();
     result
@@ -261,7 +263,7 @@ pub fn closing<T>(close: impl FnOnce() -> T) -> T {
 /// If a library was unloaded that nobody told us of, what is known of it is forgotten.
 pub fn forget_if_unloaded() {
     static UNLOADED: AtomicU64 = AtomicU64::new(0);
-    let [_, unloaded] = resolve::counts();
+    let [_, unloaded] = loaded::counts();
     if UNLOADED.swap(unloaded, Ordering::AcqRel) != unloaded {
         callers::doubt();
         forget();

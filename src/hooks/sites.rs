@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_naming::symbols;
 
-use super::{resolve, torch};
+use super::torch;
+use crate::libraries::loaded;
 use crate::os::signals;
 use crate::record::guard;
 
@@ -53,7 +54,7 @@ fn is_programs(address: usize) -> bool {
 }
 
 fn look_up(address: usize) -> Option<bool> {
-    let library = resolve::loaded(torch::LIBRARY)?;
+    let library = loaded::loaded(torch::LIBRARY)?;
     let path = Path::new(OsStr::from_bytes(library.path.as_bytes()));
     // The call lies before the address that it returns to.
     let place = (address - 1).checked_sub(library.base)? as u64;

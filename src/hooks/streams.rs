@@ -12,9 +12,10 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
+use super::resolve;
 use super::torch::{CUDA, LIBRARY};
-use super::{resolve, scopes};
 use crate::hot::HOT;
+use crate::libraries::scopes;
 use crate::os::message;
 use crate::record::guard::{self, Local};
 

@@ -24,9 +24,11 @@ use super::methods::{LEADING, Methods, copy_of_table};
 use super::{captures, event, pools, resolve, streams};
 use crate::gauges;
 use crate::labels::{changes, quick};
+use crate::libraries::loaded;
+use crate::libraries::objects;
 use crate::record::Recorder;
 use crate::record::guard::{self, Local, Request};
-use crate::stack::{Site, objects};
+use crate::stack::Site;
 
 /// File name of the library whose allocator this is.
 pub const LIBRARY: &str = "libc10_cuda.so";
@@ -55,7 +57,7 @@ pub fn attach() -> bool {
     if TEXT_END.load(Ordering::Acquire) != 0 {
         return true;
     }
-    let Some(library) = resolve::loaded(LIBRARY) else { return false };
+    let Some(library) = loaded::loaded(LIBRARY) else { return false };
     TEXT_START.store(library.text_start, Ordering::Relaxed);
     LIBRARY_END.store(library.end, Ordering::Relaxed);
     TEXT_END.store(library.text_end, Ordering::Release);
@@ -121,7 +123,7 @@ static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 fn replace_allocate() {
     if ALLOCATOR.load(Ordering::Relaxed) == 0 {
         let name = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
-        let Some(at) = resolve::loaded_symbol(LIBRARY, name) else { return };
+        let Some(at) = loaded::loaded_symbol(LIBRARY, name) else { return };
         ALLOCATOR.store(at.as_ptr() as usize, Ordering::Relaxed);
     }
     // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer. The object
@@ -174,7 +176,7 @@ unsafe fn swap_table(object: *mut usize) {
         let real = copy[LEADING + ALLOCATE_SLOT];
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
         REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
-        if let Some(library) = resolve::loaded(LIBRARY) {
+        if let Some(library) = loaded::loaded(LIBRARY) {
             let mut methods = Methods::of(&mut copy[LEADING..words], &library);
             pools::watch(&mut methods);
             captures::watch(&mut methods);

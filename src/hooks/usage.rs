@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::blackbox::{DOOR_WORDS, DoorUse, Region, door_uses};
 
 use super::table::Door;
+use crate::libraries::objects;
 use crate::record::blackbox::Mapped;
-use crate::stack::objects;
 
 /// See the module's essay.
 pub struct Usage(&'static [[AtomicU64; DOOR_WORDS]]);

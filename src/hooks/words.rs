@@ -11,9 +11,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::elf::{Binding, Tables};
 use super::table::{Api, ENTRY_POINTS, ROWS};
-use super::{deepbind, resolve, routes, scopes};
+use super::{deepbind, resolve, routes};
+use crate::libraries::elf::{Binding, Tables};
+use crate::libraries::loaded;
+use crate::libraries::scopes;
 
 /// Libraries that have been looked at: how many the loader had loaded and unloaded by then, and how many it knew.
 static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -41,7 +43,7 @@ pub fn forget_others() {
 
 /// Looks at the libraries that are new.
 pub fn look() {
-    let now = resolve::counts();
+    let now = loaded::counts();
     let is_new = || SEEN.iter().zip(now).any(|(seen, now)| seen.load(Ordering::Acquire) != now);
     if !is_new() || LOOKING.swap(true, Ordering::AcqRel) {
         return;
@@ -84,8 +86,8 @@ fn is_enough([loaded, unloaded]: [u64; 2]) -> bool {
 /// name has come to mean several functions.
 fn define(from: usize) -> (usize, bool) {
     let mut is_changed = false;
-    let count = resolve::visit_from(from, |path, tables| {
-        if resolve::is_own(tables.start()) {
+    let count = loaded::visit_from(from, |path, tables| {
+        if loaded::is_own(tables.start()) {
             return false;
         }
         let is_nvidias = || resolve::is_one_of_nvidias(path, tables);
@@ -112,8 +114,8 @@ fn words(from: usize) -> (Vec<Word>, bool) {
     if rows.is_empty() {
         return (found, true);
     }
-    resolve::visit_from(from, |_, tables| {
-        for word in tables.references().filter(|_| !resolve::is_own(tables.start())) {
+    loaded::visit_from(from, |_, tables| {
+        for word in tables.references().filter(|_| !loaded::is_own(tables.start())) {
             let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
             let Some(row) = row else { continue };
             if is_ours(*row, &word, tables) {
@@ -129,8 +131,8 @@ fn words(from: usize) -> (Vec<Word>, bool) {
 /// Does a call through this word come to us, or will it when the loader has bound it? What it does for a library that was opened
 /// so that its own come first can't be told from here.
 fn is_ours(row: usize, word: &Binding, tables: &Tables) -> bool {
-    let will_be = || resolve::is_own(ENTRY_POINTS[row].exported.0 as usize) && !deepbind::is_used();
-    resolve::is_own(word.target()) || word.is_lazy && tables.contains(word.target()) && will_be()
+    let will_be = || loaded::is_own(ENTRY_POINTS[row].exported.0 as usize) && !deepbind::is_used();
+    loaded::is_own(word.target()) || word.is_lazy && tables.contains(word.target()) && will_be()
 }
 
 /// Sends words where the loader would have sent them. It is asked before its list is gone through again, in which a library
@@ -150,7 +152,7 @@ fn send(words: &[Word]) -> bool {
     let targets: Vec<Option<usize>> =
         words.iter().zip(found.unwrap_or_default()).map(target).collect();
     let mut are_sent = true;
-    resolve::visit(|_, tables| {
+    loaded::visit(|_, tables| {
         let own = words.iter().zip(&targets).filter(|(word, _)| word.library == tables.start());
         let own: Vec<_> = own.collect();
         for word in tables.references().filter(|_| !own.is_empty()) {

@@ -24,7 +24,7 @@ use memtrace_format::labels::Sort;
 use super::journal::Journal;
 use super::{quick, store, torch};
 use crate::gauges;
-use crate::hooks::resolve;
+use crate::libraries::loaded;
 use crate::record::guard::{self, Local};
 
 /// `RecordFunction::fn_`: a union of a string and a reference, and after it which of them is there.
@@ -79,9 +79,9 @@ pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     MODES.store(modes, Ordering::Relaxed);
     let name = c"_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE";
     let found =
-        resolve::loaded_symbol("libc10.so", name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        loaded::loaded_symbol("libc10.so", name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
     IS_EXCLUDED.store(found, Ordering::Relaxed);
-    let found = resolve::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
+    let found = loaded::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
     EXCEPTIONS.store(found.map_or(std::ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
     torch::attach();
     quick::begin(below, views, autocast, begins, ends);

@@ -30,8 +30,9 @@ use memtrace_format::labels::Sort;
 
 use super::torch::{self, End, Start};
 use super::{operators, store};
-use crate::hooks::{resolve, scopes};
 use crate::hot::HOT;
+use crate::libraries::loaded;
+use crate::libraries::scopes;
 use crate::record::guard::{self, Local};
 use crate::stack::native;
 
@@ -131,7 +132,7 @@ pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -
 }
 
 extern "C" fn find() -> *mut c_void {
-    match resolve::loaded_symbol(LIBRARY, ASKED) {
+    match loaded::loaded_symbol(LIBRARY, ASKED) {
         Some(real) if real.as_ptr() != step_callbacks as *mut c_void => {
             REAL.store(real.as_ptr(), Ordering::Release);
             let none = std::ptr::null_mut();
@@ -178,7 +179,7 @@ pub fn learn(text: &[u8]) {
 pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
     BELOW.store(below, Ordering::Relaxed);
     VIEWS.store(views, Ordering::Relaxed);
-    if let Some(python) = resolve::loaded("libtorch_python.so") {
+    if let Some(python) = loaded::loaded("libtorch_python.so") {
         PYTHON[0].store(python.text_start, Ordering::Relaxed);
         PYTHON[1].store(python.text_end, Ordering::Relaxed);
     }
@@ -392,7 +393,7 @@ impl Mine {
     #[cold]
     fn look(&self) {
         let (Some(keys), Some(hooks)) =
-            (scopes::of_thread("libc10.so", KEYS), resolve::loaded_symbol(LIBRARY, HOOKS))
+            (scopes::of_thread("libc10.so", KEYS), loaded::loaded_symbol(LIBRARY, HOOKS))
         else {
             return;
         };
@@ -468,7 +469,7 @@ fn distance(caller: usize) -> u64 {
 }
 
 fn symbol_at(address: usize) -> Option<&'static CStr> {
-    resolve::name_at(address)
+    loaded::name_at(address)
 }
 
 /// `add_Tensor` of `at::_ops::add_Tensor::call(…)`, mangled.

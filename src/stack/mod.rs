@@ -30,13 +30,11 @@
 )]
 
 pub mod arena;
-pub mod checked;
 pub mod debug;
 pub mod deep;
 pub mod depot;
 pub mod modules;
 pub mod native;
-pub mod objects;
 pub mod python;
 pub mod registered;
 pub mod room;

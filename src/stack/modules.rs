@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 use memtrace_format::stacks::{EPOCH_MAX, HEADER, MODULE_FIXED, MODULE_MAGIC};
 
 use super::arena::Arena;
-use super::objects::{self, Listed};
 use super::rules;
 use crate::hot::HOT;
+use crate::libraries::objects::{self, Listed};
 use crate::os::space::Space;
 
 /// Which libraries addresses mean now.

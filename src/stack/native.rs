@@ -32,10 +32,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::stacks::Reason;
 
 use super::deep::Deep;
-use super::objects::own_library;
 use super::room::{Room, stack_pointer};
 pub use super::rules::Registers;
 use super::rules::{Outcome, Rule, Step, generation, rule_for};
+use crate::libraries::objects::own_library;
 use crate::record::guard;
 
 /// Frames that are kept of each end of a deep stack.

@@ -13,7 +13,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::hooks::lookup;
+use crate::libraries::next;
 
 /// Tables that are noted at a time. Of more nobody knows.
 const MOST: usize = 1 << 13;
@@ -212,7 +212,7 @@ fn next(place: &AtomicPtr<c_void>, name: &str) -> *mut c_void {
         0
     }
     let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
-    let found = lookup::next(place, name);
+    let found = next::behind(place, name);
     if found.is_null() { nothing as *mut c_void } else { found }
 }
 

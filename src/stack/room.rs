@@ -21,8 +21,8 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::checked::{Process, system};
 use super::native::odd::Here;
+use crate::os::checked::{Process, system};
 use crate::record::guard;
 
 /// Bytes of a stack that is ours: reading the configuration and opening files are the most that happens there, and a signal

@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use gimli::{CfaRule, Operation, RegisterRule, X86_64};
 
-use super::checked::{Process, Window};
 use super::depot::mix;
-use super::objects::object_at;
 use super::room::aside;
 use super::tables::{self, Row};
+use crate::libraries::objects::object_at;
+use crate::os::checked::{Process, Window};
 
 /// How to get to the caller's frame. Bits: 0–2 the base of the canonical frame address (the caller's stack
 /// pointer, CFA), 3–4 where the frame pointer is saved, 8–35 and 36–63 their offsets.

@@ -15,9 +15,9 @@ use gimli::{
     RegisterRule, UnwindContext, UnwindContextStorage, UnwindSection, UnwindTableRow, X86_64,
 };
 
-use super::checked::{Bytes, Window};
-use super::objects::{Object, object_at};
 use super::registered::{self, Registered};
+use crate::libraries::objects::{Object, object_at};
+use crate::os::checked::{Bytes, Window};
 
 /// Storage for reading a table without allocation: x86-64 has 17 registers that a table can name.
 pub struct OnStack;

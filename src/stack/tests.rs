@@ -10,6 +10,7 @@ use memtrace_format::snapshot::Frame;
 use memtrace_format::stacks::{DEPOT_FULL, frames};
 
 use super::*;
+use crate::libraries::objects;
 
 fn stacks() -> Stacks {
     Stacks::new(Regions::anonymous().expect("address space")).expect("fresh regions")

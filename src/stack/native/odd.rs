@@ -17,8 +17,8 @@ use gimli::{
 };
 
 use super::{MAX_FRAMES, Registers, word};
-use crate::stack::checked::{Bytes, Process, Window};
-use crate::stack::objects::Object;
+use crate::libraries::objects::Object;
+use crate::os::checked::{Bytes, Process, Window};
 use crate::stack::room::Room;
 use crate::stack::rules::{Outcome, Rule, rule_for};
 use crate::stack::tables::{self, Row};

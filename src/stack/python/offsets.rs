@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_format::stacks::Reason;
 
 use super::read;
-use crate::hooks::scopes;
 use crate::hot::HOT;
+use crate::libraries::scopes;
 
 /// How a frame says where it is in its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::super::odd;
 use super::{Found, Native, Walker, pcs};
-use crate::stack::checked::{Memory, Window};
-use crate::stack::objects::Object;
+use crate::libraries::objects::Object;
+use crate::os::checked::{Memory, Window};
 use crate::stack::{rules, tables};
 
 fn frames(found: &Found) -> Vec<u64> {

@@ -1,7 +1,7 @@
 //! Loaded objects, by an address in them: where they are mapped, and where the index of their unwind tables is.
 //!
 //! An address that was found on a stack may mean nothing, or a library that goes away this moment. So nothing that an object
-//! says of itself is read here but through [`super::checked`], not even its program headers: they lie in its first page, which
+//! says of itself is read here but through [`crate::os::checked`], not even its program headers: they lie in its first page, which
 //! a program may have unmapped or protected while the loader still lists it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::checked::{Process, Window};
-use crate::hooks::{lookup, resolve};
+use super::{loaded, next};
+use crate::os::checked::{Process, Window};
 
 /// A loaded object: where it is mapped and where the index of its unwind tables is.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +106,7 @@ fn dl_find_object() -> Option<FindObject> {
     let absent = std::ptr::dangling_mut::<c_void>();
     let mut at = FOUND.load(Ordering::Relaxed);
     if at.is_null() {
-        at = resolve::in_c_library(c"_dl_find_object").map_or(absent, NonNull::as_ptr);
+        at = loaded::in_c_library(c"_dl_find_object").map_or(absent, NonNull::as_ptr);
         FOUND.store(at, Ordering::Relaxed);
     }
     // SAFETY: the function has had this prototype since glibc 2.35, which brought it.
@@ -245,7 +245,7 @@ fn go_through(mut visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
     static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     // SAFETY: the C library's function, and a callback that goes with the data, which outlives the call.
     unsafe {
-        let own: Iterate = std::mem::transmute(lookup::of_c_library(&OWN, c"dl_iterate_phdr"));
+        let own: Iterate = std::mem::transmute(next::of_c_library(&OWN, c"dl_iterate_phdr"));
         own(each, (&raw mut visit).cast());
     }
 }

@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::symbols::Version;
+use crate::libraries::objects;
+use crate::os::checked::{Memory, Process};
 use crate::os::errno;
-use crate::stack::checked::{Memory, Process};
-use crate::stack::objects;
 
 mod symbols;
 

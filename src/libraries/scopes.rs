@@ -13,9 +13,9 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::elf::{Tables, Version};
-use super::resolve;
-use crate::stack::checked::Process;
-use crate::stack::objects;
+use super::loaded;
+use crate::libraries::objects;
+use crate::os::checked::Process;
 
 /// A loaded library.
 pub struct Library<'l> {
@@ -95,7 +95,7 @@ impl Libraries<'_> {
 
     /// The scope that all have in common.
     fn common(&self) -> Vec<usize> {
-        let began = resolve::at_start().min(self.0.len());
+        let began = loaded::at_start().min(self.0.len());
         let mut scope: Vec<usize> = (0..began).collect();
         if GLOBAL.is_used() {
             let opened: Vec<bool> = (began..self.0.len()).map(|i| GLOBAL.has(self, i)).collect();
@@ -134,7 +134,7 @@ impl Libraries<'_> {
         if !DEEP.is_used() {
             return None;
         }
-        let began = resolve::at_start();
+        let began = loaded::at_start();
         let mut opened = (began..self.0.len()).filter(|i| DEEP.has(self, *i));
         opened.find_map(|i| {
             let scope = self.own_scope(i);
@@ -144,7 +144,7 @@ impl Libraries<'_> {
 
     fn first(&self, scope: &[usize], name: &CStr, version: Version<'_>) -> Option<usize> {
         let tables = scope.iter().map(|library| &self.0[*library].tables);
-        tables.filter(|t| !resolve::is_own(t.start())).find_map(|t| t.function(name, version))
+        tables.filter(|t| !loaded::is_own(t.start())).find_map(|t| t.function(name, version))
     }
 
     /// What the loader would have bound a name to for the library with this address, if we were not there: what is next in the
@@ -155,7 +155,7 @@ impl Libraries<'_> {
         let deep = self.deep_scope(caller).and_then(|scope| self.first(&scope, name, version));
         let common = || {
             let found = self.first(&self.behind_us(), name, version);
-            found.inspect(|found| resolve::stays(*found))
+            found.inspect(|found| loaded::stays(*found))
         };
         deep.or_else(common).or_else(|| {
             // The program itself has no scope of its own, and no path.
@@ -296,8 +296,8 @@ fn number(name: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lookup;
     use super::*;
+    use crate::libraries::next;
 
     #[test]
     fn what_is_worked_out_is_what_the_loader_says() {
@@ -305,7 +305,7 @@ mod tests {
         for name in [c"malloc", c"dlsym", c"getpid", c"memcpy", c"pthread_create", c"qsort", c"pow"]
         {
             // SAFETY: look-ups by name.
-            let said = |handle| unsafe { lookup::really(handle, name, None) } as usize;
+            let said = |handle| unsafe { next::really(handle, name, None) } as usize;
             let (default, next_said) = (said(libc::RTLD_DEFAULT), said(libc::RTLD_NEXT));
             assert_eq!(super::default(name).unwrap_or(0), default, "{name:?}");
             assert_eq!(next(name).unwrap_or(0), next_said, "{name:?}");

@@ -1,0 +1,81 @@
+//! Functions behind ours: of the C library itself, or of the next interposer.
+//!
+//! `dlsym` is ours, too, and is called before anything of ours has run. So the C library's own is found in its symbol table, with no
+//! state but one word.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::loaded;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+/// The C library's `dlsym` and `dlvsym`.
+static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static OWN_VERSIONED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// The `dlclose` behind ours.
+static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// When this library is loaded: a program may close a library where nothing can be looked up.
+pub fn loading() {
+    behind(&NEXT_DLCLOSE, c"dlclose");
+}
+
+/// The function behind ours: the next interposer's, or the C library's.
+pub fn behind(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = place.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: a look-up by name. Found nothing, it is because this library was opened late, and then nobody is behind it.
+    let found = unsafe { really(libc::RTLD_NEXT, name, None) };
+    let in_c = || loaded::in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    let found = if found.is_null() { in_c() } else { found };
+    place.store(found, Ordering::Release);
+    found
+}
+
+/// The C library's own function of this name, in which an interposer, which may not know who is asking, plays no part.
+pub fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = place.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let Some(found) = loaded::in_c_library(name) else { std::process::abort() };
+    place.store(found.as_ptr(), Ordering::Release);
+    found.as_ptr()
+}
+
+/// A symbol (in a version, if one is wanted) as the loader has it, and not as we (or another interposer) would show it. What is
+/// next is next to this library.
+///
+/// # Safety
+/// `handle` is an open library's, or one of `dlsym`'s own values.
+pub unsafe fn really(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> *mut c_void {
+    // SAFETY: the C library's functions; the rest is promised by the caller.
+    unsafe {
+        if let Some(version) = version {
+            let own: Dlvsym = std::mem::transmute(of_c_library(&OWN_VERSIONED, c"dlvsym"));
+            own(handle, name.as_ptr(), version.as_ptr())
+        } else {
+            let own: Dlsym = std::mem::transmute(of_c_library(&OWN, c"dlsym"));
+            own(handle, name.as_ptr())
+        }
+    }
+}
+
+/// The C library's `dlclose` (or the next interposer's).
+///
+/// # Safety
+/// As the C library documents.
+pub unsafe fn close(handle: *mut c_void) -> c_int {
+    // SAFETY: a function of this name; the rest is promised by the caller.
+    unsafe {
+        let next = behind(&NEXT_DLCLOSE, c"dlclose");
+        let next: Option<extern "C" fn(*mut c_void) -> c_int> = std::mem::transmute(next);
+        let Some(next) = next else { return -1 }; // no C library has it: nothing can have been opened either
+        next(handle)
+    }
+}
