@@ -283,6 +283,9 @@ fn write(
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     let mut namer = recorder.stacks.namer();
+    if let Some(labels) = labels::store::existing() {
+        namer = namer.with_labels(labels.words());
+    }
     memtrace_naming::write(
         &mut Own(recorder),
         moment,

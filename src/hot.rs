@@ -7,8 +7,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 
-use crate::stack::python::offsets::Runtime;
-
 /// See the module's essay.
 #[repr(C, align(64))]
 pub struct Hot {
@@ -27,7 +25,7 @@ pub struct Hot {
     /// Blocks that wait for the end of a capture ([`crate::hooks::captures`]).
     pub deferred: AtomicUsize,
     /// The interpreter, once there is one that can be walked ([`crate::stack::python::offsets`]).
-    pub python: AtomicPtr<Runtime>,
+    pub python: AtomicPtr<()>,
     /// How many code objects have died, plus 1 ([`crate::stack::python::deaths`]).
     pub deaths: AtomicU64,
     /// Has a block been handed out on another stream than the default one ([`crate::hooks::captures`])?

@@ -25,11 +25,12 @@ use std::time::Duration;
 
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
-use crate::hooks::{contexts, event};
+use crate::hooks::contexts;
 use crate::libraries::loaded;
 use crate::libraries::next;
 use crate::os::clock;
 use crate::os::{futex, threads};
+use crate::record::guard::event;
 use crate::record::{Recorder, guard};
 
 type Handle = *mut c_void;

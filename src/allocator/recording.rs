@@ -11,9 +11,10 @@ use memtrace_format::event::{
 use memtrace_format::replay::PAGE;
 
 use crate::gauges;
-use crate::hooks::{event, torch};
+use crate::hooks::torch;
 use crate::labels::{changes, quick};
 use crate::record::guard;
+use crate::record::guard::event;
 
 /// Listens to the allocator of one device.
 pub struct Recording {

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use memtrace_format::event::{Event, Kind, Layer, What};
 
 use super::calls::also_inside;
+use super::place;
 use super::resolve::Real;
 use super::roles::{got, note, pass, pass_after};
 use super::table::{Api, Door, Out};
-use super::{event, place};
+use crate::record::guard::event;
 use crate::record::{Recorder, guard};
 use crate::stack::Site;
 

@@ -13,8 +13,9 @@ use memtrace_format::replay::PAGE;
 
 use super::roles::{note, pass, pass_after};
 use super::table::{Door, Out, Ptr, real};
-use super::{captures, contexts, event, lookup, torch};
+use super::{captures, contexts, lookup, torch};
 use crate::record::guard;
+use crate::record::guard::event;
 
 macro_rules! forward {
     ($door:expr, $name:ident ( $($arg:expr),* )) => {

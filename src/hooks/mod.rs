@@ -27,33 +27,5 @@ pub mod sites;
 pub mod streams;
 pub mod table;
 pub mod torch;
-pub mod usage;
 pub mod words;
 pub mod workspaces;
-
-use memtrace_format::event::{Event, Kind, Layer, Pool, What};
-
-use crate::os::clock;
-use crate::record::guard::Local;
-
-/// An event of this thread, here and now, with everything unsaid at zero.
-#[inline]
-pub fn event(local: &Local, kind: Kind, layer: Layer) -> Event {
-    Event {
-        kind,
-        layer,
-        device: local.device.get(),
-        flags: 0,
-        api: 0,
-        what: What::Device,
-        pool: Pool::DEFAULT,
-        time_ns: clock::now_ns(),
-        addr: 0,
-        size: 0,
-        extra: 0,
-        stream: 0,
-        stack: 0,
-        thread: local.tid(),
-        label: local.label.get(),
-    }
-}

@@ -18,11 +18,12 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use memtrace_format::event::{Event, Kind, Layer, What};
 
 use super::methods::{LEADING, copy_of_table};
+use super::resolve;
 use super::torch::{ALLOCATE_SLOT, Allocate, CUDA, DataPtr};
-use super::{event, resolve};
 use crate::libraries::loaded;
 use crate::os::signals;
 use crate::record::guard;
+use crate::record::guard::event;
 use crate::stack::Site;
 
 /// File name of the library whose allocator this is.

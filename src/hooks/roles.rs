@@ -20,12 +20,13 @@ use super::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
 };
 use super::table::{Api, Door, Out, Ptr};
-use super::{captures, communicators, event, pinned, place, torch};
+use super::{captures, communicators, pinned, place, torch};
 
 pub(super) use super::calls::{pass, pass_after};
 pub use super::contexts::*;
 use crate::os::message;
 use crate::record::Recorder;
+use crate::record::guard::event;
 use crate::record::guard::{self, Local};
 use crate::stack::Site;
 

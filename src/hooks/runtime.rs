@@ -7,7 +7,8 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 use memtrace_format::event::{Event, Kind, Layer};
 
 use super::table::{Door, Handle, Out, Ptr, real};
-use super::{captures, contexts, event, lookup, place, sites, torch};
+use super::{captures, contexts, lookup, place, sites, torch};
+use crate::record::guard::event;
 use crate::record::guard::{self, MAX_WAITS};
 use crate::stack::Site;
 

@@ -95,6 +95,16 @@ pub struct Door {
     pub real: usize,
 }
 
+impl Door {
+    /// The call has been made, and returns: counts it.
+    #[inline]
+    fn used(self) {
+        if let Some(recorder) = crate::recorder() {
+            recorder.usage.count(self.api as usize, self.caller as u64);
+        }
+    }
+}
+
 /// `void *`, or a device address.
 pub type Ptr = *mut c_void;
 /// `void **`: where an allocation's address or an object's handle goes.
@@ -234,7 +244,7 @@ macro_rules! entry_points {
                     let caller = crate::hooks::interposers::behind(caller.get());
                     let door = Door { api: Api::$name, caller, real: real.get() };
                     let code = entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
-                    crate::hooks::usage::used(door);
+                    door.used();
                     code
                 }
             )*)*

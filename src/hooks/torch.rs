@@ -21,12 +21,13 @@ use memtrace_format::event::{
 };
 
 use super::methods::{LEADING, Methods, copy_of_table};
-use super::{captures, event, pools, resolve, streams};
+use super::{captures, pools, resolve, streams};
 use crate::gauges;
 use crate::labels::{changes, quick};
 use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::record::Recorder;
+use crate::record::guard::event;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
 

@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Point};
 use memtrace_format::labels::Sort;
 
-use crate::hooks::event;
 use crate::record::guard;
+use crate::record::guard::event;
 
 /// Ranges of one thread that can be open at a time; those further inside are counted and change nothing.
 const DEPTH: usize = 48;

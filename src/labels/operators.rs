@@ -13,7 +13,6 @@
 //! `RecordFunction` leads to, at the offset below, and it begins with two strings, the name and the overload. If the
 //! first is not the one that PyTorch itself says is the name, the overload counts as unknown.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -47,23 +46,6 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 static MODULE: AtomicU32 = AtomicU32::new(0);
 static DEVICE: AtomicU32 = AtomicU32::new(0);
 static THREADS: AtomicU32 = AtomicU32::new(0);
-
-/// What a thread knows of its operators.
-pub struct Mine {
-    /// Those that run inside each other.
-    depth: Cell<u32>,
-    /// The thread's number here, plus 1.
-    thread: Cell<u32>,
-    /// For [`quick`].
-    pub quick: quick::Mine,
-}
-
-impl Mine {
-    /// Nothing yet.
-    pub(crate) const fn new() -> Mine {
-        Mine { depth: Cell::new(0), thread: Cell::new(0), quick: quick::Mine::new() }
-    }
-}
 
 /// `std::uncaught_exceptions`, if there is one.
 static EXCEPTIONS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -141,7 +123,7 @@ unsafe extern "C" fn begins(result: *mut *mut c_void, function: *const u8) -> *m
     unsafe {
         guard::local(|local| {
             let mine = &local.operators;
-            mine.quick.exact();
+            mine.begun.exact();
             if schema(function).is_some() {
                 mine.depth.set(mine.depth.get() + 1);
             }

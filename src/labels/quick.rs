@@ -19,7 +19,6 @@
 //! anything relies on them: the layout of `at::StepCallbacks`; `c10::impl::raw_local_dispatch_key_set` is two words, included and
 //! excluded keys, zero in a thread's usual state; `SavedTensorDefaultHooks`' state begins with a stack in a `std::deque`.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::sync::RwLock;
@@ -33,6 +32,7 @@ use super::{operators, store};
 use crate::hot::HOT;
 use crate::libraries::loaded;
 use crate::libraries::scopes;
+use crate::record::activity::Begun;
 use crate::record::guard::{self, Local};
 use crate::stack::native;
 
@@ -90,16 +90,6 @@ const DISTANCE_AT: u32 = 4;
 /// Operators by the name of their C++ structure: as Python names them, and their kind.
 static OPERATORS: RwLock<Option<Operators>> = RwLock::new(None);
 type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
-
-const NONE: u64 = u64::MAX;
-
-/// What a thread knows of the operators that it begins.
-pub struct Mine {
-    keys: Cell<*const u64>,
-    hooks: Cell<*const usize>,
-    /// The record of the operator that began last, if it began this way.
-    current: Cell<u64>,
-}
 
 /// `at::getStepCallbacksUnlessEmpty`: a jump, with the return address and where it lies where no argument is.
 ///
@@ -298,7 +288,7 @@ unsafe extern "C-unwind" fn decide(
 /// Sees to an operator that begins, if it is one of those that need no more.
 fn is_seen(caller: usize, at: *const usize) -> bool {
     guard::local(|local| {
-        let mine = &local.operators.quick;
+        let mine = &local.operators.begun;
         let Some((included, excluded)) = mine.keys() else { return false };
         if included != 0 {
             return false;
@@ -319,7 +309,7 @@ fn is_seen(caller: usize, at: *const usize) -> bool {
         }
         // What is made of others, or calls itself again when it has cast its arguments.
         if kind & COMPOSITE == 0 && !(casts != 0 && kind & CASTS != 0) {
-            mine.current.set(operators::seen(local, operator).unwrap_or(NONE));
+            mine.record.set(operators::seen(local, operator).unwrap_or(Begun::NONE));
         }
         true
     })
@@ -348,24 +338,18 @@ pub fn failed(local: &Local) {
 /// The record of the operator that the calling thread is in, if it was seen as it began.
 #[inline]
 pub fn current(local: &Local) -> Option<u64> {
-    if HOT.quick.load(Ordering::Relaxed) { local.operators.quick.under_way() } else { None }
+    if HOT.quick.load(Ordering::Relaxed) { local.operators.begun.under_way() } else { None }
 }
 
-impl Mine {
-    /// Nothing yet.
-    pub(crate) const fn new() -> Mine {
-        let (keys, hooks) = (Cell::new(std::ptr::null()), Cell::new(std::ptr::null()));
-        Mine { keys, hooks, current: Cell::new(NONE) }
-    }
-
+impl Begun {
     /// The thread begins an operator in PyTorch's way.
     pub fn exact(&self) {
-        self.current.set(NONE);
+        self.record.set(Begun::NONE);
     }
 
     fn under_way(&self) -> Option<u64> {
-        let current = self.current.get();
-        if current == NONE {
+        let current = self.record.get();
+        if current == Begun::NONE {
             return None;
         }
         let below = BELOW.load(Ordering::Relaxed);

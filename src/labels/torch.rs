@@ -24,6 +24,7 @@ use memtrace_format::event::{LabelId, NO_LABEL};
 use super::{changes, store};
 use crate::libraries::loaded;
 use crate::os::sync::zeroed_memory;
+use crate::record::activity::Work;
 use crate::record::guard::{self, Local};
 
 const LIBRARY: &str = "libtorch_cpu.so";
@@ -148,22 +149,6 @@ pub unsafe fn string(at: *const u8) -> (*const c_char, usize) {
         let length = if string_size() == STRING { at.add(8) } else { text.cast::<u8>().sub(24) };
         (text, length.cast::<usize>().read_unaligned())
     }
-}
-
-/// What a thread is at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Work {
-    /// Anything outside a backward pass.
-    Forward,
-    /// Gradients.
-    Backward,
-    /// A module's forward inside a backward pass: a checkpoint computes it again.
-    Again,
-    /// The node that puts a gradient into its place, hooks on it included. Known while a tracker asks ([`changes`]).
-    Accumulate,
-    /// Nobody has looked yet.
-    Unknown,
 }
 
 /// What the calling thread is at.

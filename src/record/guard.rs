@@ -16,10 +16,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use memtrace_format::blackbox::at;
-use memtrace_format::event::{LabelId, NO_LABEL, Pool};
+use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Pool, What};
 
-use crate::labels::{operators, torch::Work};
 use crate::os::clock;
+use crate::record::activity::{Operators, Work};
 use crate::record::{Recorder, this_thread};
 use crate::stack::Mine;
 
@@ -64,7 +64,7 @@ pub struct Local {
     /// The block that was handed out to the thread last, if a tracker asks and none was taken back since.
     pub taken: Cell<u64>,
     /// PyTorch's operators on this thread.
-    pub operators: operators::Mine,
+    pub operators: Operators,
     /// How many of `recorded` hold one.
     pub recorded_len: Cell<usize>,
     /// PyTorch's request that is under way.
@@ -102,7 +102,7 @@ thread_local! {
             label: Cell::new(NO_LABEL),
             work: Cell::new(Work::Unknown),
             taken: Cell::new(0),
-            operators: operators::Mine::new(),
+            operators: Operators::new(),
             request: Cell::new(None),
             pool: Cell::new(Pool::DEFAULT),
             stream: Cell::new((0, 0, 0)),
@@ -117,6 +117,28 @@ thread_local! {
             pieces: Cell::new(0),
         }
     };
+}
+
+/// An event of this thread, here and now, with everything unsaid at zero.
+#[inline]
+pub fn event(local: &Local, kind: Kind, layer: Layer) -> Event {
+    Event {
+        kind,
+        layer,
+        device: local.device.get(),
+        flags: 0,
+        api: 0,
+        what: What::Device,
+        pool: Pool::DEFAULT,
+        time_ns: clock::now_ns(),
+        addr: 0,
+        size: 0,
+        extra: 0,
+        stream: 0,
+        stack: 0,
+        thread: local.tid(),
+        label: local.label.get(),
+    }
 }
 
 impl Local {
@@ -272,6 +294,17 @@ pub fn left(below: usize) {
     });
 }
 
+/// Says where the words of this thread are.
+#[cold]
+fn settle() -> *const Local {
+    LOCAL.with(|local| {
+        // SAFETY: a thread-local variable without a destructor is there until the thread is gone.
+        unsafe { local.stacks.settle() };
+        this_thread::set(local);
+        std::ptr::from_ref(local)
+    })
+}
+
 /// The words of this thread.
 #[inline(always)]
 #[allow(
@@ -281,8 +314,7 @@ pub fn left(below: usize) {
 pub fn local<R>(f: impl FnOnce(&Local) -> R) -> R {
     let mut local: *const Local = this_thread::get();
     if local.is_null() {
-        local = LOCAL.with(std::ptr::from_ref);
-        this_thread::set(local);
+        local = settle();
     }
     // SAFETY: a thread-local variable without a destructor is there until the thread is gone.
     f(unsafe { &*local })

@@ -3,6 +3,7 @@
 //! A hook calls [`Recorder::write`] and nothing else here. It takes no lock, allocates nothing on the
 //! common path and can't fail; what may go wrong later (naming, writing files) goes wrong in the background.
 
+pub mod activity;
 pub mod blackbox;
 
 pub mod guard;
@@ -14,6 +15,7 @@ pub mod stacks;
 #[cfg(test)]
 mod testing;
 pub mod this_thread;
+pub mod usage;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -24,7 +26,6 @@ use memtrace_format::world::World;
 
 use crate::config::Config;
 use crate::emitter::Emitter;
-use crate::hooks::usage::Usage;
 use crate::measure::Asked;
 use crate::os::clock;
 use crate::os::message;
@@ -36,6 +37,7 @@ use crate::record::guard::Local;
 use crate::record::live::Live;
 use crate::record::ring::{LOOK_EVERY, Ring};
 use crate::record::stacks::Stacks;
+use crate::record::usage::Usage;
 use crate::stack::Site;
 use crate::stack::python::offsets;
 use crate::tree::Place;

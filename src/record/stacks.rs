@@ -65,11 +65,7 @@ impl Stacks {
     /// For turning ids into frames.
     pub fn namer(&self) -> Namer<&'static [AtomicU64]> {
         let nothing = || Namer::new(&[][..], &[][..], &[][..], Splice::PyTorch);
-        let namer = self.taker.as_ref().map_or_else(nothing, |t| t.namer(Splice::PyTorch));
-        match crate::labels::store::existing() {
-            Some(labels) => namer.with_labels(labels.words()),
-            None => namer,
-        }
+        self.taker.as_ref().map_or_else(nothing, |t| t.namer(Splice::PyTorch))
     }
 
     /// How full the regions are, for a snapshot's `memtrace` key.

@@ -35,8 +35,8 @@ use super::deep::Deep;
 use super::room::{Room, stack_pointer};
 pub use super::rules::Registers;
 use super::rules::{Outcome, Rule, Step, generation, rule_for};
+use super::scratch::mine;
 use crate::libraries::objects::own_library;
-use crate::record::guard;
 
 /// Frames that are kept of each end of a deep stack.
 pub const HALF: usize = 256;
@@ -422,8 +422,8 @@ fn odd_walk(room: &Room, found: &mut Found) -> Option<Reason> {
 /// Shows the calling thread's frames outside of memtrace, innermost first: where each goes on, and its stack pointer there.
 /// Ends when `visit` says so; `None` tells it that the walk begins again.
 pub fn each_frame(visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) {
-    guard::local(|local| {
-        let Some(room) = local.stacks.room() else { return };
+    mine(|mine| {
+        let Some(room) = mine.room() else { return };
         // Taken in this function, whose frame lasts: in a function handed to another one it would be of a frame that is gone.
         let here = match room.left_at(stack_pointer() as u64) {
             Some(left) => left,

@@ -22,8 +22,8 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::native::odd::Here;
+use super::scratch::mine;
 use crate::os::checked::{Process, system};
-use crate::record::guard;
 
 /// Bytes of a stack that is ours: reading the configuration and opening files are the most that happens there, and a signal
 /// handler of the program's on top of it.
@@ -381,7 +381,7 @@ impl Drop for WithoutStack {
 #[cold]
 #[inline(never)]
 pub fn aside<R>(f: impl FnOnce() -> R) -> R {
-    guard::local(|local| local.stacks.aside(f))
+    mine(|mine| mine.aside(f))
 }
 
 /// Runs `f` on a large stack that is taken for it, or, if there is no memory, on one of this thread's. For whatever writes files: the

@@ -75,7 +75,32 @@ pub struct Mine {
     roomy: Cell<(usize, usize)>,
 }
 
+thread_local! {
+    /// The calling thread's, once it has been said where that is ([`Mine::settle`]).
+    static SETTLED: Cell<*const Mine> = const { Cell::new(std::ptr::null()) };
+    /// What stands in for it before that.
+    static SPARE: Mine = const { Mine::new() };
+}
+
+/// Runs `f` with what the calling thread needs for its stacks.
+#[cold]
+pub fn mine<R>(f: impl FnOnce(&Mine) -> R) -> R {
+    // SAFETY: null, or what lives as long as the thread, as `settle` was promised.
+    match unsafe { SETTLED.get().as_ref() } {
+        Some(settled) => f(settled),
+        None => SPARE.with(f),
+    }
+}
+
 impl Mine {
+    /// From now on this is the calling thread's.
+    ///
+    /// # Safety
+    /// It lives as long as the thread.
+    pub unsafe fn settle(&self) {
+        SETTLED.set(self);
+    }
+
     /// Nothing yet.
     #[allow(clippy::new_without_default, reason = "made in one place, where it must be constant")]
     pub const fn new() -> Mine {

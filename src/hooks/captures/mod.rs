@@ -26,12 +26,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use memtrace_format::event::{Event, Kind, Layer, NO_STACK};
 
 use super::methods::Methods;
+use super::sites;
 use super::streams::{self, CudaStream};
 use super::torch::{self, DataPtr};
-use super::{event, sites};
 use crate::gauges::waiting;
 use crate::hot::HOT;
 use crate::record::Recorder;
+use crate::record::guard::event;
 use crate::record::guard::{self, Local};
 use crate::stack::Site;
 use uses::Use;

@@ -313,7 +313,7 @@ pub struct Runtime {
 #[inline]
 pub fn found() -> Option<&'static Runtime> {
     // SAFETY: the pointer is null or a leaked runtime.
-    unsafe { HOT.python.load(Ordering::Acquire).as_ref() }
+    unsafe { HOT.python.load(Ordering::Acquire).cast::<Runtime>().as_ref() }
 }
 
 impl Runtime {
@@ -378,7 +378,8 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
         Ok(found) => {
             let new = Box::into_raw(Box::new(found));
             let old = std::ptr::null_mut();
-            let winner = HOT.python.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+            let winner =
+                HOT.python.compare_exchange(old, new.cast(), Ordering::AcqRel, Ordering::Acquire);
             // SAFETY: `new` came from a box that nobody else has seen if the exchange failed; both the
             // winner and `new` otherwise live for ever.
             unsafe {
@@ -386,7 +387,7 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
                     Ok(_) => Ok(&*new),
                     Err(other) => {
                         drop(Box::from_raw(new));
-                        Ok(&*other)
+                        Ok(&*other.cast::<Runtime>())
                     }
                 }
             }

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::blackbox::{DOOR_WORDS, DoorUse, Region, door_uses};
 
-use super::table::Door;
 use crate::libraries::objects;
 use crate::record::blackbox::Mapped;
 
@@ -22,9 +21,9 @@ impl Usage {
         Usage(blackbox.region(Region::Doors).as_chunks().0)
     }
 
-    fn count(&self, door: Door) {
-        let Some([others, places @ ..]) = self.0.get(door.api as usize) else { return };
-        let caller = door.caller as u64;
+    /// The door of this number was used by a call that returns to `caller`.
+    pub fn count(&self, door: usize, caller: u64) {
+        let Some([others, places @ ..]) = self.0.get(door) else { return };
         for [start, end, calls] in places.as_chunks::<3>().0 {
             if end.load(Ordering::Acquire) == 0 {
                 let found = objects::library_at(caller).unwrap_or(caller..caller + 1);
@@ -49,13 +48,5 @@ impl Usage {
         let words: Vec<u64> =
             self.0.as_flattened().iter().map(|w| w.load(Ordering::Relaxed)).collect();
         door_uses(&words)
-    }
-}
-
-/// A call came by this door, and returns.
-#[inline]
-pub fn used(door: Door) {
-    if let Some(recorder) = crate::recorder() {
-        recorder.usage.count(door);
     }
 }
