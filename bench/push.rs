@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use memtrace::config::Config;
 use memtrace::os::clock;
+use memtrace::process::Process;
 use memtrace::record::{Recorder, guard};
 use memtrace::stack::Site;
 use memtrace_format::event::{Event, Kind, Layer, Pool, What};
@@ -34,7 +35,8 @@ fn main() {
             ("MEMTRACE_QUIET", "1".into()),
         ]);
         let config = Config::from(|name| set.get(name).cloned());
-        let recorder: &Recorder = Box::leak(Box::new(Recorder::new(config).expect("memory")));
+        let recorder: &Recorder =
+            &Box::leak(Box::new(Process::new(config).expect("memory"))).recorder;
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

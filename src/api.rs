@@ -12,9 +12,11 @@ use std::sync::atomic::AtomicU64;
 use memtrace_format::event::Point;
 use memtrace_format::labels::Sort;
 
-use crate::dump::{self, Reason};
 use crate::os::message;
 use crate::os::signals;
+use crate::process;
+use crate::process::dump;
+use crate::process::dump::Reason;
 use crate::record::guard;
 use crate::stack::room::on_a_large_one;
 use crate::{gauges, labels};
@@ -28,10 +30,10 @@ use crate::{gauges, labels};
 /// `path` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
-    let Some(recorder) = crate::recorder() else { return 1 };
+    let Some(process) = process::current() else { return 1 };
     let dump = || {
         if path.is_null() {
-            return if dump::to_folder(recorder, dump::NOW, Reason::Request).is_some() {
+            return if dump::to_folder(process, dump::NOW, Reason::Request).is_some() {
                 0
             } else {
                 2
@@ -39,7 +41,7 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
         }
         // SAFETY: promised by the caller.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
-        match dump::to_path(recorder, path) {
+        match dump::to_path(process, path) {
             Ok(()) => 0,
             Err(e) => {
                 message!("cannot write {}: {e}", path.display());
@@ -53,7 +55,7 @@ pub unsafe extern "C" fn memtrace_dump(path: *const c_char) -> c_int {
 /// 1 if memtrace is recording in this process, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_active() -> c_int {
-    c_int::from(crate::recorder().is_some())
+    c_int::from(crate::record::switch::recorder().is_some())
 }
 
 /// The version (`0.1.0`), as a C string that lives for ever.
@@ -418,7 +420,7 @@ pub extern "C" fn memtrace_changes_release(upto: u64) {
 /// `into` has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_stats(into: *mut c_char, size: usize) -> usize {
-    let text = on_a_large_one(|| dump::statistics(crate::recorder()).to_string());
+    let text = on_a_large_one(|| dump::statistics(crate::record::switch::recorder()).to_string());
     // SAFETY: promised by the caller.
     unsafe { answer(&text, into, size) }
 }

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use memtrace_caching::{OutOfMemory, Why};
 
 use super::cuda;
-use crate::measure;
+use crate::process::measure;
 use crate::record::guard;
 
 /// A number of bytes as PyTorch writes it.

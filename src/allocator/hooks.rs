@@ -30,7 +30,7 @@ use crate::stack::Site;
 /// Called by PyTorch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_init(_device_count: c_int) {
-    crate::wake();
+    crate::record::switch::wake();
 }
 
 /// Memory of a device for a stream; null for no bytes. Where there is none, PyTorch gets its own exception if this is its
@@ -48,7 +48,7 @@ pub unsafe extern "C-unwind" fn memtrace_malloc(
         return std::ptr::null_mut();
     }
     let stream = stream.addr() as u64;
-    crate::wake();
+    crate::record::switch::wake();
     let stack = stack(Site::Alloc);
     let result = match owner(device) {
         Some(mut owner) => {
@@ -135,7 +135,7 @@ pub unsafe extern "C-unwind" fn memtrace_reset() {
             owner.allocator.empty_cache();
         }));
         if done.is_err() {
-            crate::switch_off("an internal error");
+            crate::record::switch::switch_off("an internal error");
         }
     }
 }

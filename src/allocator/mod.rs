@@ -137,7 +137,8 @@ pub fn owner_of(addr: u64) -> Option<MutexGuard<'static, Owner>> {
 /// The stack of the calling thread, before any lock.
 #[inline]
 pub fn stack(site: Site) -> StackId {
-    let wanted = crate::recorder().is_some_and(|recorder| recorder.stacks.wanted(site));
+    let wanted =
+        crate::record::switch::recorder().is_some_and(|recorder| recorder.stacks.wanted(site));
     let take = || guard::observe(|recorder, local| recorder.stacks.capture(local, site));
     wanted.then(take).flatten().unwrap_or(NO_STACK)
 }

@@ -59,9 +59,9 @@ impl Recording {
                 quick::event(local);
             }
             match kind {
-                Kind::Alloc => recorder.emitter.allocated(recorder, self.allocated, ticket),
+                Kind::Alloc => recorder.mailbox.allocated(self.allocated, ticket),
                 Kind::Oom => {
-                    recorder.emitter.out_of_memory(ticket);
+                    recorder.mailbox.out_of_memory(ticket);
                     quick::failed(local);
                 }
                 _ => {}

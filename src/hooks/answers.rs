@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn a_forked_child_remembers_where_another_thread_was_at_it() {
         while WRITING.swap(true, Ordering::AcqRel) {} // other tests look, too
-        assert!(crate::life::tests::in_child(|| !WRITING.load(Ordering::Acquire)));
+        assert!(crate::process::life::tests::in_child(|| !WRITING.load(Ordering::Acquire)));
         WRITING.store(false, Ordering::Release);
     }
 }

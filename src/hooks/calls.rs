@@ -43,7 +43,7 @@ pub(super) fn of_driver(door: Door, f: impl FnOnce() -> c_int) -> c_int {
 }
 
 fn entered(door: Door) {
-    crate::wake();
+    crate::record::switch::wake();
     contexts::entered(door);
 }
 

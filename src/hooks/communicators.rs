@@ -160,7 +160,7 @@ fn handle_at(code: c_int, out: Out) -> usize {
 macro_rules! makes {
     ($name:ident ( $out:ident, $ranks:ident, $rank:ident ; $($arg:ident : $ty:ty),* )) => {
         pub(super) fn $name(door: Door, $($arg: $ty),*) -> c_int {
-            crate::wake();
+            crate::record::switch::wake();
             if is_inside() {
                 return forward!(door, $name($($arg),*));
             }
@@ -193,7 +193,7 @@ makes!(ncclCommInitRankScalable(out, ranks, rank; out: Out, ranks: c_int, rank: 
 
 /// One for each of this process's devices.
 pub(super) fn ncclCommInitAll(door: Door, out: Out, count: c_int, devices: *const c_int) -> c_int {
-    crate::wake();
+    crate::record::switch::wake();
     if is_inside() {
         return forward!(door, ncclCommInitAll(out, count, devices));
     }

@@ -76,7 +76,7 @@ pub fn remember(text: &str, meant: &str) {
         let all = settings::after(read.as_ref().map_or("", |read| &read.all), meant);
         &*read.insert(Read { last: text.to_owned(), all })
     });
-    if let Some(recorder) = crate::recorder() {
+    if let Some(recorder) = crate::record::switch::recorder() {
         recorder.blackbox.note_settings(new);
     }
 }

@@ -167,7 +167,7 @@ pub(super) fn enters(door: Door, device: i8) {
                 stack,
                 ..event(local, Kind::Entered, Layer::Device)
             });
-            recorder.emitter.measure();
+            recorder.mailbox.measure();
         }
     });
 }

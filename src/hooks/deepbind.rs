@@ -152,7 +152,7 @@ impl Doors {
         match binding.name.to_bytes() {
             b"dlsym" => ours(self.dlsym, lookup::dlsym as *const () as usize),
             b"dlvsym" => ours(self.dlvsym, lookup::dlvsym as *const () as usize),
-            b"dlclose" => ours(self.dlclose, crate::life::dlclose as *const () as usize),
+            b"dlclose" => ours(self.dlclose, crate::hooks::closing::dlclose as *const () as usize),
             name @ [b'c', b'u', ..] => {
                 let row =
                     FIRST + ENTRY_POINTS[FIRST..].iter().position(|e| e.name.as_bytes() == name)?;

@@ -7,6 +7,7 @@ pub mod answers;
 pub mod callers;
 pub mod calls;
 pub mod captures;
+pub mod closing;
 pub mod communicators;
 pub mod conf;
 pub mod contexts;

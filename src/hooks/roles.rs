@@ -111,7 +111,7 @@ fn failed(recorder: &Recorder, mut event: Event) {
     let ticket = recorder.write(&event);
     // PyTorch tries again, and reports what came of it.
     if event.extra == OUT_OF_MEMORY && event.layer != Layer::Framework {
-        recorder.emitter.out_of_memory(ticket);
+        recorder.mailbox.out_of_memory(ticket);
     }
 }
 
@@ -301,7 +301,7 @@ pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Ev
         let sized = !matches!(what, What::Context | What::Module | What::Executable);
         match kind {
             Kind::Create | Kind::Destroy if sized => {}
-            Kind::Create | Kind::Destroy | Kind::Reset => recorder.emitter.measure(),
+            Kind::Create | Kind::Destroy | Kind::Reset => recorder.mailbox.measure(),
             _ => {}
         }
     });

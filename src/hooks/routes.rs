@@ -345,7 +345,7 @@ mod tests {
             row.known[0].of(100) == Some(7)
         };
         row.writing.store(true, Ordering::Release);
-        assert!(!knows() && crate::life::tests::in_child(knows));
+        assert!(!knows() && crate::process::life::tests::in_child(knows));
         row.writing.store(false, Ordering::Release);
     }
 }

@@ -21,12 +21,12 @@ macro_rules! forward {
 
 /// The number of devices; PyTorch's first call, which wakes the recorder.
 pub(super) fn cudaGetDeviceCount(door: Door, count: *mut c_int) -> c_int {
-    crate::wake();
+    crate::record::switch::wake();
     forward!(door, cudaGetDeviceCount(count))
 }
 
 pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
-    crate::wake();
+    crate::record::switch::wake();
     let code = forward!(door, cudaSetDevice(device));
     if code == 0 {
         place::set_device(device as i8);

@@ -99,7 +99,7 @@ impl Door {
     /// The call has been made, and returns: counts it.
     #[inline]
     fn used(self) {
-        if let Some(recorder) = crate::recorder() {
+        if let Some(recorder) = crate::record::switch::recorder() {
             recorder.usage.count(self.api as usize, self.caller as u64);
         }
     }

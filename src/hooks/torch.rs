@@ -254,7 +254,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
                     replace_allocate();
                 }
                 let ticket = handed_out(recorder, local, addr as u64, change as u64, device);
-                recorder.emitter.allocated(recorder, allocated as u64, ticket);
+                recorder.mailbox.allocated(allocated as u64, ticket);
             } else {
                 taken_back(recorder, local, addr as u64, change.unsigned_abs(), device);
             }
@@ -361,7 +361,7 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
                 device: (device >> 8) as i8,
                 ..event(local, Kind::Oom, Layer::Framework)
             });
-            recorder.emitter.out_of_memory(ticket);
+            recorder.mailbox.out_of_memory(ticket);
             quick::failed(local);
         });
     }

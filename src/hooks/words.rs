@@ -176,7 +176,7 @@ mod tests {
     fn a_forked_child_looks_where_another_thread_was_looking() {
         let is_free = || !LOOKING.load(Ordering::Acquire);
         while LOOKING.swap(true, Ordering::AcqRel) {} // other tests look, too
-        assert!(crate::life::tests::in_child(is_free));
+        assert!(crate::process::life::tests::in_child(is_free));
         LOOKING.store(false, Ordering::Release);
     }
 }

@@ -162,7 +162,7 @@ pub fn unwind(depth: u32) {
 
 /// Writes down that the program passed a point. Nothing if nothing is recorded yet.
 pub fn mark(name: &[u8], sort: Point, number: u64) {
-    if crate::recorder().is_none() {
+    if crate::record::switch::recorder().is_none() {
         return;
     }
     let label = named(NO_LABEL, Sort::Range, name);

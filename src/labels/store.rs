@@ -230,7 +230,7 @@ impl Store {
     /// Writes a new label into the black box, too, if there is one.
     fn mirror(&self, at: usize) {
         fence(Ordering::SeqCst);
-        if let Some(recorder) = crate::recorder() {
+        if let Some(recorder) = crate::record::switch::recorder() {
             self.copy(recorder, at);
         }
     }

@@ -26,7 +26,6 @@ use memtrace_options::NO_BLACKBOX;
 use serde_json::{Value, json};
 
 use crate::config::Config;
-use crate::hooks::table::ROWS;
 use crate::os::clock;
 use crate::os::memory::limit;
 use crate::os::message;
@@ -68,11 +67,14 @@ struct Sizes {
     depot: usize,
     /// Words for Python code objects: some 20,000.
     codes: usize,
+    /// Entry points whose use is counted.
+    entry_points: usize,
 }
 
 impl Sizes {
-    fn of(slots: usize) -> Sizes {
-        Sizes { slots, live: LIVE_MOST, depot: (5 << 18) + 8, codes: 1 << 20 }
+    fn of(slots: usize, entry_points: usize) -> Sizes {
+        let (depot, codes) = ((5 << 18) + 8, 1 << 20);
+        Sizes { slots, live: LIVE_MOST, depot, codes, entry_points }
     }
 
     /// Half of everything; `None` if that is too little to be of use.
@@ -82,18 +84,19 @@ impl Sizes {
             live: (self.live / 2).max(4 * LIVE_FIRST),
             depot: (self.depot / 2).max((5 << 12) + 8),
             codes: (self.codes / 2).max(1 << 14),
+            ..self
         };
         (half.bytes() < self.bytes()).then_some(half)
     }
 
     /// What fits into a file, or into so much of the address space, that this process may make.
-    fn within_limits(slots: usize, in_file: bool) -> Option<Sizes> {
+    fn within_limits(largest: Sizes, in_file: bool) -> Option<Sizes> {
         // The program wants the rest.
         let mut most = limit(libc::RLIMIT_AS).min(limit(libc::RLIMIT_DATA)) / 8;
         if in_file {
             most = most.min(limit(libc::RLIMIT_FSIZE));
         }
-        std::iter::successors(Some(Sizes::of(slots)), |sizes| sizes.half())
+        std::iter::successors(Some(largest), |sizes| sizes.half())
             .find(|sizes| sizes.bytes() as u64 <= most)
     }
 
@@ -110,7 +113,7 @@ impl Sizes {
             self.codes,
             MODULE_WORDS,
             ABOUT_WORDS,
-            ROWS * DOOR_WORDS,
+            self.entry_points * DOOR_WORDS,
             LABEL_WORDS,
         ];
         let mut next = HEADER_WORDS;
@@ -124,11 +127,12 @@ impl Sizes {
 }
 
 impl Mapped {
-    /// A fresh black box for at most so many events as the user wants. `None`: there is no memory, not even for
+    /// A fresh black box for at most so many events as the user wants, with places for so many entry points. `None`: there is no memory, not even for
     /// the smallest one.
-    pub fn create(config: &Config, name: &str) -> Option<Mapped> {
-        Sizes::within_limits(config.events, false)?;
-        let sizes = Sizes::within_limits(config.events, true);
+    pub fn create(config: &Config, name: &str, entry_points: usize) -> Option<Mapped> {
+        let largest = Sizes::of(config.events, entry_points);
+        Sizes::within_limits(largest, false)?;
+        let sizes = Sizes::within_limits(largest, true);
         let mut trouble = None;
         for folder in folders(config) {
             match sizes.map_or_else(too_small, |sizes| Mapped::in_folder(&folder, name, sizes)) {
@@ -146,7 +150,7 @@ impl Mapped {
                 trouble.unwrap_or_default()
             );
         }
-        Mapped::anonymous(config.events)
+        Mapped::anonymous(largest)
     }
 
     fn in_folder(folder: &Path, name: &str, sizes: Sizes) -> io::Result<Mapped> {
@@ -172,8 +176,8 @@ impl Mapped {
     }
 
     /// In plain memory.
-    fn anonymous(slots: usize) -> Option<Mapped> {
-        let sizes = Sizes::within_limits(slots, false)?;
+    fn anonymous(largest: Sizes) -> Option<Mapped> {
+        let sizes = Sizes::within_limits(largest, false)?;
         let (_, total) = sizes.layout();
         let words = crate::os::sync::zeroed_memory(total);
         let mapped = Mapped { words, path: None, link: None, space: Space::MEMORY, _file: None };

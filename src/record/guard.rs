@@ -165,7 +165,7 @@ impl Local {
     /// See [`observe`].
     #[inline]
     pub fn observe<R>(&self, f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
-        let recorder = crate::recorder()?;
+        let recorder = crate::record::switch::recorder()?;
         if self.inside.get() != OUTSIDE {
             self.pass_over(recorder, || false);
             return None;
@@ -221,7 +221,7 @@ impl Local {
             let took = clock::now_ns().saturating_sub(began);
             header[at::SAMPLED_NS].fetch_add(took, Ordering::Relaxed);
         }
-        result.inspect_err(|_| crate::switch_off("an internal error")).ok()
+        result.inspect_err(|_| crate::record::switch::switch_off("an internal error")).ok()
     }
 
     /// Counts what can't be written down. While a thread writes, only a signal handler can come in between: what it does about
@@ -283,7 +283,7 @@ pub fn left(below: usize) {
             && local.stacks.is_left(step as usize, below)
         {
             if local.inside.get() == RECORDING
-                && let Some(recorder) = crate::recorder()
+                && let Some(recorder) = crate::record::switch::recorder()
             {
                 recorder.ring.leave();
             }
@@ -323,7 +323,7 @@ pub fn local<R>(f: impl FnOnce(&Local) -> R) -> R {
 /// Runs `f` with the recorder if it is on and this thread is not inside already.
 #[inline]
 pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
-    crate::recorder()?;
+    crate::record::switch::recorder()?;
     local(|local| local.observe(f))
 }
 
@@ -389,7 +389,7 @@ pub fn called() -> usize {
 /// A call of somebody's comes by while this thread is inside, and is not recorded: is it one that should be? `is_programs` says
 /// so where that depends on who calls.
 pub fn passes_by(is_programs: impl FnOnce() -> bool) {
-    if let Some(recorder) = crate::recorder() {
+    if let Some(recorder) = crate::record::switch::recorder() {
         local(|local| local.pass_over(recorder, is_programs));
     }
 }

@@ -8,26 +8,25 @@ pub mod blackbox;
 
 pub mod guard;
 pub mod live;
+pub mod mailbox;
 pub mod places;
 pub mod ring;
 
 pub mod stacks;
+pub mod switch;
 #[cfg(test)]
 mod testing;
 pub mod this_thread;
 pub mod usage;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::{Event, FLAG_ENDING, Kind, NO_STACK, StackId};
 use memtrace_format::world::World;
+use serde_json::Value;
 
 use crate::config::Config;
-use crate::emitter::Emitter;
-use crate::measure::Asked;
-use crate::os::clock;
 use crate::os::message;
 use crate::os::space::Room;
 use crate::os::sync::of_file;
@@ -35,12 +34,12 @@ use crate::os::truncated;
 use crate::record::blackbox::{ABOUT_BYTES, Mapped};
 use crate::record::guard::Local;
 use crate::record::live::Live;
+use crate::record::mailbox::Mailbox;
 use crate::record::ring::{LOOK_EVERY, Ring};
 use crate::record::stacks::Stacks;
 use crate::record::usage::Usage;
 use crate::stack::Site;
 use crate::stack::python::offsets;
-use crate::tree::Place;
 
 /// Everything one process records into. Made at the first CUDA call and never freed: other threads may be
 /// inside a hook at any time, also while the process exits. What every event needs comes first.
@@ -51,9 +50,7 @@ pub struct Recorder {
     /// Interned call stacks.
     pub stacks: Stacks,
     /// The background thread's mailbox.
-    pub emitter: Emitter,
-    /// The devices that are asked how full they are.
-    pub asked: Asked,
+    pub mailbox: Mailbox,
     /// The file behind everything above.
     pub blackbox: Mapped,
     /// What the user asked for.
@@ -64,48 +61,39 @@ pub struct Recorder {
     pub started_ns: u64,
     /// Which doors are used by whom.
     pub usage: Usage,
-    /// Where this process stands among those of its run.
-    pub place: Place,
     /// For the names of labels in the box.
     pub labels: Room,
     /// What has been said of want of room, a bit each.
     told: AtomicU32,
-    /// One dump at a time; the others wait. Never taken in a hook. A forked child has a recorder of its own, and so no lock
-    /// that a thread of its parent's holds.
-    pub dumping: Mutex<()>,
 }
 
 impl Recorder {
-    /// A recorder for this process; `None` if there is no memory for it.
-    pub fn new(config: Config) -> Option<Recorder> {
-        clock::prepare();
-        let started_ns = clock::now_ns();
-        let pid = std::process::id();
-        let name =
-            format!("memtrace-{}-{pid}-{}.blackbox", crate::dump::host(), started_ns / 1_000_000);
-        let place = Place::find(&config, &name);
-        let blackbox = Mapped::create(&config, &name)?;
+    /// A recorder for this process, in a black box of this name, with places for so many entry points; `None` if there is no memory
+    /// for it. `describe` says what the box shall say of the process, from what is known of stacks and in how many bytes.
+    pub fn new(
+        config: Config,
+        started_ns: u64,
+        name: &str,
+        entry_points: usize,
+        describe: impl FnOnce(&Config, Value, usize) -> Value,
+    ) -> Option<Recorder> {
+        let blackbox = Mapped::create(&config, name, entry_points)?;
         let stacks = Stacks::new(config.stacks, config.stacks_of_frees, &blackbox);
-        let about =
-            crate::dump::description(&config, started_ns, &place, stacks.about(), ABOUT_BYTES);
-        blackbox.describe(&about);
+        blackbox.describe(&describe(&config, stacks.about(), ABOUT_BYTES));
         let header = of_file(blackbox.header());
         let slots = |region| of_file(blackbox.region(region)).as_chunks().0;
         let live = Live::new(slots(Region::Live), header, blackbox.space());
         Some(Recorder {
             ring: Ring::new(slots(Region::Ring), header, blackbox.space(), live),
             stacks,
-            emitter: Emitter::new(),
-            asked: Asked::default(),
-            pid: pid as i32,
+            mailbox: Mailbox::new(config.peak_step),
+            pid: std::process::id() as i32,
             started_ns,
             usage: Usage::new(&blackbox),
-            place,
             labels: blackbox.room(Region::Labels),
             blackbox,
             config,
             told: AtomicU32::new(0),
-            dumping: Mutex::new(()),
         })
     }
 
@@ -159,7 +147,7 @@ impl Recorder {
             self.blackbox.header()[at::STALLS].fetch_add(1, Ordering::Relaxed);
         }
         if ticket.is_multiple_of(LOOK_EVERY) && self.ring.is_short(ticket) {
-            self.emitter.wake();
+            self.mailbox.wake();
         }
     }
 

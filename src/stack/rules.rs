@@ -322,7 +322,7 @@ pub fn translate(row: &Row<'_>) -> Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::life::tests::in_child;
+    use crate::process::life::tests::in_child;
 
     #[test]
     fn in_a_forked_child_only_its_own_thread_unloads() {

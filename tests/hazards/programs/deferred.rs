@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use memtrace::config::Config;
+use memtrace::process::Process;
 use memtrace::record::Recorder;
 use memtrace_format::event::{Event, FLAG_PENDING, Kind, Layer, Pool, What};
 
@@ -148,7 +149,7 @@ fn main() {
     }
     let done = ledger(&arguments[2]);
     let recorder: &Recorder =
-        Box::leak(Box::new(Recorder::new(Config::from_env()).expect("memory")));
+        &Box::leak(Box::new(Process::new(Config::from_env()).expect("memory"))).recorder;
     std::thread::scope(|scope| {
         for t in 0..THREADS {
             let mut thread = Thread::new(number(3), t);

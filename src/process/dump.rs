@@ -30,14 +30,16 @@ use memtrace_options::Format;
 use crate::config::Config;
 use crate::hooks::{conf, deepbind, table};
 use crate::labels::{self, store::Store};
-use crate::measure;
 use crate::os::memory;
 use crate::os::message;
 use crate::os::{clock, truncated};
+use crate::process::Process;
+use crate::process::measure;
+use crate::process::tree;
+use crate::process::tree::Place;
+use crate::process::virtual_gpu;
 use crate::record::Recorder;
 use crate::record::live::Live;
-use crate::tree::{self, Place};
-use crate::virtual_gpu;
 
 /// Why a snapshot is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,17 +99,18 @@ fn say_elsewhere(recorder: &Recorder) {
 
 /// Writes the state of a moment under the next free name in the user's folder, and says where.
 /// Trouble is one line on stderr: the program must not notice.
-pub fn to_folder(recorder: &Recorder, moment: Moment, reason: Reason) -> Option<PathBuf> {
-    let _turn = recorder.dumping.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn to_folder(process: &Process, moment: Moment, reason: Reason) -> Option<PathBuf> {
+    let recorder = &process.recorder;
+    let _turn = process.dumping.lock().unwrap_or_else(PoisonError::into_inner);
     if tree::is_elsewhere() {
         say_elsewhere(recorder);
         return None;
     }
     if matches!(moment, NOW | Moment::End) {
-        measure::sample(recorder);
+        measure::sample(process);
     }
     let mut said = Said::default();
-    match write_new(recorder, moment, reason, &mut said) {
+    match write_new(process, moment, reason, &mut said) {
         Ok((path, counts)) => {
             if let Some(text) = said.oom {
                 say_oom(recorder, &path, &text);
@@ -196,12 +199,13 @@ fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
 ///
 /// # Errors
 /// The file can't be written; what was there is as it was.
-pub fn to_path(recorder: &Recorder, path: &Path) -> io::Result<()> {
-    let _turn = recorder.dumping.lock().unwrap_or_else(PoisonError::into_inner);
-    measure::sample(recorder);
+pub fn to_path(process: &Process, path: &Path) -> io::Result<()> {
+    let recorder = &process.recorder;
+    let _turn = process.dumping.lock().unwrap_or_else(PoisonError::into_inner);
+    measure::sample(process);
     let new = NewFile::within(memtrace_files::folder_of(path), recorder.config.readers)?;
     let format = format_of(path, recorder.config.format);
-    write(recorder, NOW, Reason::Request, &new, format, &mut Said::default())?;
+    write(process, NOW, Reason::Request, &new, format, &mut Said::default())?;
     new.replace(path)
 }
 
@@ -239,16 +243,16 @@ pub fn host() -> String {
 
 /// Writes a file and gives it the first number that is free when it is complete.
 fn write_new(
-    recorder: &Recorder,
+    process: &Process,
     moment: Moment,
     reason: Reason,
     said: &mut Said,
 ) -> io::Result<(PathBuf, Counts)> {
-    let Config { out, readers, format, .. } = &recorder.config;
+    let Config { out, readers, format, .. } = &process.recorder.config;
     std::fs::create_dir_all(out)?;
     let new = NewFile::within(out, *readers)?;
-    let counts = write(recorder, moment, reason, &new, *format, said)?;
-    let names = (0..u32::MAX).map(|n| out.join(file_name(recorder, n)));
+    let counts = write(process, moment, reason, &new, *format, said)?;
+    let names = (0..u32::MAX).map(|n| out.join(file_name(&process.recorder, n)));
     new.place(names).map(|(path, _)| (path, counts))
 }
 
@@ -259,13 +263,14 @@ const NEEDED_EACH: usize = 1 << 10;
 /// Writes the state of a moment into this file. An error if the black box was cut short meanwhile: part of what was
 /// written is zeros then.
 fn write(
-    recorder: &Recorder,
+    process: &Process,
     moment: Moment,
     reason: Reason,
     new: &NewFile,
     format: Format,
     said: &mut Said,
 ) -> io::Result<Counts> {
+    let recorder = &process.recorder;
     let encoding = match format {
         Format::Pickle => Encoding::Pickle,
         Format::Json => Encoding::Json(Stacks::Shared),
@@ -296,7 +301,7 @@ fn write(
             let (settings, conf) = conf::in_force(&recorder.config);
             snapshot.allocator_settings = settings;
             let known = std::mem::take(&mut snapshot.memtrace);
-            let mut about = about(recorder, reason, counts);
+            let mut about = about(process, reason, counts);
             about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
             memtrace_naming::carry_over(&known, &mut about);
             about["allocator_conf"] = conf.into();
@@ -400,9 +405,10 @@ pub fn description(
 }
 
 /// The extra top-level key.
-fn about(recorder: &Recorder, reason: Reason, counts: &Counts) -> Value {
+fn about(process: &Process, reason: Reason, counts: &Counts) -> Value {
+    let recorder = &process.recorder;
     let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
-    let mut about = identity(&recorder.config, recorder.started_ns, &recorder.place);
+    let mut about = identity(&recorder.config, recorder.started_ns, &process.place);
     about["reason"] = reason.name().into();
     about["written_us"] = (clock::now_ns() / 1000).into();
     about["stacks"] = recorder.stacks.about();

@@ -30,6 +30,7 @@ use crate::libraries::loaded;
 use crate::libraries::next;
 use crate::os::clock;
 use crate::os::{futex, threads};
+use crate::process::Process;
 use crate::record::guard::event;
 use crate::record::{Recorder, guard};
 
@@ -47,7 +48,7 @@ struct Memory {
 /// `nvmlProcessInfo_t`, as the second and third version of the question have it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Process {
+struct ProcessInfo {
     pid: c_uint,
     used: u64,
     instances: [c_uint; 2],
@@ -61,7 +62,7 @@ const PROCESSES: usize = 128;
 
 type ByAddress = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
 type MemoryOf = unsafe extern "C" fn(Handle, *mut Memory) -> c_int;
-type ProcessesOf = unsafe extern "C" fn(Handle, *mut c_uint, *mut Process) -> c_int;
+type ProcessesOf = unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> c_int;
 
 /// NVML's functions.
 struct Nvml {
@@ -88,14 +89,15 @@ struct Devices {
 pub struct Asked(Mutex<Option<Devices>>);
 
 /// Asks every device that this process has entered, and writes down what is new. Not for hooks.
-pub fn sample(recorder: &Recorder) {
+pub fn sample(process: &Process) {
+    let recorder = &process.recorder;
     if !contexts::any_entered() {
         return;
     }
     guard::nested(|| {
-        let mut devices = recorder.asked.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = process.asked.0.lock().unwrap_or_else(PoisonError::into_inner);
         if devices.is_none() && !is_open() {
-            recorder.emitter.measure_later();
+            recorder.mailbox.measure_later();
             return;
         }
         let Devices { nvml: Some(nvml), devices } = devices.get_or_insert_with(Devices::find)
@@ -106,7 +108,7 @@ pub fn sample(recorder: &Recorder) {
             if let Some(device) = device
                 && !device.sample(nvml, recorder, ordinal as i8)
             {
-                recorder.emitter.measure_later();
+                recorder.mailbox.measure_later();
             }
         }
     });
@@ -239,7 +241,7 @@ impl Nvml {
 
     /// What each process has on a device, as far as NVML knows.
     fn list(&self, device: Handle) -> Vec<(u32, u64)> {
-        let mut list = [Process::default(); PROCESSES];
+        let mut list = [ProcessInfo::default(); PROCESSES];
         let mut n = PROCESSES as c_uint;
         // SAFETY: as in `processes`.
         if unsafe { (self.processes)(device, &raw mut n, list.as_mut_ptr()) } != 0 {
@@ -250,7 +252,7 @@ impl Nvml {
 
     /// Bytes of this process and of others; `None` if NVML can't tell (in another process namespace, for example).
     fn processes(&self, device: Handle) -> Option<(u64, u64)> {
-        let mut list = [Process::default(); PROCESSES];
+        let mut list = [ProcessInfo::default(); PROCESSES];
         let mut n = PROCESSES as c_uint;
         // SAFETY: a handle of NVML's, and a list of ours with room for so many.
         if unsafe { (self.processes)(device, &raw mut n, list.as_mut_ptr()) } != 0 {
@@ -260,7 +262,7 @@ impl Nvml {
         if list.iter().any(|p| p.used == NOT_AVAILABLE) {
             return None;
         }
-        let mine = |p: &&Process| p.pid == std::process::id();
+        let mine = |p: &&ProcessInfo| p.pid == std::process::id();
         let own = list.iter().find(mine)?.used;
         Some((own, list.iter().filter(|p| !mine(p)).map(|p| p.used).sum()))
     }

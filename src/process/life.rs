@@ -1,4 +1,4 @@
-//! The ends of a process: exit, `_exit`, fork, an end without any CUDA call; and of a library: `dlclose`.
+//! The ends of a process: exit, `_exit`, fork, an end without any CUDA call.
 //!
 //! `exit` runs our handler early (it was registered late), with every other thread still running. `_exit` runs no
 //! handlers: its callers are in a hurry, or in a signal handler, or share their memory with a parent (`vfork`).
@@ -12,16 +12,21 @@ use memtrace_format::blackbox::Life;
 use memtrace_naming::Moment;
 use memtrace_options::RUN_PID;
 
+use crate::gauges;
 use crate::hooks::{captures, communicators, contexts, routes, torch, words};
 use crate::libraries::loaded;
 use crate::libraries::next;
 use crate::os::clock;
 use crate::os::signals;
 use crate::os::{descriptors, message};
-use crate::record::{Recorder, guard};
+use crate::process;
+use crate::process::Process;
+use crate::process::background;
+use crate::process::{dump, jumps, measure, starts, tree};
+use crate::record::guard;
+use crate::record::switch::{self, ASLEEP, WOKEN, recorder};
 use crate::stack::room::on_a_large_one;
 use crate::stack::{registered, rules};
-use crate::{ASLEEP, WOKEN, dump, forget_recorder, gauges, jumps, measure, recorder, starts, tree};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {
@@ -37,10 +42,10 @@ pub fn register() {
 }
 
 extern "C" fn exiting() {
-    let Some(recorder) = recorder() else { return };
+    let Some(process) = process::current() else { return };
     guard::nested(|| {
         on_a_large_one(|| {
-            let write = || signals::uncancelled(|| last_snapshot(recorder));
+            let write = || signals::uncancelled(|| last_snapshot(process));
             if std::panic::catch_unwind(write).is_err() {
                 message!("an internal error while the last snapshot was written");
             }
@@ -49,11 +54,12 @@ extern "C" fn exiting() {
 }
 
 /// Writes what has not been written yet and takes the black box away.
-pub fn last_snapshot(recorder: &Recorder) {
-    recorder.emitter.close();
-    recorder.emitter.serve_oom(recorder);
+pub fn last_snapshot(process: &Process) {
+    let recorder = &process.recorder;
+    recorder.mailbox.close();
+    background::serve_oom(process);
     let nothing = recorder.ring.written() == 0;
-    if nothing || dump::to_folder(recorder, Moment::End, dump::Reason::Exit).is_some() {
+    if nothing || dump::to_folder(process, Moment::End, dump::Reason::Exit).is_some() {
         recorder.blackbox.set_life(Life::Ended);
         recorder.blackbox.remove();
     }
@@ -87,7 +93,7 @@ fn end(status: c_int) -> ! {
         && recorder.pid == unsafe { libc::getpid() }
         && !guard::inside()
     {
-        recorder.emitter.farewell(PATIENCE_NS);
+        recorder.mailbox.farewell(PATIENCE_NS);
     }
     tree::ending();
     let next = NEXT_EXIT.load(Ordering::Relaxed);
@@ -123,24 +129,10 @@ extern "C" fn loading() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = loading;
 
-/// `dlclose`: what was learnt from a library's unwind tables, and where its calls go, ends with the library.
-///
-/// # Safety
-/// As the C library documents.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
-    // SAFETY: promised by the caller.
-    let close = || unsafe { next::close(handle) };
-    routes::closing(|| match recorder() {
-        Some(recorder) if !guard::inside() => recorder.stacks.closing(close),
-        _ => close(),
-    })
-}
-
 /// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here. Of the parent's
 /// threads there is only this one: what the others were at will never be done.
 extern "C" fn forked() {
-    forget_recorder();
+    switch::forget();
     WOKEN.store(ASLEEP, Ordering::Release);
     contexts::forget_entered();
     communicators::forget_work();

@@ -2,7 +2,7 @@
 //!
 //! A child whose `LD_PRELOAD` was replaced or cleared runs none of our code, so nobody would ever hear of it. The one who
 //! starts it still has: each of the C library's functions that start a program first has a look at the environment that is
-//! passed on, and adds a line to the run's list if memtrace isn't in it ([`crate::tree`]). Then it is a jump: the C library
+//! passed on, and adds a line to the run's list if memtrace isn't in it ([`crate::process::tree`]). Then it is a jump: the C library
 //! sees its true caller, and nothing that it answers is touched.
 //!
 //! All of this may run between `vfork` and `exec`, in memory that belongs to the parent, or in a signal handler: it takes no
@@ -17,7 +17,8 @@ use crate::libraries::next;
 use crate::os::checked::{Process, Window};
 use crate::os::descriptors;
 use crate::os::errno;
-use crate::tree::{self, SHORT};
+use crate::process::tree;
+use crate::process::tree::SHORT;
 
 type Words = *const *const c_char;
 

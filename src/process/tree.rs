@@ -18,7 +18,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ use memtrace_format::shell::quote;
 use crate::config::Config;
 use crate::os::descriptors;
 use crate::os::signals;
-use crate::record::Recorder;
+use crate::process::{self, Process};
 use crate::stack::room::on_a_large_one;
 
 /// Ancestors that are looked at.
@@ -68,12 +68,10 @@ impl Place {
     }
 }
 
-/// The recorder of this process, or of the one that it was forked from.
-static LAST: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
-
 /// Remembers the recorder for children that are forked from here, and adds to the run's list.
-pub fn began(recorder: &'static Recorder) {
-    LAST.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+pub fn began(process: &'static Process) {
+    let recorder = &process.recorder;
+    process.remember();
     if let Some(root) = root_folder() {
         let _ = ROOT_FOLDER.set(root);
     }
@@ -107,11 +105,10 @@ pub fn wrote(config: &Config, path: &Path) {
 }
 
 fn forked_from() -> Option<Recorded> {
-    // SAFETY: null, or a recorder that was leaked, here or in the process that this one was forked from, whose memory
-    // this one has a copy of. Only plain memory is read, not the black box, which a fork doesn't inherit.
-    let last = unsafe { LAST.load(Ordering::Acquire).as_ref() }?;
-    let mine = last.pid == std::process::id() as i32;
-    (!mine).then(|| Recorded { pid: last.pid, blackbox: last.place.blackbox.clone() })
+    // Only plain memory is read, not the black box, which a fork doesn't inherit.
+    let last = process::last()?;
+    let mine = last.recorder.pid == std::process::id() as i32;
+    (!mine).then(|| Recorded { pid: last.recorder.pid, blackbox: last.place.blackbox.clone() })
 }
 
 /// The nearest process above that has a black box mapped, up to the root.

@@ -1,0 +1,77 @@
+//! The process that is recorded, seen from above the recorder: its snapshots, its background thread, its ends, and the others of
+//! its run.
+//!
+//! Hooks know nothing of this. They leave a word in the recorder's mailbox ([`crate::record::mailbox`]).
+
+pub mod background;
+pub mod dump;
+pub mod jumps;
+pub mod last;
+pub mod life;
+pub mod measure;
+pub mod starts;
+pub mod tree;
+pub mod virtual_gpu;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::config::Config;
+use crate::hooks::table::ROWS;
+use crate::os::clock;
+use crate::record::{Recorder, switch};
+use background::OomFiles;
+use measure::Asked;
+use tree::Place;
+
+/// A recorder and what belongs to it. Never freed, as the recorder isn't. A forked child has its own, and so no lock that a thread of
+/// its parent's holds.
+pub struct Process {
+    /// What hooks write into.
+    pub recorder: Recorder,
+    /// Where this process stands among those of its run.
+    pub place: Place,
+    /// The devices that are asked how full they are.
+    asked: Asked,
+    /// One dump at a time; the others wait. Never taken in a hook.
+    dumping: Mutex<()>,
+    /// Snapshots of failures.
+    oom: Mutex<OomFiles>,
+}
+
+/// That of this process, or of the one that it was forked from.
+static LAST: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+impl Process {
+    /// This process, which begins to record; `None` if there is no memory for that.
+    pub fn new(config: Config) -> Option<Process> {
+        clock::prepare();
+        let started_ns = clock::now_ns();
+        let (host, pid) = (dump::host(), std::process::id());
+        let name = format!("memtrace-{host}-{pid}-{}.blackbox", started_ns / 1_000_000);
+        let place = Place::find(&config, &name);
+        let describe = |config: &Config, stacks, room| {
+            dump::description(config, started_ns, &place, stacks, room)
+        };
+        let recorder = Recorder::new(config, started_ns, &name, ROWS, describe)?;
+        let (asked, dumping, oom) = <(Asked, Mutex<()>, Mutex<OomFiles>)>::default();
+        Some(Process { recorder, place, asked, dumping, oom })
+    }
+
+    /// From now on this is [`last`].
+    fn remember(&'static self) {
+        LAST.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
+    }
+}
+
+/// The last one that began to record here, or in the process that this one was forked from.
+pub fn last() -> Option<&'static Process> {
+    // SAFETY: null, or leaked, here or in the process that this one was forked from, whose memory this one has a copy of.
+    unsafe { LAST.load(Ordering::Acquire).as_ref() }
+}
+
+/// The one that is on.
+pub fn current() -> Option<&'static Process> {
+    let recorder = switch::recorder()?;
+    last().filter(|process| std::ptr::eq(&raw const process.recorder, recorder))
+}
