@@ -45,6 +45,20 @@ pub fn open_own(path: &CStr, how: c_int) -> c_int {
     }
 }
 
+/// May this process have one more descriptor?
+pub fn is_one_left() -> bool {
+    // SAFETY: a C string, and our own descriptor.
+    unsafe {
+        let file = libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
+        let is_one =
+            file >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EMFILE);
+        if file >= 0 {
+            libc::close(file);
+        }
+        is_one
+    }
+}
+
 /// The process began without a standard error.
 static MUTE: AtomicBool = AtomicBool::new(false);
 

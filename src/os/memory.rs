@@ -137,9 +137,54 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     found.rlim_cur
 }
 
+/// How much more address space, or data, this process may take, whichever is less, and which limit that is.
+pub fn left() -> (u64, &'static str) {
+    // Where the kernel says how much is taken, in pages.
+    const TAKEN: &str = "/proc/self/statm";
+    let limits = [
+        (limit(libc::RLIMIT_AS), 0, "memory (ulimit -v)"),
+        (limit(libc::RLIMIT_DATA), 5, "memory (ulimit -d)"),
+    ];
+    if limits.iter().all(|(most, ..)| *most == libc::RLIM_INFINITY) {
+        return (u64::MAX, "");
+    }
+    let taken = memtrace_files::read(TAKEN).unwrap_or_default();
+    // SAFETY: asks for a constant.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let left = limits.map(|(most, which, name)| (left_of(most, &taken, which, page), name));
+    left.into_iter().min().unwrap_or((u64::MAX, ""))
+}
+
+/// All of it where nobody says what is taken.
+fn left_of(most: u64, taken: &[u8], which: usize, page: u64) -> u64 {
+    if most == libc::RLIM_INFINITY {
+        return u64::MAX;
+    }
+    let taken = std::str::from_utf8(taken).ok().and_then(|text| text.split(' ').nth(which));
+    let pages = taken.and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+    most.saturating_sub(pages.saturating_mul(page))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_taken_of_a_limit_is_not_left() {
+        const NONE: u64 = libc::RLIM_INFINITY;
+        let taken = b"700 3 2 1 0 50 0\n";
+        for (most, taken, which, left) in [
+            (1 << 22, &taken[..], 0, (1 << 22) - 700 * 4096),
+            (1 << 22, taken, 5, (1 << 22) - 50 * 4096),
+            (1 << 21, taken, 0, 0),
+            (1 << 21, b"", 0, 1 << 21),
+            (1 << 21, b"what\xff", 0, 1 << 21),
+            (1 << 21, b"18446744073709551615 0", 0, 0),
+            (NONE, taken, 0, NONE),
+        ] {
+            assert_eq!(left_of(most, taken, which, 4096), left, "{most} {taken:?} {which}");
+        }
+    }
 
     #[test]
     fn the_reserve_has_an_end_and_is_whole_again_when_all_has_come_back() {

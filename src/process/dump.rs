@@ -30,6 +30,7 @@ use memtrace_options::Format;
 use crate::config::Config;
 use crate::hooks::{conf, deepbind, table};
 use crate::labels::{self, store::Store};
+use crate::os::descriptors;
 use crate::os::memory;
 use crate::os::message;
 use crate::os::{clock, truncated};
@@ -170,6 +171,10 @@ fn advice(recorder: &Recorder, error: &io::Error) -> String {
             format!("set MEMTRACE_OUT to a folder with more room{recover}")
         }
         io::ErrorKind::InvalidData => "the record is lost".to_owned(),
+        // An error that names its path has no number.
+        _ if error.raw_os_error() == Some(libc::EMFILE) || !descriptors::is_one_left() => {
+            format!("raise the limit on open files (ulimit -n){recover}")
+        }
         _ => "set MEMTRACE_OUT to a folder that can be written".to_owned(),
     }
 }

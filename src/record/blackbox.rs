@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::os::clock;
-use crate::os::memory::limit;
+use crate::os::memory::{self, limit};
 use crate::os::message;
 use crate::os::space::{ROOM_STEP, Room, Space, in_memory};
 use crate::os::truncated;
@@ -52,6 +52,8 @@ pub struct Mapped {
     /// The file, and the link to it in the output folder if it lies elsewhere.
     pub path: Option<PathBuf>,
     link: Option<PathBuf>,
+    /// The limit of the process that made it smaller than the user wants.
+    limited: Option<&'static str>,
     space: Space,
     _file: Option<OwnedFd>,
 }
@@ -89,15 +91,19 @@ impl Sizes {
         (half.bytes() < self.bytes()).then_some(half)
     }
 
-    /// What fits into a file, or into so much of the address space, that this process may make.
-    fn within_limits(largest: Sizes, in_file: bool) -> Option<Sizes> {
-        // The program wants the rest.
-        let mut most = limit(libc::RLIMIT_AS).min(limit(libc::RLIMIT_DATA)) / 8;
-        if in_file {
-            most = most.min(limit(libc::RLIMIT_FSIZE));
-        }
-        std::iter::successors(Some(largest), |sizes| sizes.half())
-            .find(|sizes| sizes.bytes() as u64 <= most)
+    /// What fits into a file, or into what is left of the memory, that this process may have; and the limit that makes it less.
+    fn within_limits(largest: Sizes, in_file: bool) -> Option<(Sizes, Option<&'static str>)> {
+        /// The program wants the rest. The smallest box is worth more to it.
+        const SHARE: u64 = 8;
+        const SHARE_OF_SMALLEST: u64 = 4;
+        let (left, of_memory) = memory::left();
+        let file = if in_file { limit(libc::RLIMIT_FSIZE) } else { libc::RLIM_INFINITY };
+        let all = || std::iter::successors(Some(largest), |sizes| sizes.half());
+        let fits = |share| move |sizes: &Sizes| sizes.bytes() as u64 <= file.min(left / share);
+        let found =
+            all().find(fits(SHARE)).or_else(|| all().last().filter(fits(SHARE_OF_SMALLEST)))?;
+        let name = if file < left / SHARE { "the size of files (ulimit -f)" } else { of_memory };
+        Some((found, (found.bytes() < largest.bytes()).then_some(name)))
     }
 
     fn bytes(self) -> usize {
@@ -135,19 +141,23 @@ impl Mapped {
         let sizes = Sizes::within_limits(largest, true);
         let mut trouble = None;
         for folder in folders(config) {
-            match sizes.map_or_else(too_small, |sizes| Mapped::in_folder(&folder, name, sizes)) {
+            let made = sizes.map_or_else(too_small, |(sizes, limited)| {
+                Ok(Mapped { limited, ..Mapped::in_folder(&folder, name, sizes)? })
+            });
+            match made {
                 Ok(mut mapped) => {
                     mapped.link_from(&config.out);
                     return Some(mapped);
                 }
-                Err(e) => trouble = trouble.or(Some(format!("{}: {e}", folder.display()))),
+                Err(e) => trouble = trouble.or(Some((format!("{}: {e}", folder.display()), e))),
             }
         }
         if config.blackbox.as_deref() != Some(Path::new(NO_BLACKBOX)) {
+            let (what, error) = trouble.unzip();
             message!(
-                "no black box file could be made ({}): the record will not survive a killed process; \
-                 set MEMTRACE_BLACKBOX to a folder with room",
-                trouble.unwrap_or_default()
+                "no black box file could be made ({}): the record will not survive a killed process; {}",
+                what.unwrap_or_default(),
+                error.map_or(FOLDER, |e| advice(&e))
             );
         }
         Mapped::anonymous(largest)
@@ -160,7 +170,8 @@ impl Mapped {
         let made = map(&file, total).and_then(|words| {
             let space = Space::of(&file, folder, words);
             let (link, path) = (None, Some(path.clone()));
-            let mapped = Mapped { words, path, link, space, _file: Some(file) };
+            let limited = None;
+            let mapped = Mapped { words, path, link, limited, space, _file: Some(file) };
             let no_room = io::Error::other("has no room");
             if mapped.begin(sizes) {
                 return Ok(mapped);
@@ -177,10 +188,11 @@ impl Mapped {
 
     /// In plain memory.
     fn anonymous(largest: Sizes) -> Option<Mapped> {
-        let sizes = Sizes::within_limits(largest, false)?;
+        let (sizes, limited) = Sizes::within_limits(largest, false)?;
         let (_, total) = sizes.layout();
         let words = crate::os::sync::zeroed_memory(total);
-        let mapped = Mapped { words, path: None, link: None, space: Space::MEMORY, _file: None };
+        let (path, link, space) = (None, None, Space::MEMORY);
+        let mapped = Mapped { words, path, link, limited, space, _file: None };
         (words.len() >= total && mapped.begin(sizes)).then_some(mapped)
     }
 
@@ -235,6 +247,13 @@ impl Mapped {
     /// A region that is used from its first word on.
     pub fn room(&self, region: Region) -> Room {
         Room::new(self.region(region), self.space)
+    }
+
+    /// The limit of the process for which a region has no room for so many entries of [`WORDS`]; `None`: it isn't a limit that is in
+    /// the way.
+    pub fn limit_of(&self, region: Region, entries: u64) -> Option<&'static str> {
+        let most = (self.region(region).len() / WORDS) as u64;
+        self.limited.filter(|_| entries > most)
     }
 
     /// For reserving more of it.
@@ -320,7 +339,21 @@ fn folders(config: &Config) -> Vec<PathBuf> {
 }
 
 fn too_small() -> io::Result<Mapped> {
-    Err(io::Error::other("the limit on the size of files is too low (ulimit -f)"))
+    let what = "the limit on the size of files is too low (ulimit -f)";
+    Err(io::Error::new(io::ErrorKind::FileTooLarge, what))
+}
+
+const FOLDER: &str = "set MEMTRACE_BLACKBOX to a folder with room";
+
+/// What helps against an error.
+fn advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "raise the limit on open files (ulimit -n)",
+        Some(libc::ENOMEM) => "raise the limit on memory (ulimit -v, ulimit -d)",
+        Some(libc::EAGAIN) => "raise the limit on locked memory (ulimit -l)",
+        _ if error.kind() == io::ErrorKind::FileTooLarge => "raise that limit",
+        _ => FOLDER,
+    }
 }
 
 fn open(path: &Path, words: usize) -> io::Result<OwnedFd> {

@@ -183,18 +183,24 @@ impl Recorder {
         let header = |word: usize| self.blackbox.header()[word].load(Ordering::Relaxed);
         let path = self.blackbox.path.as_ref();
         let folder = path.and_then(|path| path.parent()).unwrap_or("memory".as_ref()).display();
-        let history = self.ring.retired() > 0 && self.ring.capacity() < self.config.events as u64;
+        let remedy = |limit: Option<&str>| match limit {
+            Some(limit) => (format!("the limit on {limit}"), "Raise it for more"),
+            None => (folder.to_string(), "Set MEMTRACE_BLACKBOX to a folder with more room"),
+        };
+        let capacity = self.ring.capacity();
+        let history = self.ring.retired() > 0 && capacity < self.config.events as u64;
         if history && self.first_time(1) {
+            let (what, remedy) = remedy(self.blackbox.limit_of(Region::Ring, capacity * 2));
             message!(
-                "only the last {} events of history fit into {folder}; what is alive stays exact. \
-                 Set MEMTRACE_BLACKBOX to a folder with more room",
-                self.ring.capacity(),
+                "only the last {capacity} events of history fit into {what}; what is alive stays exact. {remedy}"
             );
         }
         if header(at::LIVE_OUTSIDE) > 0 && self.first_time(2) {
+            let needed = header(at::LIVE_ROOM) + 1;
+            let (what, remedy) = remedy(self.blackbox.limit_of(Region::Live, needed));
             message!(
-                "no room in {folder} for everything that is alive: the rest is kept in the program's memory, and would \
-                 be missing if it is killed. Set MEMTRACE_BLACKBOX to a folder with more room"
+                "no room in {what} for everything that is alive: the rest is kept in the program's memory, and would \
+                 be missing if it is killed. {remedy}"
             );
         }
         if header(at::LIVE_REFUSED) > 0 && self.first_time(4) {

@@ -151,6 +151,21 @@ def test_limits(name, value, leaves, room):
         assert live(snapshot) == 2000 and counters["live_refused"] == 0
         is_short = counters["events_kept"] < 38_000
         assert is_short == any("of history fit" in line for line in said) == (leaves != "all" and name != "nofile")
+    advised = [line for line in said if "of history fit" in line or NO_BOX in line or REFUSED in line and name == "nofile"]
+    assert all(OPTIONS[name] in line and "to a folder" not in line for line in advised), advised
+
+
+OPTIONS = {"fsize": "ulimit -f", "as": "ulimit -v", "data": "ulimit -d", "nofile": "ulimit -n", "memlock": "ulimit -l"}
+
+
+@pytest.mark.parametrize("name, value, leaves", [("as", 100 * MIB, "the last"), ("data", 64 * MIB, "the last"), ("as", 1000 * MIB, "all")])
+def test_a_limit_of_which_much_is_taken(name, value, leaves, room):
+    """What counts is what is left of it. An eighth of the whole was more than that: no box could be made (issue F, A4)."""
+    taken = 4 << 30
+    said, [snapshot], _, _ = room("limit", name, taken + value, 20_000, 10, taken, MEMTRACE_STACKS="all")
+    assert live(snapshot) == 2000
+    assert [OPTIONS[name] in line for line in said if "of history fit" in line] == [True] * (leaves == "the last"), said
+    assert len(said) == (leaves == "the last"), said
 
 
 @pytest.mark.parametrize("name, value", [*(("as", n) for n in (50, 60, 70)), *(("data", n) for n in (40, 48, 56))])

@@ -1,7 +1,8 @@
 // Programs with little room: for the record of what they do, or for everything.
 //
 // "churn CALLS KEEP [close-first|close-later] [kill]" allocates, and frees all but each KEEPth; its descriptors may be
-// closed before the first call or after it. "limit NAME BYTES CALLS [KEEP]" sets a limit on itself before the first call.
+// closed before the first call or after it. "limit NAME BYTES CALLS [KEEP [TAKEN]]" sets a limit on itself before the first call, when it has
+// taken so much memory already.
 // "handler CALLS [driver]" is interrupted by a signal whose handler allocates; prints how often. "inside CALLS" gets its signals from
 // a runtime in the middle of its calls (`libover.c`); prints what the handler did. Every one prints "ok".
 
@@ -130,6 +131,9 @@ int main(int argc, char **argv) {
         churn(atol(argv[2]), atol(argv[3]));
         if (strcmp(argv[argc - 1], "kill") == 0) raise(SIGKILL);
     } else if (strcmp(argv[1], "limit") == 0 && argc > 4) {
+        size_t taken = argc > 6 ? strtoul(argv[6], NULL, 0) : 0;
+        int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        if (taken > 0 && mmap(NULL, taken, PROT_READ | PROT_WRITE, how, -1, 0) == MAP_FAILED) fail("mmap failed");
         limit(argv[2], strtoul(argv[3], NULL, 0));
         churn(atol(argv[4]), argc > 5 ? atol(argv[5]) : 10);
         if (strcmp(argv[2], "memlock") == 0 && is_locked()) fail("the box is locked in memory");
