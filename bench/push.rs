@@ -110,7 +110,7 @@ fn batch(recorder: &Recorder, thread: u64, batch: u64) -> Duration {
             size: 500,
             extra: 512,
             stream: 0,
-            stack: guard::local(|local| recorder.stacks.capture(local, site)),
+            stack: guard::local(|local| recorder.stacks.capture(&local.stacks, site)),
             thread: thread as u32,
             label: 0,
         };

@@ -139,7 +139,7 @@ pub fn owner_of(addr: u64) -> Option<MutexGuard<'static, Owner>> {
 pub fn stack(site: Site) -> StackId {
     let wanted =
         crate::record::switch::recorder().is_some_and(|recorder| recorder.stacks.wanted(site));
-    let take = || guard::observe(|recorder, local| recorder.stacks.capture(local, site));
+    let take = || guard::observe(|recorder, local| recorder.stacks.capture(&local.stacks, site));
     wanted.then(take).flatten().unwrap_or(NO_STACK)
 }
 

@@ -8,8 +8,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
-use crate::libraries::loaded;
 use crate::libraries::objects;
+use crate::libraries::scopes;
 use crate::stack::native;
 
 /// What is thrown.
@@ -68,7 +68,7 @@ struct Means {
 }
 
 fn find(library: &str, name: &CStr) -> Option<*mut c_void> {
-    loaded::loaded_symbol(library, name).map(std::ptr::NonNull::as_ptr)
+    scopes::loaded_symbol(library, name).map(std::ptr::NonNull::as_ptr)
 }
 
 impl Means {

@@ -159,7 +159,7 @@ pub(super) fn enters(door: Door, device: i8) {
     }
     guard::observe(|recorder, local| {
         if ENTERED.fetch_or(1 << device, Ordering::Relaxed) & (1 << device) == 0 {
-            let stack = recorder.stacks.capture_call(local, Site::Alloc, door.caller);
+            let stack = recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller);
             let api = door.api as u16;
             recorder.write(&Event {
                 api,

@@ -134,7 +134,7 @@ struct Doors {
 
 impl Doors {
     fn find() -> Doors {
-        let own = |name| loaded::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
+        let own = |name| next::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
         let mut nvidias = Vec::new();
         loaded::visit(|path, tables| {
             if resolve::is_one_of_nvidias(path, tables) {

@@ -181,7 +181,7 @@ fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void 
             b"dlsym" => dlsym as *mut c_void,
             b"dlvsym" => dlvsym as *mut c_void,
             // Another interposer's, which comes to ours in its turn, is what was asked for.
-            b"dlclose" if loaded::in_c_library(name).is_some_and(|own| own.as_ptr() == found) => {
+            b"dlclose" if next::in_c_library(name).is_some_and(|own| own.as_ptr() == found) => {
                 crate::hooks::closing::dlclose as *mut c_void
             }
             _ => found,

@@ -161,7 +161,7 @@ fn handed_out(data: &mut DataPtr, size: usize) {
             addr: data.addr as u64,
             size: size as u64,
             extra: data.context as u64,
-            stack: recorder.stacks.capture(local, Site::Alloc),
+            stack: recorder.stacks.capture(&local.stacks, Site::Alloc),
             ..event(local, Kind::Alloc, Layer::Host)
         });
     });

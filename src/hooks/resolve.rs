@@ -77,7 +77,7 @@ fn first(symbol: &str, library: &str) -> Option<NonNull<c_void>> {
     let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, *f)));
     // What is remembered must stay.
     let next = next.inspect(|f| loaded::stays(*f)).and_then(|f| NonNull::new(f as *mut c_void));
-    next.or_else(|| loaded::loaded_symbol(library, &symbol))
+    next.or_else(|| scopes::loaded_symbol(library, &symbol))
 }
 
 // --- what the loader would have found ------------------------------------------------------------------
@@ -98,7 +98,7 @@ pub fn behind(row: &EntryPoint, caller: usize) -> Option<usize> {
     });
     found
         .flatten()
-        .or_else(|| loaded::loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize))
+        .or_else(|| scopes::loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize))
 }
 
 /// What the loader would have bound a row's name to for the library that has this address, in the version that it wants.

@@ -89,7 +89,7 @@ fn allocated(door: Door, it: Allocated) {
                 size: it.size as u64,
                 stream: it.stream as u64,
                 extra: if it.code == 0 { extra as u64 } else { it.code as u64 },
-                stack: recorder.stacks.capture_call(local, Site::Alloc, door.caller),
+                stack: recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
                 ..of_door(door, local, Kind::Alloc, it.what)
             }
         };
@@ -284,7 +284,7 @@ pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Ev
         let mut event = of_door(door, local, kind, what);
         event.stack = match kind {
             Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
-                recorder.stacks.capture_call(local, Site::Alloc, door.caller)
+                recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller)
             }
             Kind::Destroy | Kind::HandleRelease | Kind::Unmap | Kind::Reset => {
                 recorder.stack_of_freeing_call(local, door.caller)

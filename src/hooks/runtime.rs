@@ -89,7 +89,8 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
         let request = local.request.get();
         recorder.write(&Event {
             extra: ev as u64,
-            stack: request.map_or_else(|| recorder.stacks.capture(local, Site::Alloc), |r| r.stack),
+            stack: request
+                .map_or_else(|| recorder.stacks.capture(&local.stacks, Site::Alloc), |r| r.stack),
             ..event(local, Kind::EventReady, Layer::Framework)
         });
     });

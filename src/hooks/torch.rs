@@ -26,6 +26,7 @@ use crate::gauges;
 use crate::labels::{changes, quick};
 use crate::libraries::loaded;
 use crate::libraries::objects;
+use crate::libraries::scopes;
 use crate::record::Recorder;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local, Request};
@@ -89,7 +90,8 @@ pub struct Doing {
 pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
     let (stream, device) = streams::current(local, device);
     let request = local.request.get();
-    let stack = request.map_or_else(|| recorder.stacks.capture(local, Site::Alloc), |r| r.stack);
+    let stack =
+        request.map_or_else(|| recorder.stacks.capture(&local.stacks, Site::Alloc), |r| r.stack);
     Doing { size: request.map_or(0, |r| r.size), stream, device, stack, pool: local.pool.get() }
 }
 
@@ -124,7 +126,7 @@ static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 fn replace_allocate() {
     if ALLOCATOR.load(Ordering::Relaxed) == 0 {
         let name = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
-        let Some(at) = loaded::loaded_symbol(LIBRARY, name) else { return };
+        let Some(at) = scopes::loaded_symbol(LIBRARY, name) else { return };
         ALLOCATOR.store(at.as_ptr() as usize, Ordering::Relaxed);
     }
     // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer. The object
@@ -204,7 +206,7 @@ unsafe extern "C-unwind" fn allocate(
 ) -> *mut c_void {
     guard::local(|local| {
         local.observe(|recorder, local| {
-            let stack = recorder.stacks.capture(local, Site::Alloc);
+            let stack = recorder.stacks.capture(&local.stacks, Site::Alloc);
             local.request.set(Some(Request { size: size as u64, stack }));
             local.pool.set(Pool::DEFAULT);
         });

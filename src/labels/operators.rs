@@ -23,7 +23,7 @@ use memtrace_format::labels::Sort;
 use super::journal::Journal;
 use super::{quick, store, torch};
 use crate::gauges;
-use crate::libraries::loaded;
+use crate::libraries::scopes;
 use crate::record::guard::{self, Local};
 
 /// `RecordFunction::fn_`: a union of a string and a reference, and after it which of them is there.
@@ -61,9 +61,9 @@ pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     MODES.store(modes, Ordering::Relaxed);
     let name = c"_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE";
     let found =
-        loaded::loaded_symbol("libc10.so", name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        scopes::loaded_symbol("libc10.so", name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
     IS_EXCLUDED.store(found, Ordering::Relaxed);
-    let found = loaded::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
+    let found = scopes::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
     EXCEPTIONS.store(found.map_or(std::ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
     torch::attach();
     quick::begin(below, views, autocast, begins, ends);

@@ -122,7 +122,7 @@ pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -
 }
 
 extern "C" fn find() -> *mut c_void {
-    match loaded::loaded_symbol(LIBRARY, ASKED) {
+    match scopes::loaded_symbol(LIBRARY, ASKED) {
         Some(real) if real.as_ptr() != step_callbacks as *mut c_void => {
             REAL.store(real.as_ptr(), Ordering::Release);
             let none = std::ptr::null_mut();
@@ -377,7 +377,7 @@ impl Begun {
     #[cold]
     fn look(&self) {
         let (Some(keys), Some(hooks)) =
-            (scopes::of_thread("libc10.so", KEYS), loaded::loaded_symbol(LIBRARY, HOOKS))
+            (scopes::of_thread("libc10.so", KEYS), scopes::loaded_symbol(LIBRARY, HOOKS))
         else {
             return;
         };

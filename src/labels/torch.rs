@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use memtrace_format::event::{LabelId, NO_LABEL};
 
 use super::{changes, store};
-use crate::libraries::loaded;
+use crate::libraries::scopes;
 use crate::os::sync::zeroed_memory;
 use crate::record::activity::Work;
 use crate::record::guard::{self, Local};
@@ -98,8 +98,8 @@ pub fn add_operators(start: Start, end: End) -> Option<u64> {
     if PEEK.load(Ordering::Acquire).is_null() {
         return None;
     }
-    let add = loaded::loaded_symbol(LIBRARY, ADD)?;
-    loaded::loaded_symbol(LIBRARY, REMOVE)?;
+    let add = scopes::loaded_symbol(LIBRARY, ADD)?;
+    scopes::loaded_symbol(LIBRARY, REMOVE)?;
     // SAFETY: see `attach`.
     Some(unsafe {
         std::mem::transmute::<*mut c_void, Add>(add.as_ptr())(Callback::new(OPERATOR, start, end))
@@ -108,7 +108,7 @@ pub fn add_operators(start: Start, end: End) -> Option<u64> {
 
 /// Ends what [`add_operators`] began.
 pub fn remove(handle: u64) {
-    if let Some(remove) = loaded::loaded_symbol(LIBRARY, REMOVE) {
+    if let Some(remove) = scopes::loaded_symbol(LIBRARY, REMOVE) {
         // SAFETY: libtorch_cpu exports this name with this signature; the handle is one of its own.
         unsafe { std::mem::transmute::<*mut c_void, Remove>(remove.as_ptr())(handle) }
     }
@@ -196,7 +196,7 @@ pub fn attach() {
     if ATTACHED.load(Ordering::Relaxed) != 0 {
         return;
     }
-    let find = |name: &CStr| loaded::loaded_symbol(LIBRARY, name).map(NonNull::as_ptr);
+    let find = |name: &CStr| scopes::loaded_symbol(LIBRARY, name).map(NonNull::as_ptr);
     let Some(add) = find(ADD) else { return };
     let (Some(name), Some(peek), Some(thread)) = (
         find(c"_ZNK2at14RecordFunction4nameEv"),

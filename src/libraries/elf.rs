@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 pub use self::symbols::Version;
-use crate::libraries::objects;
 use crate::os::checked::{Memory, Process};
 use crate::os::errno;
 
@@ -79,7 +78,7 @@ impl Tables {
         let (mut dynamic, mut protected, mut mapped) = (None, 0..0, 0..0);
         let mut constant = [const { 0..0 }; 4];
         let is_readable = |p: &Range<usize>| process.is_readable(p.start as u64, p.end as u64);
-        for header in objects::headers(info, process) {
+        for header in headers(info, process) {
             let start = base + header.p_vaddr as usize;
             let end = start + header.p_memsz as usize;
             if header.p_type == libc::PT_LOAD
@@ -421,6 +420,17 @@ fn has(bytes: &[u8], text: &[u8]) -> bool {
         libc::memmem(bytes.as_ptr().cast(), bytes.len(), text.as_ptr().cast(), text.len())
     };
     !found.is_null()
+}
+
+/// The program headers of an object that the loader lists; none if they can't be read.
+pub fn headers<'a>(info: &'a libc::dl_phdr_info, process: &Process) -> &'a [libc::Elf64_Phdr] {
+    let (start, count) = (info.dlpi_phdr, usize::from(info.dlpi_phnum));
+    let bytes = (count * size_of::<libc::Elf64_Phdr>()) as u64;
+    if !process.is_readable(start as u64, start as u64 + bytes) {
+        return &[];
+    }
+    // SAFETY: so many headers follow, as the loader says, and they can be read.
+    unsafe { std::slice::from_raw_parts(start, count) }
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 //!
 //! What asks the loader says so, and is not for hooks: its lock may be held by whoever waits for this thread.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::elf::Tables;
+use super::elf::{Tables, headers};
 pub use super::objects::counts;
-use super::{next, objects, scopes};
+use super::{next, objects};
 use crate::os::checked::Process;
 use crate::os::errno;
 
@@ -65,13 +65,6 @@ pub fn visit_from(from: usize, mut f: impl FnMut(&CStr, &Tables) -> bool) -> usi
     place
 }
 
-/// A function of an already loaded library, found by the start of its file name, or of what that needs. The library stays.
-pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
-    let found = scopes::of_file(library, symbol)?;
-    stays(found);
-    NonNull::new(found as *mut c_void)
-}
-
 /// The path of the library that has this address; that of its file for the program.
 pub fn library_of(address: usize) -> Option<String> {
     let path = with_library(address, |path, _| path.to_string_lossy().into_owned())?;
@@ -112,7 +105,7 @@ pub fn loaded(name: &str) -> Option<Loaded> {
         let base = info.dlpi_addr as usize;
         let mut loaded =
             Loaded { path: path.to_owned(), base, text_start: usize::MAX, text_end: 0, end: 0 };
-        for h in objects::headers(info, &process).iter().filter(|h| h.p_type == libc::PT_LOAD) {
+        for h in headers(info, &process).iter().filter(|h| h.p_type == libc::PT_LOAD) {
             let start = base + h.p_vaddr as usize;
             let end = start + h.p_memsz as usize;
             loaded.end = loaded.end.max(end);
@@ -125,45 +118,6 @@ pub fn loaded(name: &str) -> Option<Loaded> {
         true
     });
     found
-}
-
-/// A function of the C library, by its own symbol table: `dlsym` can't find itself. Calls nothing: a sanitizer's runtime asks for
-/// `dlsym` when its own functions, which stand in front of the C library's, can't be called yet. So the libraries are
-/// gone through as debuggers do, by the list that the loader keeps for them; those that a program begins with come first.
-pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
-    /// As `link.h` has them.
-    #[repr(C)]
-    struct Link {
-        base: usize,
-        name: *const c_char,
-        dynamic: usize,
-        next: *const Link,
-    }
-    #[repr(C)]
-    struct Debug {
-        version: c_int,
-        first: *const Link,
-    }
-    unsafe extern "C" {
-        safe static _r_debug: Debug;
-    }
-    let mut link = _r_debug.first;
-    // SAFETY: the loader's list, whose entries describe loaded libraries; the C library is never unloaded.
-    unsafe {
-        while let Some(library) = link.as_ref() {
-            let path = CStr::from_ptr(library.name).to_bytes();
-            let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-            // Until glibc 2.34 some of these functions had a library of their own.
-            if (file.starts_with(b"libc.so") || file.starts_with(b"libdl.so"))
-                && let Some(found) =
-                    Tables::at(library.base, library.dynamic).and_then(|tables| tables.symbol(name))
-            {
-                return Some(found);
-            }
-            link = library.next;
-        }
-    }
-    None
 }
 
 /// Everything that the library with this address has mapped.
@@ -317,20 +271,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_c_librarys_own_table_is_read_right() {
-        for name in [c"dlsym", c"dlvsym", c"malloc", c"getpid"] {
-            let found = in_c_library(name).expect("glibc has it").as_ptr();
-            let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-            // SAFETY: dladdr fills the record if it knows the address.
-            let said = unsafe {
-                assert_ne!(libc::dladdr(found, info.as_mut_ptr()), 0);
-                CStr::from_ptr(info.assume_init().dli_sname).to_owned()
-            };
-            assert!(said.to_bytes().ends_with(name.to_bytes()), "{said:?} for {name:?}");
-        }
-        assert_eq!(in_c_library(c"no such function"), None);
-        let known = in_c_library(c"getpid").map(NonNull::as_ptr);
-        assert_eq!(anywhere(c"getpid").map(NonNull::as_ptr), known, "whoever has it");
+    fn whoever_has_a_function_is_found() {
+        let known = next::in_c_library(c"getpid").map(NonNull::as_ptr);
+        assert!(known.is_some());
+        assert_eq!(anywhere(c"getpid").map(NonNull::as_ptr), known);
         assert_eq!(anywhere(c"no such function"), None);
     }
 }

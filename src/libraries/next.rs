@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::loaded;
+use super::elf::Tables;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -31,7 +31,7 @@ pub fn behind(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     }
     // SAFETY: a look-up by name. Found nothing, it is because this library was opened late, and then nobody is behind it.
     let found = unsafe { really(libc::RTLD_NEXT, name, None) };
-    let in_c = || loaded::in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    let in_c = || in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
     let found = if found.is_null() { in_c() } else { found };
     place.store(found, Ordering::Release);
     found
@@ -43,7 +43,7 @@ pub fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    let Some(found) = loaded::in_c_library(name) else { std::process::abort() };
+    let Some(found) = in_c_library(name) else { std::process::abort() };
     place.store(found.as_ptr(), Ordering::Release);
     found.as_ptr()
 }
@@ -77,5 +77,64 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
         let next: Option<extern "C" fn(*mut c_void) -> c_int> = std::mem::transmute(next);
         let Some(next) = next else { return -1 }; // no C library has it: nothing can have been opened either
         next(handle)
+    }
+}
+
+/// A function of the C library, by its own symbol table: `dlsym` can't find itself. Calls nothing: a sanitizer's runtime asks for
+/// `dlsym` when its own functions, which stand in front of the C library's, can't be called yet. So the libraries are
+/// gone through as debuggers do, by the list that the loader keeps for them; those that a program begins with come first.
+pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
+    /// As `link.h` has them.
+    #[repr(C)]
+    struct Link {
+        base: usize,
+        name: *const c_char,
+        dynamic: usize,
+        next: *const Link,
+    }
+    #[repr(C)]
+    struct Debug {
+        version: c_int,
+        first: *const Link,
+    }
+    unsafe extern "C" {
+        safe static _r_debug: Debug;
+    }
+    let mut link = _r_debug.first;
+    // SAFETY: the loader's list, whose entries describe loaded libraries; the C library is never unloaded.
+    unsafe {
+        while let Some(library) = link.as_ref() {
+            let path = CStr::from_ptr(library.name).to_bytes();
+            let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+            // Until glibc 2.34 some of these functions had a library of their own.
+            if (file.starts_with(b"libc.so") || file.starts_with(b"libdl.so"))
+                && let Some(found) =
+                    Tables::at(library.base, library.dynamic).and_then(|tables| tables.symbol(name))
+            {
+                return Some(found);
+            }
+            link = library.next;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_librarys_own_table_is_read_right() {
+        for name in [c"dlsym", c"dlvsym", c"malloc", c"getpid"] {
+            let found = in_c_library(name).expect("glibc has it").as_ptr();
+            let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+            // SAFETY: dladdr fills the record if it knows the address.
+            let said = unsafe {
+                assert_ne!(libc::dladdr(found, info.as_mut_ptr()), 0);
+                CStr::from_ptr(info.assume_init().dli_sname).to_owned()
+            };
+            assert!(said.to_bytes().ends_with(name.to_bytes()), "{said:?} for {name:?}");
+        }
+        assert_eq!(in_c_library(c"no such function"), None);
     }
 }

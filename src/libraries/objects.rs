@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::{loaded, next};
+use super::next;
 use crate::os::checked::{Process, Window};
 
 /// A loaded object: where it is mapped and where the index of its unwind tables is.
@@ -106,7 +106,7 @@ fn dl_find_object() -> Option<FindObject> {
     let absent = std::ptr::dangling_mut::<c_void>();
     let mut at = FOUND.load(Ordering::Relaxed);
     if at.is_null() {
-        at = loaded::in_c_library(c"_dl_find_object").map_or(absent, NonNull::as_ptr);
+        at = next::in_c_library(c"_dl_find_object").map_or(absent, NonNull::as_ptr);
         FOUND.store(at, Ordering::Relaxed);
     }
     // SAFETY: the function has had this prototype since glibc 2.35, which brought it.
@@ -135,17 +135,6 @@ fn search(address: u64) -> Option<Object> {
         here.then_some((table != 0).then_some(Object { start, end, eh_frame_hdr: table }))
     })
     .flatten()
-}
-
-/// The program headers of an object that the loader lists; none if they can't be read.
-pub fn headers<'a>(info: &'a libc::dl_phdr_info, process: &Process) -> &'a [libc::Elf64_Phdr] {
-    let (start, count) = (info.dlpi_phdr, usize::from(info.dlpi_phnum));
-    let bytes = (count * size_of::<libc::Elf64_Phdr>()) as u64;
-    if !process.is_readable(start as u64, start as u64 + bytes) {
-        return &[];
-    }
-    // SAFETY: so many headers follow, as the loader says, and they can be read.
-    unsafe { std::slice::from_raw_parts(start, count) }
 }
 
 /// An object as the loader lists it.

@@ -10,6 +10,7 @@
 //! hold it while we read, so that no library goes; signals wait meanwhile (`objects.rs`).
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::elf::{Tables, Version};
@@ -292,6 +293,13 @@ impl Opened {
 fn number(name: &[u8]) -> u64 {
     let mix = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3);
     name.iter().fold(0xcbf2_9ce4_8422_2325, mix) | 1
+}
+
+/// A function of an already loaded library, found by the start of its file name, or of what that needs. The library stays.
+pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
+    let found = of_file(library, symbol)?;
+    loaded::stays(found);
+    NonNull::new(found as *mut c_void)
 }
 
 #[cfg(test)]

@@ -26,8 +26,8 @@ use std::time::Duration;
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
 use crate::hooks::contexts;
-use crate::libraries::loaded;
 use crate::libraries::next;
+use crate::libraries::scopes;
 use crate::os::clock;
 use crate::os::{futex, threads};
 use crate::process::Process;
@@ -129,7 +129,7 @@ impl Devices {
         type Address = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
         let mut found = Devices { nvml: nvml(), devices: Vec::new() };
         let Some(nvml) = found.nvml else { return found };
-        let driver = |name: &CStr| loaded::loaded_symbol("libcuda.so", name);
+        let driver = |name: &CStr| scopes::loaded_symbol("libcuda.so", name);
         let (Some(count), Some(address)) =
             (driver(c"cuDeviceGetCount"), driver(c"cuDeviceGetPCIBusId"))
         else {

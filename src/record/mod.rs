@@ -100,7 +100,7 @@ impl Recorder {
     /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
     pub fn stack_of_free(&self, local: &Local) -> StackId {
         if self.stacks.wanted(Site::Free) {
-            self.stacks.capture(local, Site::Free)
+            self.stacks.capture(&local.stacks, Site::Free)
         } else {
             NO_STACK
         }
@@ -109,7 +109,7 @@ impl Recorder {
     /// The same for a call that returns to `caller`.
     pub fn stack_of_freeing_call(&self, local: &Local, caller: usize) -> StackId {
         if self.config.stacks_of_frees {
-            self.stacks.capture_call(local, Site::Free, caller)
+            self.stacks.capture_call(&local.stacks, Site::Free, caller)
         } else {
             NO_STACK
         }

@@ -8,8 +8,7 @@ use memtrace_naming::{Namer, Splice};
 use serde_json::{Value, json};
 
 use crate::record::blackbox::Mapped;
-use crate::record::guard::Local;
-use crate::stack::{Mode, Regions, Site, Stacks as Taker};
+use crate::stack::{Mine, Mode, Regions, Site, Stacks as Taker};
 
 /// See the module's essay. What every stack needs, first.
 #[repr(C)]
@@ -40,14 +39,14 @@ impl Stacks {
     }
 
     /// The stack of the calling thread.
-    pub fn capture(&self, local: &Local, site: Site) -> StackId {
-        self.taker.as_ref().map_or(0, |t| t.capture(self.mode, site, &local.stacks))
+    pub fn capture(&self, mine: &Mine, site: Site) -> StackId {
+        self.taker.as_ref().map_or(0, |t| t.capture(self.mode, site, mine))
     }
 
     /// The stack of a call that returns to `caller`, which is in it even if the user wants no native frames.
-    pub fn capture_call(&self, local: &Local, site: Site, caller: usize) -> StackId {
+    pub fn capture_call(&self, mine: &Mine, site: Site, caller: usize) -> StackId {
         let taker = self.taker.as_ref();
-        taker.map_or(0, |t| t.capture_call(self.mode, site, &local.stacks, caller as u64))
+        taker.map_or(0, |t| t.capture_call(self.mode, site, mine, caller as u64))
     }
 
     /// Runs `close`, which may unload libraries, so that nothing learnt from them is believed afterwards.

@@ -270,7 +270,8 @@ fn take_recorded(recorder: &Recorder, local: &Local, device: i8, list: &mut [Def
 /// What has no event is complete.
 fn complete(recorder: &Recorder, local: &Local, device: i8, list: &mut Vec<Deferred>) {
     let request = local.request.get();
-    let stack = request.map_or_else(|| recorder.stacks.capture(local, Site::Alloc), |r| r.stack);
+    let stack =
+        request.map_or_else(|| recorder.stacks.capture(&local.stacks, Site::Alloc), |r| r.stack);
     for block in list.drain(..) {
         HOT.deferred.fetch_sub(1, Ordering::AcqRel);
         if block.events.is_empty() {
