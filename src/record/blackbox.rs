@@ -236,12 +236,13 @@ impl Mapped {
         &self.words[..HEADER_WORDS]
     }
 
-    /// The words of a region.
+    /// The words of a region; none if somebody has written over where it is.
     pub fn region(&self, region: Region) -> &'static [AtomicU64] {
         let word = |i: usize| self.words[i].load(Ordering::Relaxed) as usize / 8;
         let (start, len) =
             (word(at::REGIONS + 2 * region as usize), word(at::REGIONS + 2 * region as usize + 1));
-        &self.words[start..start + len]
+        let end = start.saturating_add(len);
+        self.words.get(start..end).unwrap_or_default()
     }
 
     /// A region that is used from its first word on.
