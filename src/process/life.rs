@@ -58,6 +58,8 @@ pub fn last_snapshot(process: &Process) {
     let recorder = &process.recorder;
     recorder.mailbox.close();
     background::serve_oom(process);
+    // What had no room is said also where the background thread didn't come to it, and there is no memory for a snapshot.
+    recorder.retire_ahead();
     let nothing = recorder.ring.written() == 0;
     if nothing || dump::to_folder(process, Moment::End, dump::Reason::Exit).is_some() {
         recorder.blackbox.set_life(Life::Ended);

@@ -31,6 +31,7 @@ use crate::libraries::scopes;
 use crate::os::clock;
 use crate::os::{futex, threads};
 use crate::process::Process;
+use crate::process::last;
 use crate::record::guard::event;
 use crate::record::{Recorder, guard};
 
@@ -176,8 +177,11 @@ pub fn forget_others() {
 /// Opens NVML, unless that was done. Says whether it is, after a moment at most.
 fn is_open() -> bool {
     let first = STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire);
+    // The C library ends the process with its last thread: with one that is made here when there is no other any more, too, in
+    // the middle of the last snapshot. Then nobody holds the loader's lock either.
+    let alone = || last::is_this_thread();
     // SAFETY: the thread takes no argument.
-    if first.is_ok() && !unsafe { threads::start(open, std::ptr::null_mut()) } {
+    if first.is_ok() && (alone() || !unsafe { threads::start(open, std::ptr::null_mut()) }) {
         open(std::ptr::null_mut());
     }
     let end = clock::now_ns() + PATIENCE_NS;

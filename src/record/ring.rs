@@ -241,6 +241,10 @@ impl<L> Ring<L> {
                     continue;
                 }
             };
+            // Another one may have made room meanwhile.
+            if self.has_room(ticket) {
+                return;
+            }
             self.make_room(&mut role, apply);
             let oldest = self.retired();
             if !self.has_room(ticket)
@@ -324,7 +328,8 @@ impl<L> Ring<L> {
                 return;
             }
             let mut role = self.lock();
-            if self.grow(&mut role) {
+            // A producer may have made it larger meanwhile: then nothing has to go.
+            if self.capacity() != capacity || self.grow(&mut role) {
                 continue;
             }
             if used <= keep {

@@ -100,6 +100,25 @@ mod model {
         producers(4, 2, 2, 3);
     }
 
+    /// Nothing goes as long as everything fits into what the ring may become.
+    #[test]
+    fn what_fits_stays_however_the_ring_grows() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(|| {
+            let ring = ring(4, 2);
+            let push = |ring: &Ring<()>, n| ring.push(event(n).pack(), |(), _| panic!("it went"));
+            let producer = {
+                let ring = ring.clone();
+                thread::spawn(move || (1..3).for_each(|n| _ = push(&ring, n)))
+            };
+            push(&ring, 0);
+            ring.retire_ahead(|(), _| panic!("it went"));
+            producer.join().unwrap();
+            assert_eq!((ring.written(), ring.retired()), (3, 0));
+        });
+    }
+
     #[test]
     fn three_producers_on_two_slots() {
         producers(2, 2, 3, 1);

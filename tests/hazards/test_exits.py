@@ -57,6 +57,19 @@ def test_the_main_thread_leaves(how, count, both):
     assert blocks(support.only_file(out)) == count
 
 
+def test_the_main_thread_leaves_on_a_busy_machine(programs, tmp_path):
+    """At the end, with no thread left, one that memtrace made to open NVML ended the process in the middle of the last snapshot."""
+    runtime = programs / "libsmall.so"
+    processes = []
+    for i in range(48):
+        out = str(tmp_path / str(i))
+        env = {"LD_PRELOAD": f"{support.LIBRARY}:{runtime}", "MEMTRACE_OUT": out, "MEMTRACE_BLACKBOX": out, "MEMTRACE_QUIET": "1"}
+        command = [str(programs / "exits"), "main-leaves", "alone"]
+        processes.append(subprocess.Popen(command, env=support.environment(env), stdout=subprocess.DEVNULL))
+    assert [process.wait(60) for process in processes] == [0] * 48
+    assert [len(support.files(tmp_path / str(i))) for i in range(48)] == [1] * 48
+
+
 def closing(descriptors):
     def close():
         for descriptor in descriptors:
