@@ -115,7 +115,7 @@ fn is_torch_zip(head: &[u8]) -> bool {
     head.starts_with(b"PK\x03\x04") && name(b"/data.pkl")
 }
 
-/// Lines of a process number, a word and a path; see `src/tree.rs` of the recorder.
+/// Lines of a process number, a word and a path; see `src/process/tree.rs` of the recorder.
 fn is_run_list(head: &[u8], path: &Path) -> bool {
     let line = head.split(|b| *b == b'\n').next().unwrap_or_default();
     let mut words = line.split(|b| *b == b' ');

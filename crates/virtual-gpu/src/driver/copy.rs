@@ -251,12 +251,5 @@ pub extern "C" fn cuMemcpyBatchAsync_v2(
     _attribute_count: usize,
     stream: u64,
 ) -> Code {
-    let ends = dsts.list(count).into_iter().zip(srcs.list(count));
-    for ((dst, src), size) in ends.zip(sizes.list(count)) {
-        match later(stream, line(dst, src, size)) {
-            0 => {}
-            code => return code,
-        }
-    }
-    0
+    driver(|| copy::batch(Api::Driver, [dsts, srcs, sizes], count, stream))
 }

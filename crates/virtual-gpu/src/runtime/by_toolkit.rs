@@ -4,13 +4,13 @@
 //! `_v2`. A further major version is a further arm of each `match`.
 
 use super::Code;
-use super::copy::later;
 use super::node::add_any;
-use crate::gpu::border::{In, Out, runtime};
+use crate::gpu::border::{Api, In, Out, runtime};
 use crate::gpu::call::capture::{self, InfoOut};
+use crate::gpu::call::copy;
 use crate::gpu::call::graph::{change_edges, give_edges, give_list};
 use crate::gpu::program::toolkit;
-use crate::gpu::work::{self, Action};
+use crate::gpu::work;
 use memtrace_devices::Toolkit;
 
 /// CUDA 12 has the index of a failed copy before the stream.
@@ -31,11 +31,7 @@ pub extern "C" fn cudaMemcpyBatchAsync(
             Toolkit::Cuda12 => stream_of_12,
             Toolkit::Cuda13 => stream_or_failure,
         };
-        let ends = dsts.list(count).into_iter().zip(srcs.list(count));
-        for ((dst, src), size) in ends.zip(sizes.list(count)) {
-            later(stream, Action::copy(dst, src, size))?;
-        }
-        Ok(())
+        copy::batch(Api::Runtime, [dsts, srcs, sizes], count, stream)
     })
 }
 

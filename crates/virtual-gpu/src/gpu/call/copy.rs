@@ -1,7 +1,7 @@
 //! Copies and fills, at once or in stream order.
 
 use super::memory::product;
-use crate::gpu::border::Api;
+use crate::gpu::border::{Api, In};
 use crate::gpu::work::{self, Action, Place, Shape};
 use crate::gpu::{Result, context};
 
@@ -19,6 +19,14 @@ pub fn later(api: Api, stream: u64, action: Action) -> Result {
     api.device()?;
     action.check()?;
     work::submit(stream, action)
+}
+
+/// Copies in stream order, one after the other: where to, where from, and how many bytes, `count` of each.
+pub fn batch(api: Api, [dsts, srcs, sizes]: [In<u64>; 3], count: usize, stream: u64) -> Result {
+    api.device()?;
+    let ends = dsts.list(count).into_iter().zip(srcs.list(count));
+    ends.zip(sizes.list(count))
+        .try_for_each(|((dst, src), size)| later(api, stream, Action::copy(dst, src, size)))
 }
 
 /// A fill with a value of `unit` bytes.
