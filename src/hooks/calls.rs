@@ -9,6 +9,9 @@
 //! A handler's call can be recorded inside a real call, where nothing of ours is held. Where it has interrupted the recorder, or work
 //! of ours, it is counted ([`guard::passes_by`]). What can't be told: the driver call behind a runtime function that has no
 //! door, called by a handler, is taken for that of the call it has interrupted.
+//!
+//! Must leave the program's stack alone: a hook may run on a fiber's, of a few kilobytes. What is rarely asked is a function of its
+//! own here, never inlined, or what it needs would lie on that stack in every call.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -30,11 +33,15 @@ pub(super) fn also_inside(f: impl FnOnce()) {
 /// A call of the runtime inside a real call is the program's own, from a signal handler. But another tool's library that stands
 /// for CUDA may call its own functions by symbol, and so may a runtime; that is part of the call.
 pub(super) fn of_runtime(door: Door, f: impl FnOnce() -> c_int) -> c_int {
-    let is_part = || {
-        objects::is_one_library(door.caller, guard::called())
-            || objects::is_one_library(door.caller, door.real)
-    };
-    if guard::is_calling() && !is_part() { guard::reopened(f) } else { f() }
+    if guard::is_calling() && !is_part(door) { guard::reopened(f) } else { f() }
+}
+
+/// Does the library that the program's call went to, or the one behind this door, call itself?
+#[cold]
+#[inline(never)]
+fn is_part(door: Door) -> bool {
+    objects::is_one_library(door.caller, guard::called())
+        || objects::is_one_library(door.caller, door.real)
 }
 
 /// A call of the driver may be CUDA's own.
@@ -69,6 +76,7 @@ pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() 
 
 /// Passes a call on that is not written down: it is CUDA's, or it is a handler's that has interrupted us, and is counted, once.
 #[cold]
+#[inline(never)]
 fn inside(door: Door, call: impl FnOnce() -> c_int) -> c_int {
     if guard::is_calling() {
         return call();
@@ -103,6 +111,8 @@ pub fn forget() {
 }
 
 /// Does CUDA make this call, inside another one?
+#[cold]
+#[inline(never)]
 fn is_by_cuda(door: Door) -> bool {
     let (library, whose) = library_of(door.caller);
     match whose {

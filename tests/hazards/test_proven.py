@@ -99,8 +99,8 @@ def test_fibers(traced, programs, size):
 
 
 def test_a_hook_takes_little_of_the_programs_stack(traced, programs):
-    """What lies around a fiber's stack stays as it was, and of the stack itself a hook takes half a kilobyte (424 bytes
-    when this was written), at its first call as later."""
+    """What lies around a fiber's stack stays as it was, and of the stack itself a hook takes little (704 bytes when
+    this was written), at its first call as later."""
     alone = support.execute([programs / "stacks", "fiber_in_heap", 4096], env={"LD_PRELOAD": str(programs / "libsmall.so")})
     before = int(support.must(alone).stdout.split()[2])
     for size in (1024, 4096, 16384):
@@ -119,7 +119,7 @@ def test_threads_with_small_stacks(traced, programs, what, size):
 
 
 def test_signal_stacks(traced, programs, tmp_path):
-    """On a stack for signals whatever works without memtrace works with it, but for its half kilobyte. Where the handler
+    """On a stack for signals whatever works without memtrace works with it, but for what a hook takes. Where the handler
     interrupted the program is part of the stack."""
     small = {"LD_PRELOAD": str(programs / "libsmall.so")}
     for size in range(1024, 16 << 10, 512):
