@@ -36,12 +36,14 @@ fn turn_on() {
     };
     let process: &'static Process = Box::leak(Box::new(process));
     let recorder = &process.recorder;
+    // In this order: what is on can be asked for a snapshot.
+    process.remember();
     switch::set(recorder);
     hooks::conf::note(recorder);
     if let Some(labels) = labels::store::existing() {
         labels.mirror_all(recorder);
     }
-    tree::began(process);
+    tree::began(recorder);
     background::start(process);
     hooks::torch::attach();
     labels::torch::attach();

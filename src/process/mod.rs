@@ -59,7 +59,7 @@ impl Process {
     }
 
     /// From now on this is [`last`].
-    fn remember(&'static self) {
+    pub fn remember(&'static self) {
         LAST.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
     }
 }

@@ -28,7 +28,8 @@ use memtrace_format::shell::quote;
 use crate::config::Config;
 use crate::os::descriptors;
 use crate::os::signals;
-use crate::process::{self, Process};
+use crate::process;
+use crate::record::Recorder;
 use crate::stack::room::on_a_large_one;
 
 /// Ancestors that are looked at.
@@ -68,10 +69,8 @@ impl Place {
     }
 }
 
-/// Remembers the recorder for children that are forked from here, and adds to the run's list.
-pub fn began(process: &'static Process) {
-    let recorder = &process.recorder;
-    process.remember();
+/// Remembers the root folder, and adds the recorder to the list of the run.
+pub fn began(recorder: &Recorder) {
     if let Some(root) = root_folder() {
         let _ = ROOT_FOLDER.set(root);
     }
