@@ -22,20 +22,49 @@ pub(crate) fn readers(told: Option<Permissions>) -> Readers {
     }
 }
 
-/// Has a file written by `write` and gives it the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. `about`
-/// is what the process said of itself. A reader never sees half a file, and no file is ever overwritten.
-pub(crate) fn write_new(
+/// A file that is complete and has no name yet.
+pub(crate) struct Unnamed {
+    new: NewFile,
+    /// Its name without the number at the end.
+    stem: PathBuf,
+    extension: &'static str,
+}
+
+/// Has a file written by `write`. `about` is what the process said of itself.
+pub(crate) fn write_unnamed(
     folder: &Path,
     about: &Value,
     (format, readers): (Format, Readers),
     write: impl FnOnce(&NewFile) -> io::Result<()>,
-) -> io::Result<PathBuf> {
+) -> io::Result<Unnamed> {
     fs::create_dir_all(folder)?;
     let new = NewFile::within(folder, readers)?;
     write(&new)?;
-    let stem = stem(about);
-    let names = (0..u32::MAX).map(|n| folder.join(format!("{stem}-{n}.{}", format.extension())));
-    Ok(new.place(names)?.0)
+    Ok(Unnamed { new, stem: folder.join(stem(about)), extension: format.extension() })
+}
+
+impl Unnamed {
+    /// Gives it the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. A reader never sees half a file, and no
+    /// file is ever overwritten.
+    pub(crate) fn place(self) -> io::Result<PathBuf> {
+        let Unnamed { new, stem, extension } = self;
+        let name = |n| {
+            let mut name = stem.clone().into_os_string();
+            name.push(format!("-{n}.{extension}"));
+            PathBuf::from(name)
+        };
+        Ok(new.place((0..u32::MAX).map(name))?.0)
+    }
+}
+
+/// Both in one.
+pub(crate) fn write_new(
+    folder: &Path,
+    about: &Value,
+    how: (Format, Readers),
+    write: impl FnOnce(&NewFile) -> io::Result<()>,
+) -> io::Result<PathBuf> {
+    write_unnamed(folder, about, how, write)?.place()
 }
 
 /// Writes a file, replacing what was there only when the new one is complete.

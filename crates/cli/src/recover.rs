@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +18,7 @@ use memtrace_format::screen::Page;
 use crate::args::{Format, Recover, Snapshot};
 use crate::blackbox::{self, OnDisk};
 use crate::failure::Failure;
+use crate::output::Unnamed;
 use crate::say::{Answer, tell};
 use crate::{leftovers, orphans, output, process};
 
@@ -33,57 +36,111 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
     if args.paths.is_empty() {
         return orphans::list(args.json);
     }
-    let mut page = Page::default();
-    let (mut written, mut bad) = (0, 0);
-    for path in &args.paths {
-        match all_of(path, args, &mut page) {
-            Ok(counts) => (written, bad) = (written + counts.0, bad + counts.1),
-            Err(failure) => {
-                bad += 1;
-                tell(&failure.to_string());
-            }
-        }
+    let mut all = Recovery { args, page: Page::default(), written: 0, bad: 0 };
+    let mut paths = &args.paths[..];
+    while !paths.is_empty() {
+        let (batch, others) = paths.split_at(at_once(paths));
+        all.of(batch);
+        paths = others;
     }
-    if bad > 0 && written == 0 {
+    if all.bad > 0 && all.written == 0 {
         return Err(Failure::told());
     }
-    Ok(Answer::page(page, written > 0 && bad == 0))
+    Ok(Answer::page(all.page, all.written > 0 && all.bad == 0))
 }
 
-/// The black boxes that a path stands for. Returns how many are snapshots now, and how many could not be read.
-fn all_of(path: &Path, args: &Recover, page: &mut Page) -> Result<(u32, u32), Failure> {
-    let found = find(path)?;
-    let folder = match &args.out {
-        Some(out) => out.clone(),
-        None if path.is_dir() => path.to_owned(),
-        None => memtrace_files::folder_of(path).to_owned(),
-    };
-    leftovers::clear(&folder);
-    let (mut written, mut bad) = (0, 0);
-    for name in &found {
-        let opened = if path.is_dir() { Found::open(name) } else { Found::open_named(name) };
-        match opened.and_then(|found| one(&found, &folder, args)) {
+/// How many of the paths may be seen to together: a folder alone, since what is in it may be named, too, or files that are
+/// not the same.
+fn at_once(paths: &[PathBuf]) -> usize {
+    let mut seen = BTreeSet::new();
+    let is_new =
+        |path: &&PathBuf| !path.is_dir() && path.canonicalize().is_ok_and(|path| seen.insert(path));
+    paths.iter().take_while(is_new).count().max(1)
+}
+
+/// What has become of all black boxes so far.
+struct Recovery<'a> {
+    args: &'a Recover,
+    page: Page,
+    written: u32,
+    bad: u32,
+}
+
+/// A black box to see to.
+struct Job {
+    name: PathBuf,
+    /// Where its snapshot goes.
+    folder: PathBuf,
+    /// The user has named it.
+    named: bool,
+}
+
+impl Recovery<'_> {
+    /// Sees to the black boxes that these paths stand for. They are read on all processors; what became of each is said, and its
+    /// snapshot named, in their order.
+    fn of(&mut self, batch: &[PathBuf]) {
+        let mut jobs = Vec::new();
+        for path in batch {
+            match self.jobs(path) {
+                Ok(more) => jobs.extend(more),
+                Err(failure) => {
+                    self.bad += 1;
+                    tell(&failure.to_string());
+                }
+            }
+        }
+        let args = self.args;
+        let mut order = jobs.iter();
+        let mut later = Vec::new();
+        let work = |job: &Job| read(job, args);
+        memtrace_workers::each(&jobs, work, |done| {
+            let Some(job) = order.next() else { return ControlFlow::Break(()) };
+            match done {
+                // Those that come before it, and those that are read beside it, have made room when they are gone.
+                Ok(Err(Trouble::NoRoom(_))) if jobs.len() > 1 => later.push(job),
+                Ok(done) => self.settle(job, done),
+                Err(panic) => self.settle(job, Err(Trouble::Other(panic.to_string()))),
+            }
+            ControlFlow::Continue(())
+        });
+        for job in later {
+            self.settle(job, read(job, args));
+        }
+    }
+
+    fn jobs(&self, path: &Path) -> Result<Vec<Job>, Failure> {
+        let found = find(path)?;
+        let named = !path.is_dir();
+        let folder = match &self.args.out {
+            Some(out) => out.clone(),
+            None if named => memtrace_files::folder_of(path).to_owned(),
+            None => path.to_owned(),
+        };
+        leftovers::clear(&folder);
+        if found.is_empty() {
+            tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, path.display()));
+        }
+        Ok(found.into_iter().map(|name| Job { name, folder: folder.clone(), named }).collect())
+    }
+
+    /// Names the snapshot, removes the black box if it is to go, and says what became of it.
+    fn settle(&mut self, job: &Job, done: Result<Read, Trouble>) {
+        let name = job.name.display();
+        match done.and_then(|read| read.settle(&job.folder)) {
             Ok(Fate::Written(path)) => {
-                written += 1;
-                let _ = writeln!(page, "{}", path.display());
+                self.written += 1;
+                let _ = writeln!(self.page, "{}", path.display());
             }
-            Ok(Fate::Empty) => {
-                tell(&format!("{}: the process recorded nothing", name.display()));
-            }
+            Ok(Fate::Empty) => tell(&format!("{name}: the process recorded nothing")),
             Ok(Fate::Alive(pid)) => tell(&format!(
-                "{}: process {pid} is alive and writes it; use `memtrace snapshot {pid}`",
-                name.display()
+                "{name}: process {pid} is alive and writes it; use `memtrace snapshot {pid}`"
             )),
-            Err(why) => {
-                bad += 1;
-                tell(&format!("{}: {why}", name.display()));
+            Err(Trouble::NoRoom(why) | Trouble::Other(why)) => {
+                self.bad += 1;
+                tell(&format!("{name}: {why}"));
             }
         }
     }
-    if found.is_empty() {
-        tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, path.display()));
-    }
-    Ok((written, bad))
 }
 
 /// The black boxes that a path stands for, each once.
@@ -146,7 +203,7 @@ impl Found {
 
     fn at(name: &Path, real: PathBuf) -> Result<Found, String> {
         let file = memtrace_files::open(&real).map_err(|e| match fs::read_link(name) {
-            Ok(to) if e.kind() == std::io::ErrorKind::NotFound => format!(
+            Ok(to) if e.kind() == io::ErrorKind::NotFound => format!(
                 "the black box {} is gone; folders that are kept in memory are empty after a restart",
                 to.display()
             ),
@@ -193,44 +250,109 @@ impl Found {
     }
 }
 
-fn one(found: &Found, folder: &Path, args: &Recover) -> Result<Fate, String> {
-    let Found { name, real, file, ours } = found;
+/// Why a black box is no snapshot.
+enum Trouble {
+    /// There is no room for one.
+    NoRoom(String),
+    Other(String),
+}
+
+impl From<Trouble> for Failure {
+    fn from((Trouble::NoRoom(why) | Trouble::Other(why)): Trouble) -> Failure {
+        Failure::new(why)
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Trouble {
+        Trouble::Other(why)
+    }
+}
+
+/// A black box that has been read.
+struct Read {
+    found: Found,
+    content: Content,
+    end: End,
+}
+
+enum Content {
+    /// Its process lives.
+    Alive(u64),
+    /// Nothing.
+    Empty,
+    /// A snapshot, written.
+    Snapshot(Written),
+}
+
+/// What is done with the black box.
+enum End {
+    Keep,
+    /// It is kept, and somebody may ask why.
+    KeepBecause(String),
+    /// It is removed, with the links to it; with the output folder of its process.
+    Remove(Option<PathBuf>),
+}
+
+/// All that takes long, and nothing that others see.
+fn read(job: &Job, args: &Recover) -> Result<Read, Trouble> {
+    let found = if job.named { Found::open_named(&job.name) } else { Found::open(&job.name) }?;
+    let (content, end) = read_found(&found, &job.folder, args)?;
+    Ok(Read { found, content, end })
+}
+
+fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, End), Trouble> {
+    let Found { real, file, ours, .. } = found;
     let open = match blackbox::open(file) {
         Ok(open) => open,
         // No number is in it yet, but in its name there is.
         Err(OpenError::NotReady) if let Some(pid) = number(real) => {
             if runs(pid, real, file)? {
-                return Ok(Fate::Alive(pid));
+                return Ok((Content::Alive(pid), End::Keep));
             }
-            if !args.keep && *ours {
-                remove(found, None);
-            }
-            return Ok(Fate::Empty);
+            let end = if !args.keep && *ours { End::Remove(None) } else { End::Keep };
+            return Ok((Content::Empty, end));
         }
-        Err(e) => return Err(e.to_string()),
+        Err(e) => return Err(e.to_string().into()),
     };
     let writer = found.writer(&open)?;
     if let Writer::Alive(pid) = writer {
-        return Ok(Fate::Alive(pid));
+        return Ok((Content::Alive(pid), End::Keep));
     }
-    let fate = if open.header(at::HEAD) == 0 {
-        Fate::Empty
+    let content = if open.header(at::HEAD) == 0 {
+        Content::Empty
     } else {
         let how = (args.format.expanded(args.expand), output::readers(args.permissions));
-        Fate::Written(write(&open, false, "recovered", folder, how)?)
+        Content::Snapshot(write(&open, false, "recovered", folder, how)?)
     };
-    if args.keep {
-        return Ok(fate);
-    }
-    match writer {
-        Writer::Unknown(place) => tell(&format!(
-            "{}: kept, since it was written {place} and nobody here knows whether its process has ended",
-            name.display()
+    let end = match writer {
+        _ if args.keep => End::Keep,
+        Writer::Unknown(place) => End::KeepBecause(format!(
+            "it was written {place} and nobody here knows whether its process has ended"
         )),
-        _ if !ours => tell(&format!("{}: kept, since it belongs to another user", name.display())),
-        _ => remove(found, open.about()["out"].as_str().map(Path::new)),
+        _ if !ours => End::KeepBecause("it belongs to another user".to_owned()),
+        _ => End::Remove(open.about()["out"].as_str().map(PathBuf::from)),
+    };
+    Ok((content, end))
+}
+
+impl Read {
+    /// Names the snapshot and does with the black box what is to be done.
+    fn settle(self, folder: &Path) -> Result<Fate, Trouble> {
+        let fate = match self.content {
+            Content::Alive(pid) => Fate::Alive(pid),
+            Content::Empty => Fate::Empty,
+            Content::Snapshot(written) => Fate::Written(written.place(folder)?),
+        };
+        match self.end {
+            End::Keep => {}
+            End::KeepBecause(why) => {
+                tell(&format!("{}: kept, since {why}", self.found.name.display()));
+            }
+            End::Remove(out) => remove(&self.found, out.as_deref()),
+        }
+        Ok(fate)
     }
-    Ok(fate)
 }
 
 fn runs(pid: u64, real: &Path, file: &File) -> Result<bool, String> {
@@ -243,37 +365,62 @@ fn number(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.rsplit('-').nth(1)?.parse().ok()
 }
 
+/// A snapshot that has no name yet.
+struct Written {
+    file: Unnamed,
+    /// So many events were overwritten before they were read.
+    overwritten: u64,
+}
+
 fn write(
     file: &BlackBox<OnDisk<'_>>,
     alive: bool,
     reason: &str,
     folder: &Path,
-    (format, readers): (Format, Readers),
-) -> Result<PathBuf, String> {
+    how: (Format, Readers),
+) -> Result<Written, Trouble> {
     let mut about = file.about();
     if !about.is_object() {
         // The description is damaged; the header knows this much.
         about = serde_json::json!({ "pid": file.header(at::PID) });
     }
     let mut overwritten = 0;
-    let written = output::write_new(folder, &about, (format, readers), |new| {
-        overwritten = blackbox::snapshot(file, alive, reason, new, format)?.overwritten;
+    let written = output::write_unnamed(folder, &about, how, |new| {
+        overwritten = blackbox::snapshot(file, alive, reason, new, how.0)?.overwritten;
         Ok(())
     });
-    let path = written.map_err(|e| match e.get_ref().and_then(|e| e.downcast_ref()) {
-        Some(bad) => OpenError::to_string(bad),
-        None => format!(
-            "cannot write a snapshot into {}: {e}; name another folder with --out DIR",
-            folder.display()
-        ),
-    })?;
-    if overwritten > 0 {
-        tell(&format!(
-            "{}: its program overwrote the {overwritten} oldest events before they were read",
-            path.display()
-        ));
+    match written {
+        Ok(file) => Ok(Written { file, overwritten }),
+        Err(e) => Err(cannot_write(&e, folder)),
     }
-    Ok(path)
+}
+
+impl Written {
+    fn place(self, folder: &Path) -> Result<PathBuf, Trouble> {
+        let path = self.file.place().map_err(|e| cannot_write(&e, folder))?;
+        if self.overwritten > 0 {
+            tell(&format!(
+                "{}: its program overwrote the {} oldest events before they were read",
+                path.display(),
+                self.overwritten
+            ));
+        }
+        Ok(path)
+    }
+}
+
+fn cannot_write(e: &io::Error, folder: &Path) -> Trouble {
+    if let Some(bad) = e.get_ref().and_then(|e| e.downcast_ref::<OpenError>()) {
+        return bad.to_string().into();
+    }
+    let why = format!(
+        "cannot write a snapshot into {}: {e}; name another folder with --out DIR",
+        folder.display()
+    );
+    match e.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Trouble::NoRoom(why),
+        _ => Trouble::Other(why),
+    }
 }
 
 /// Removes the file and the links to it: the one that led here, and the one in the process's output folder.
@@ -296,7 +443,8 @@ pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {
         .map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
     let folder = args.out.as_deref().unwrap_or(Path::new("."));
     let how = (args.format.expanded(args.expand), output::readers(args.permissions));
-    let path = write(&open, true, "snapshot", folder, how).map_err(Failure::new)?;
+    let written = write(&open, true, "snapshot", folder, how);
+    let path = written.and_then(|written| written.place(folder))?;
     let mut page = Page::default();
     let _ = writeln!(page, "{}", path.display());
     Ok(Answer::page(page, true))

@@ -6,9 +6,8 @@
 //! and said. So is one that is not the file that was loaded, if its build id tells.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use addr2line::Loader;
@@ -48,29 +47,20 @@ pub fn symbolize(snapshot: &mut Snapshot) -> Report {
     let offsets = |frames: &[FrameIx]| -> Vec<u64> {
         frames.iter().map(|f| snapshot.frames[*f as usize].line).collect()
     };
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        let work = || {
-            while let Some((path, frames)) = libraries.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let id = build_ids[*path].as_str().unwrap_or_default();
-                let found = lines_of(Path::new(path), id, &offsets(frames), PATIENCE);
-                if let Ok(mut done) = done.lock() {
-                    done.push((*path, frames, found));
-                }
-            }
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        for _ in 0..threads.min(libraries.len()) {
-            scope.spawn(work);
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_default();
-    done.sort_by_key(|(path, ..)| *path);
+    let look = |(path, frames): &(&str, Vec<FrameIx>)| {
+        let id = build_ids[*path].as_str().unwrap_or_default();
+        lines_of(Path::new(path), id, &offsets(frames), PATIENCE)
+    };
     let mut report = Report::default();
     let mut replaced: HashMap<FrameIx, Vec<Frame>> = HashMap::new();
-    for (path, frames, found) in done {
-        let Some(found) = found else { continue }; // no library at all: a Python file
+    let mut asked = libraries.iter();
+    memtrace_workers::each(&libraries, look, |done| {
+        let Some((path, frames)) = asked.next() else { return ControlFlow::Break(()) };
+        let found = match done {
+            Ok(Some(found)) => found,
+            Ok(None) => return ControlFlow::Continue(()), // no library at all: a Python file
+            Err(panic) => Found::none(frames.len(), format!("can't be read: {panic}")),
+        };
         if let Some(note) = found.note {
             report.notes.push(format!("{path}: {note}"));
         }
@@ -87,7 +77,8 @@ pub fn symbolize(snapshot: &mut Snapshot) -> Report {
             }
             replaced.insert(*ix, lines);
         }
-    }
+        ControlFlow::Continue(())
+    });
     replace(snapshot, &replaced);
     // Frames outside the libraries are Python's no longer.
     if report.named > 0 && snapshot.memtrace.is_object() {
@@ -127,6 +118,13 @@ pub struct Found {
     pub frames: Vec<Vec<Frame>>,
     /// Why there may be more to know.
     pub note: Option<String>,
+}
+
+impl Found {
+    /// No frame for any of so many offsets, and why.
+    fn none(offsets: usize, note: String) -> Found {
+        Found { frames: vec![Vec::new(); offsets], note: Some(note) }
+    }
 }
 
 /// The source frames at these offsets of a library. `None`: the file is no library. With a build id: only of the file

@@ -1,4 +1,4 @@
-//! Settings, tried one after another.
+//! Settings, tried on all processors.
 //!
 //! Each candidate is one line that somebody could export: the one that they have, with something changed. They are judged by the smallest card on which the program
 //! runs to its end; where that is equal to a hundredth by what they reserve on the card in question, which is lost to
@@ -108,30 +108,34 @@ fn change<'a>(line: &'a str, own: &str) -> Option<(&'a str, &'a str)> {
 /// Tries `lines`, and the best changes of `own` together; the best comes first.
 pub fn tune(requests: &Requests, own: &str, lines: &[String], card: Card) -> Vec<Tried> {
     let mut known: Vec<Settings> = Vec::new();
-    let mut attempt = |line: &str| {
-        let settings = settings(line).ok()?.settings;
-        if known.contains(&settings) {
-            return None;
+    let mut try_new = |lines: &[String]| {
+        let mut new = Vec::new();
+        for line in lines {
+            let Ok(parsed) = settings(line) else { continue };
+            if !known.contains(&parsed.settings) {
+                known.push(parsed.settings.clone());
+                new.push((line, parsed.settings));
+            }
         }
-        let tried = attempt(requests, line, &settings, card);
-        known.push(settings);
-        Some(tried)
+        memtrace_workers::map(new, |(line, settings)| attempt(requests, line, &settings, card))
     };
-    let mut tried: Vec<Tried> = lines.iter().filter_map(|line| attempt(line)).collect();
+    let mut tried = try_new(lines);
     sort(&mut tried);
     // What helps alone may help more together.
     let singles = tried.iter().filter(|t| change(&t.conf, own).is_some());
     let best: Vec<String> = singles.take(3).map(|t| t.conf.clone()).collect();
+    let mut together = Vec::new();
     for (i, a) in best.iter().enumerate() {
         for b in &best[i + 1..] {
             let (Some((of_a, _)), Some((of_b, value))) = (change(a, own), change(b, own)) else {
                 continue;
             };
             if of_a != of_b {
-                tried.extend(attempt(&with(a, &format!("{of_b}:{value}"))));
+                together.push(with(a, &format!("{of_b}:{value}")));
             }
         }
     }
+    tried.extend(try_new(&together));
     sort(&mut tried);
     tried
 }
