@@ -157,3 +157,28 @@ pub fn driver_words(error: c_int) -> String {
         std::ffi::CStr::from_ptr(words).to_string_lossy().into_owned()
     }
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::driver::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::{Access, Properties};
+
+    same_layout!(
+        Access = sys::CUmemAccessDesc { kind: location.type_, device: location.id, flags: flags }
+    );
+    same_layout!(
+        Properties = sys::CUmemAllocationProp {
+            kind: type_,
+            handles: requestedHandleTypes,
+            location: location.type_,
+            device: location.id,
+            windows: win32HandleMetaData,
+            compression: allocFlags.compressionType,
+            rdma: allocFlags.gpuDirectRDMACapable,
+            usage: allocFlags.usage,
+            reserved: allocFlags.reserved,
+        }
+    );
+}

@@ -27,6 +27,9 @@ use crate::record::guard;
 #[derive(Clone, Copy)]
 pub struct UniqueId([u8; 128]);
 
+#[cfg(test)]
+memtrace_layouts::same_layout!(UniqueId = cudarc::nccl::sys::ncclUniqueId { 0: internal });
+
 /// No communicator.
 const NONE: u16 = 0;
 /// Communicators that are told apart at a time; later ones are known by no number.

@@ -59,8 +59,6 @@ struct Attributes {
     message: *const c_void,
 }
 
-const _: () = assert!(std::mem::offset_of!(Attributes, message) == 40);
-
 /// `NVTX_MESSAGE_TYPE_…`.
 const ASCII: i32 = 1;
 const UNICODE: i32 = 2;
@@ -226,4 +224,27 @@ unsafe extern "C" fn register_a(_: *mut c_void, text: *const c_char) -> *mut c_v
 unsafe extern "C" fn register_w(_: *mut c_void, text: *const u32) -> *mut c_void {
     // SAFETY: see `with_wide`.
     unsafe { with_wide(text, register) }
+}
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::nvtx::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::Attributes;
+
+    same_layout!(
+        Attributes = sys::nvtxEventAttributes_t {
+            version: version,
+            size: size,
+            category: category,
+            color_type: colorType,
+            color: color,
+            payload_type: payloadType,
+            reserved: reserved0,
+            payload: payload,
+            message_type: messageType,
+            message: message,
+        }
+    );
 }

@@ -130,3 +130,30 @@ pub extern "C" fn cuArray3DGetDescriptor_v2(out: Out<Deep>, array: u64) -> Code 
         out.set(Deep { extent: array.extent, element, flags: array.flags })
     })
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::driver::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::{Deep, Element, Flat};
+
+    same_layout!(
+        Flat = sys::CUDA_ARRAY_DESCRIPTOR { extent: Width..Height, element: Format..NumChannels }
+    );
+    same_layout!(
+        Deep = sys::CUDA_ARRAY3D_DESCRIPTOR {
+            extent: Width..Depth,
+            element: Format..NumChannels,
+            flags: Flags,
+        }
+    );
+
+    const _: () = {
+        use core::mem::offset_of;
+        let format = offset_of!(Flat, element) + offset_of!(Element, format);
+        let channels = offset_of!(Flat, element) + offset_of!(Element, channels);
+        assert!(format == offset_of!(sys::CUDA_ARRAY_DESCRIPTOR, Format));
+        assert!(channels == offset_of!(sys::CUDA_ARRAY_DESCRIPTOR, NumChannels));
+    };
+}

@@ -253,3 +253,73 @@ pub extern "C" fn cuMemcpyBatchAsync_v2(
 ) -> Code {
     driver(|| copy::batch(Api::Driver, [dsts, srcs, sizes], count, stream))
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::driver::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::{Copy2D, Copy3D, Side2D, Side3D};
+
+    same_layout!(Side2D => sys::CUDA_MEMCPY2D {
+        x: srcXInBytes,
+        y: srcY,
+        kind: srcMemoryType,
+        host: srcHost,
+        device: srcDevice,
+        array: srcArray,
+        pitch: srcPitch,
+    });
+    same_layout!(
+        Copy2D = sys::CUDA_MEMCPY2D {
+            src: srcXInBytes..srcPitch,
+            dst: dstXInBytes..dstPitch,
+            width: WidthInBytes,
+            height: Height,
+        }
+    );
+    same_layout!(Side3D => sys::CUDA_MEMCPY3D {
+        x: srcXInBytes,
+        y: srcY,
+        z: srcZ,
+        level: srcLOD,
+        kind: srcMemoryType,
+        host: srcHost,
+        device: srcDevice,
+        array: srcArray,
+        context: reserved0,
+        pitch: srcPitch,
+        height: srcHeight,
+    });
+    same_layout!(Side3D => sys::CUDA_MEMCPY3D_PEER {
+        x: srcXInBytes,
+        y: srcY,
+        z: srcZ,
+        level: srcLOD,
+        kind: srcMemoryType,
+        host: srcHost,
+        device: srcDevice,
+        array: srcArray,
+        context: srcContext,
+        pitch: srcPitch,
+        height: srcHeight,
+    });
+    same_layout!(
+        Copy3D = sys::CUDA_MEMCPY3D {
+            src: srcXInBytes..srcHeight,
+            dst: dstXInBytes..dstHeight,
+            width: WidthInBytes,
+            height: Height,
+            depth: Depth,
+        }
+    );
+    same_layout!(
+        Copy3D = sys::CUDA_MEMCPY3D_PEER {
+            src: srcXInBytes..srcHeight,
+            dst: dstXInBytes..dstHeight,
+            width: WidthInBytes,
+            height: Height,
+            depth: Depth,
+        }
+    );
+}

@@ -243,3 +243,22 @@ pub extern "C" fn cuOccupancyMaxActiveClusters(
         clusters.set(count as i32)
     })
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::driver::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::Config;
+
+    same_layout!(
+        Config = sys::CUlaunchConfig {
+            grid: gridDimX..gridDimZ,
+            block: blockDimX..blockDimZ,
+            shared: sharedMemBytes,
+            stream: hStream,
+            attributes: attrs,
+            count: numAttrs,
+        }
+    );
+}

@@ -167,3 +167,16 @@ pub extern "C" fn cuGraphKernelNodeGetParams_v2(node: u64, params: Out<KernelV2>
         params.set(KernelV2 { params: found, kernel: 0, context: 0 })
     })
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::driver::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::KernelV2;
+
+    same_layout!(
+        KernelV2 =
+            sys::CUDA_KERNEL_NODE_PARAMS_v2 { params: func..extra, kernel: kern, context: ctx }
+    );
+}

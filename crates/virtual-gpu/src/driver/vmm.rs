@@ -227,3 +227,21 @@ pub extern "C" fn cuMemImportFromShareableHandle(
         out.set(book.create(Physical::new(ticket.size, location, kind as u32, true))?)
     })
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::driver::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::Properties;
+
+    same_layout!(
+        Properties = sys::CUmemAllocationProp {
+            kind: type_,
+            exports: requestedHandleTypes,
+            location: location,
+            windows: win32HandleMetaData,
+            flags: allocFlags,
+        }
+    );
+}

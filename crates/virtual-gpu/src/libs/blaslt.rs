@@ -212,6 +212,12 @@ pub(super) struct Algorithm {
 }
 
 const MARK: u32 = u32::from_le_bytes(*b"mtLt");
+#[cfg(test)]
+memtrace_layouts::same_layout!(Algorithm => cudarc::cublaslt::sys::cublasLtMatmulAlgo_t {
+    mark: _,
+    number: _,
+    configuration: _,
+});
 const _: () = assert!(size_of::<Algorithm>() == 64);
 
 impl Algorithm {

@@ -316,3 +316,38 @@ pub extern "C" fn cudaMemset3DAsync(
 ) -> Code {
     runtime(|| later(stream, fill_volume(pointer, byte, extent)))
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::runtime::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::{Copy3D, CopyPeer3D, Position};
+
+    same_layout!(Position = sys::cudaPos { x: x, y: y, z: z });
+    same_layout!(
+        Copy3D = sys::cudaMemcpy3DParms {
+            src_array: srcArray,
+            src_pos: srcPos,
+            src: srcPtr,
+            dst_array: dstArray,
+            dst_pos: dstPos,
+            dst: dstPtr,
+            extent: extent,
+            kind: kind,
+        }
+    );
+    same_layout!(
+        CopyPeer3D = sys::cudaMemcpy3DPeerParms {
+            src_array: srcArray,
+            src_pos: srcPos,
+            src: srcPtr,
+            src_device: srcDevice,
+            dst_array: dstArray,
+            dst_pos: dstPos,
+            dst: dstPtr,
+            dst_device: dstDevice,
+            extent: extent,
+        }
+    );
+}

@@ -136,3 +136,23 @@ pub(crate) fn shape(config: &Config) -> (u32, u64, u64) {
     let threads = [config.block.x, config.block.y, config.block.z].iter().product();
     (threads, config.shared, cluster.iter().map(|n| u64::from(*n)).product())
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::runtime::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::{Config, Dim3};
+
+    same_layout!(Dim3 = sys::dim3 { x: x, y: y, z: z });
+    same_layout!(
+        Config = sys::cudaLaunchConfig_t {
+            grid: gridDim,
+            block: blockDim,
+            shared: dynamicSmemBytes,
+            stream: stream,
+            attributes: attrs,
+            count: numAttrs,
+        }
+    );
+}

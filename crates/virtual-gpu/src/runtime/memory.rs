@@ -167,3 +167,17 @@ pub extern "C" fn cudaMemRangeGetAttribute(
         (0..data_size as usize / 4).try_for_each(|i| data.at::<i32>(i * 4).set(value))
     })
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::runtime::sys;
+    use memtrace_layouts::same_layout;
+
+    use super::{Extent, PitchedPointer};
+
+    same_layout!(Extent = sys::cudaExtent { width: width, height: height, depth: depth });
+    same_layout!(
+        PitchedPointer =
+            sys::cudaPitchedPtr { addr: ptr, pitch: pitch, width: xsize, height: ysize }
+    );
+}

@@ -182,3 +182,26 @@ pub fn give_edges(graph: u64, from: Out<u64>, to: Out<u64>, count: Out<usize>) -
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::{driver::sys as driver, runtime::sys as runtime};
+    use memtrace_layouts::same_layout;
+
+    use super::UpdateResult;
+
+    same_layout!(
+        UpdateResult = driver::CUgraphExecUpdateResultInfo {
+            result: result,
+            node: errorNode,
+            from: errorFromNode,
+        }
+    );
+    same_layout!(
+        UpdateResult = runtime::cudaGraphExecUpdateResultInfo {
+            result: result,
+            node: errorNode,
+            from: errorFromNode,
+        }
+    );
+}

@@ -109,3 +109,16 @@ pub fn largest_cluster(api: Api, size: Out<i32>, function: u64) -> Result {
     let profile = &gpu::device(api.device()?)?.profile;
     size.set(kernels::largest_cluster(function, profile)? as i32)
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::{driver::sys as driver, runtime::sys as runtime};
+    use memtrace_layouts::same_layout;
+
+    use super::Attribute;
+
+    // Values are a union's; the size of the whole says that ours is as large.
+    same_layout!(Attribute => driver::CUlaunchAttribute { id: id, pad: pad, value: value });
+    same_layout!(Attribute => runtime::cudaLaunchAttribute { id: id, pad: pad, value: val });
+    const _: () = assert!(size_of::<Attribute>() == size_of::<driver::CUlaunchAttribute>());
+}

@@ -135,3 +135,16 @@ pub fn open_event(api: Api, out: Out<u64>, handle: &Handle) -> Result {
     EventTicket::from_bytes(&handle.0).ok_or(Error::INVALID_VALUE)?;
     out.set(work::work().import_event(device))
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::{driver::sys as driver, runtime::sys as runtime};
+    use memtrace_layouts::same_layout;
+
+    use super::Handle;
+
+    same_layout!(Handle = driver::CUipcMemHandle { 0: reserved });
+    same_layout!(Handle = driver::CUipcEventHandle { 0: reserved });
+    same_layout!(Handle = runtime::cudaIpcMemHandle_t { 0: reserved });
+    same_layout!(Handle = runtime::cudaIpcEventHandle_t { 0: reserved });
+}

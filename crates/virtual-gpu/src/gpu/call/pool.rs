@@ -210,3 +210,26 @@ pub fn reset_graph_memory(device: usize, number: i32, value: u64) -> Result {
     }
     graph_memory(device, number, true).map(|_| ())
 }
+
+#[cfg(test)]
+mod layouts {
+    use cudarc::{driver::sys as driver, runtime::sys as runtime};
+    use memtrace_layouts::same_layout;
+
+    use super::{Access, Location, PoolProperties};
+
+    same_layout!(Location = driver::CUmemLocation { kind: type_, id: id });
+    same_layout!(Location = runtime::cudaMemLocation { kind: type_, id: id });
+    same_layout!(Access = driver::CUmemAccessDesc { location: location, flags: flags });
+    same_layout!(Access = runtime::cudaMemAccessDesc { location: location, flags: flags });
+    same_layout!(PoolProperties => driver::CUmemPoolProps {
+        allocation: allocType,
+        handles: handleTypes,
+        location: location,
+    });
+    same_layout!(PoolProperties => runtime::cudaMemPoolProps {
+        allocation: allocType,
+        handles: handleTypes,
+        location: location,
+    });
+}

@@ -45,6 +45,8 @@ static REGISTRATIONS: Registry<()> = Registry::new(43);
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId([u8; 128]);
 
+#[cfg(test)]
+memtrace_layouts::same_layout!(UniqueId = cudarc::nccl::sys::ncclUniqueId { 0: internal });
 const _: () = assert!(size_of::<UniqueId>() == crate::layout::all::ncclUniqueId::SIZE);
 
 fn comm(handle: *mut c_void) -> Status<Comm> {
