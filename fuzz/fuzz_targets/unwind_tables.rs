@@ -6,9 +6,9 @@
 use std::cell::Cell;
 
 use libfuzzer_sys::fuzz_target;
-use memtrace::stack::checked::{Memory, Window};
+use memtrace::libraries::objects::Object;
+use memtrace::os::checked::{Memory, Window};
 use memtrace::stack::native::odd;
-use memtrace::stack::objects::Object;
 use memtrace::stack::{rules, tables};
 
 /// Where the bytes seem to lie.
