@@ -195,6 +195,84 @@ def test_a_driver_where_the_loader_does_not_look(tmp_path):
         assert said(json.loads(support.must(advised).stdout), "CUDA") == [("ok", f"driver library {at}/libcuda.so.1")]
 
 
+# The virtual GPU answers as a driver does; where its libraries are not preloaded, a program finds them as it finds the real ones.
+ASK = "import os; print(os.environ['LD_LIBRARY_PATH'])"
+
+
+def real(*args, code=0, **options):
+    return json.loads(support.must(support.memtrace("devices", "--real", "--json", *args, **options), code=code).stdout)
+
+
+def of_virtual_gpu(tmp_path, spec):
+    """An environment in which the virtual GPU's folder is where the loader looks, and nothing is preloaded."""
+    done = support.memtrace("run", "--record", "off", "--virtual", spec, "--", support.PYTHON, "-c", ASK, cwd=tmp_path)
+    return {"LD_LIBRARY_PATH": support.must(done).stdout.strip(), "MEMTRACE_VIRTUAL": spec}
+
+
+def test_no_driver_no_cards(tmp_path):
+    """Nothing is said of it where nobody asked, and nothing is loaded."""
+    if any(c["about"] == "GPU" for c in doctor(cwd=tmp_path)["checks"]):
+        pytest.skip("this machine has a GPU")
+    assert real(code=1) == [] and doctor(cwd=tmp_path)["cards"] == []
+    text = support.must(support.memtrace("devices")).stdout
+    assert text.startswith("--virtual ") and "cuda:0" not in text
+    assert "sees no GPU" in support.must(support.memtrace("devices", "--real"), code=1).stdout
+
+
+def test_the_cards_that_a_driver_has(tmp_path):
+    env = of_virtual_gpu(tmp_path, "h100*2")
+    cards = real(env=env)
+    profile = next(p for p in json.loads(support.memtrace("devices", "--json").stdout) if p["key"] == "h100")
+    assert [c["device"] for c in cards] == [0, 1] and len({c["uuid"] for c in cards}) == 2
+    for card in cards:
+        assert card["virtual"] and card["uuid"].startswith("GPU-") and card["driver"] and card["cuda"]
+        assert [card[k] for k in ("name", "compute_capability", "memory_bytes")] == [
+            profile[k] for k in ("name", "compute_capability", "memory_bytes")
+        ]
+        # No context was made for the question.
+        assert card["free_bytes"] >= card["memory_bytes"] - (1 << 30)
+    assert len(real(env=env | {"CUDA_VISIBLE_DEVICES": "1"})) == 1
+    assert real(env=env | {"CUDA_VISIBLE_DEVICES": "-1"}, code=1) == []
+    text = support.must(support.memtrace("devices", env=env)).stdout
+    assert "cuda:1 " in text and "memtrace's virtual GPU" in text and "--virtual " in text
+    answer = doctor(env=env, cwd=tmp_path)
+    assert answer["cards"] == cards and [level for level, _ in said(answer, "GPU")] == ["ok", "ok"]
+
+
+def test_the_question_is_not_recorded(tmp_path):
+    """Under a recorder the driver is asked without it. On a virtual GPU the cards are those, with what others hold of them."""
+    out = tmp_path / "out"
+    code = TAKE.replace("4096", "5 << 30") + (
+        f"take(); import subprocess; print(subprocess.run([{str(support.MEMTRACE)!r}, 'devices', '--real', '--json'], "
+        "check=True, capture_output=True, text=True).stdout)"
+    )
+    done = support.must(support.record([support.PYTHON, "-c", code], out))
+    (card,) = json.loads(done.stdout)
+    assert card["virtual"] and card["memory_bytes"] - card["free_bytes"] >= 5 << 30
+    # That a program ran without the recorder is said, as of any other.
+    assert len(support.files(out)) == 1 and done.stderr.count("devices") == 1
+
+
+def test_a_driver_that_is_broken(tmp_path):
+    """It costs a line, and no more."""
+    source = tmp_path / "one.c"
+    env = {"LD_LIBRARY_PATH": str(tmp_path)}
+    for body, words in [
+        ("int cuInit(unsigned flags) { return 999; }", "doesn't answer"),
+        ("int cuInit(unsigned flags) { return 999; } int cuGetErrorName(int e, const char **name) { *name = \"CUDA_BAD\"; return 0; }", "CUDA_BAD"),
+        ("int cuInit(unsigned flags) { return *(volatile int *) 16; }", "doesn't answer"),
+    ]:
+        source.write_text(body)
+        client.compile(source, tmp_path / "libcuda.so.1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+        done = support.must(support.memtrace("devices", "--real", env=env), code=2)
+        assert words in done.stderr and done.stderr.count("\n") == 1
+        done = support.must(support.memtrace("devices", env=env))
+        assert words in done.stderr and done.stderr.count("\n") == 1 and done.stdout.startswith("--virtual ")
+        answer = doctor(env=env, cwd=tmp_path)
+        ((level, text),) = said(answer, "GPU")
+        assert level == "note" and words in text and answer["cards"] == []
+
+
 # How much room there is; how it is said; whether a killed process leaves a record.
 ROOM = {"256k": ("wrong", "none can be made", False), "2m": ("note", "a short history", True), "64m": ("ok", "has room in", True)}
 

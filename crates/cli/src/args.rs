@@ -368,16 +368,28 @@ pub(crate) struct Doctor {
     pub(crate) command: Vec<OsString>,
 }
 
-/// List the GPUs that `run --virtual` can be.
+/// List this machine's GPUs, and those that `run --virtual` can be.
+///
+/// A real GPU is listed under the number by which a program would see it, with what is free of its memory. No context is made.
+/// With --real exits with 0 if there is one, 1 if there is none, 2 if CUDA's driver is there and can't be used.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace devices\n  \
-    memtrace devices --json\n  \
+    memtrace devices --real --json | jq '.[].free_bytes'\n  \
+    memtrace devices --json                                 virtual ones alone\n  \
     memtrace run --virtual a100-40*4 -- python train.py")]
 pub(crate) struct Devices {
-    /// Print a JSON list, with the source of each number
+    /// Print a JSON list of the virtual ones, with the source of each number; with --real, of the real ones
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// This machine's GPUs alone
+    #[arg(long)]
+    pub(crate) real: bool,
+
+    /// Ask CUDA's driver in this process, and print its answer for the process that waits for it
+    #[arg(long, hide = true, conflicts_with_all = ["json", "real"])]
+    pub(crate) ask: bool,
 }
 
 /// Print the script by which a shell completes commands and options.

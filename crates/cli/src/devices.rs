@@ -1,20 +1,39 @@
-//! `memtrace devices`: what the virtual GPU can be.
+//! `memtrace devices`: what this machine has, and what the virtual GPU can be.
 
 use memtrace_devices::profiles;
 use memtrace_format::screen::Page;
 use serde_json::{Value, json};
 
 use crate::args::Devices;
+use crate::cards::{self, Here};
 use crate::failure::Failure;
-use crate::say::Answer;
+use crate::say::{Answer, tell};
 use crate::units;
 
 pub(crate) fn list(args: &Devices) -> Result<Answer, Failure> {
-    if args.json { Answer::json(&as_json(), true) } else { Ok(Answer::page(table(), true)) }
+    if args.ask {
+        return cards::answer();
+    }
+    if args.real {
+        return cards::list(args.json);
+    }
+    if args.json {
+        return Answer::json(&as_json(), true);
+    }
+    let mut text = Page::default();
+    match cards::here() {
+        Here::Nothing => {}
+        Here::Cards(here) => {
+            cards::table(&here, &mut text);
+            text.push_str("\n");
+        }
+        Here::Trouble(why) => tell(&why),
+    }
+    table(&mut text);
+    Ok(Answer::page(text, true))
 }
 
-fn table() -> Page {
-    let mut text = Page::default();
+fn table(text: &mut Page) {
     let _ = writeln!(
         text,
         "{:<10} {:<28} {:>7} {:>10} {:>4} {:>10}",
@@ -38,7 +57,6 @@ fn table() -> Page {
          late as they may: h100,lazy.  Addresses as on Windows and under WSL: h100,placement=ascending.\n\
          Another GPU: sm_90,80GiB,132SM (compute capability, memory, SMs).\n",
     );
-    text
 }
 
 fn as_json() -> Value {

@@ -13,6 +13,7 @@
 mod accounts;
 mod args;
 mod blackbox;
+mod cards;
 mod completions;
 mod devices;
 mod doctor;

@@ -10,6 +10,7 @@ use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 
 use super::{Check, Level, machine, recorded, scratch, settings, snapshots, this_program};
+use crate::cards::Here;
 use crate::failure::Failure;
 use crate::inspect::find;
 use crate::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
@@ -25,7 +26,7 @@ const MAY_NEED: [&str; 7] = [
     "librt.so.1",
 ];
 
-pub(super) fn checks(out: Option<&Path>) -> Result<Vec<Check>, Failure> {
+pub(super) fn checks(out: Option<&Path>, here: &Here) -> Result<Vec<Check>, Failure> {
     let mut found = Vec::new();
     let recorder = find_library(RECORDER, "nothing can be recorded without it");
     match &recorder {
@@ -42,6 +43,7 @@ pub(super) fn checks(out: Option<&Path>) -> Result<Vec<Check>, Failure> {
     found.push(machine::black_box(folder.ok().as_deref()));
     let virtual_gpu = find_library(VIRTUAL_GPU, "").is_ok();
     found.push(machine::driver(virtual_gpu)?);
+    found.extend(machine::cards(here));
     if recorder.is_ok() {
         found.extend(python(virtual_gpu)?);
     }

@@ -8,6 +8,7 @@ use memtrace_files::{NewFile, Readers};
 use memtrace_options::{BLACKBOX, NO_BLACKBOX};
 
 use super::{Check, Level, this_program};
+use crate::cards::{self, Here};
 use crate::failure::Failure;
 use crate::run::VIRTUAL_GPU;
 
@@ -162,4 +163,20 @@ pub(super) fn driver(virtual_gpu: bool) -> Result<Check, Failure> {
         );
         Check::new(Level::Wrong, about, text)
     })
+}
+
+/// The cards that a program would see.
+pub(super) fn cards(here: &Here) -> Vec<Check> {
+    let about = "GPU";
+    match here {
+        Here::Nothing => Vec::new(),
+        Here::Trouble(why) => vec![Check::new(Level::Note, about, why.clone())],
+        Here::Cards(here) => {
+            let one = |(number, card)| {
+                let text = format!("{}; {}", cards::line(number, card), cards::versions(here));
+                Check::new(Level::Ok, about, text)
+            };
+            here.cards.iter().enumerate().map(one).collect()
+        }
+    }
 }

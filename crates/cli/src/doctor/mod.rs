@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::args::{Doctor, Format, Recover};
+use crate::cards::{self, Here};
 use crate::failure::Failure;
 use crate::say::Answer;
 use crate::{leftovers, recover};
@@ -70,7 +71,8 @@ fn scratch() -> Result<TempDir, Failure> {
 }
 
 pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
-    let mut checks = installation::checks(args.out.as_deref())?;
+    let here = cards::here();
+    let mut checks = installation::checks(args.out.as_deref(), &here)?;
     let mut processes = Vec::new();
     let mut exit = Value::Null;
     if !args.command.is_empty() {
@@ -116,7 +118,11 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
             .iter()
             .map(|c| json!({"level": c.level.name(), "about": c.about, "text": c.text}))
             .collect();
-        let answer = json!({"ok": yes, "checks": list, "exit": exit, "processes": processes});
+        let cards = match &here {
+            Here::Cards(here) => cards::to_json(here),
+            Here::Nothing | Here::Trouble(_) => json!([]),
+        };
+        let answer = json!({"ok": yes, "checks": list, "cards": cards, "exit": exit, "processes": processes});
         return Answer::json(&answer, yes);
     }
     Ok(Answer::page(tell(&checks, &processes, yes), yes))
