@@ -69,6 +69,60 @@ fn a_stack_has_the_names_of_its_callers_innermost_first() {
     assert!((offset..offset + 200).contains(&line), "{line} is not in the function at {offset}");
 }
 
+/// A stack of ours, and of the crate `backtrace` from the same function.
+#[inline(never)]
+fn by_both(stacks: &Stacks) -> (StackId, Vec<(u64, Option<String>)>) {
+    let id = black_box(capture(stacks, Mode::All));
+    let mut others = Vec::new();
+    backtrace::trace(|frame| {
+        // Functions that were inlined come first; the symbol's own is the last.
+        let mut name = None;
+        backtrace::resolve_frame(frame, |symbol| name = symbol.name().map(|n| format!("{n:#}")));
+        others.push((frame.ip().addr() as u64, name));
+        true
+    });
+    (id, others)
+}
+
+#[inline(never)]
+fn below_both(stacks: &Stacks, depth: u32) -> (StackId, Vec<(u64, Option<String>)>) {
+    if depth == 0 { by_both(stacks) } else { black_box(below_both(stacks, depth - 1)) }
+}
+
+#[test]
+fn another_unwinder_finds_the_same_frames_and_names() {
+    let stacks = stacks();
+    let (id, others) = below_both(&stacks, 20);
+    let words = frames(stacks.depot.words(), id).expect("readable");
+    let shown = names(&stacks, id);
+    let ours: Vec<(u64, &str)> = words
+        .iter()
+        .zip(&shown)
+        .filter_map(|(word, frame)| match RawFrame::unpack(*word) {
+            Some(RawFrame::Native { pc, .. }) => Some((pc, frame.name.as_str())),
+            _ => None,
+        })
+        .collect();
+    // What is further in than the function that asked both differs.
+    let begin = ours.iter().position(|(_, name)| name.contains("tests::below_both"));
+    let ours = &ours[begin.expect("it is there")..];
+    let begin = others.iter().position(|(pc, _)| *pc == ours[0].0).expect("the same address");
+    let others = &others[begin..];
+    assert!(ours.len() > 25, "{ours:#?}");
+    let mut named = 0;
+    // The outermost one may have no caller that is described.
+    for (ours, others) in ours[..ours.len() - 1].iter().zip(others) {
+        assert_eq!(ours.0, others.0, "{ours:?} and {others:?}");
+        // Functions that the C library doesn't show may be known from its debug information.
+        if let Some(name) = others.1.as_deref().filter(|_| ours.1 != "??") {
+            assert_eq!(ours.1, name);
+            named += 1;
+        }
+    }
+    assert!(others.len().abs_diff(ours.len()) <= 1, "{ours:#?}\n{others:#?}");
+    assert!(named > 20, "{ours:#?}\n{others:#?}");
+}
+
 #[test]
 fn equal_stacks_have_one_id_and_share_their_outer_part() {
     let _steady = testing::steady();
