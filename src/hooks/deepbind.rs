@@ -13,7 +13,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use serde_json::{Value, json};
+use memtrace_format::key::{BoundElsewhere, Kept};
 
 use super::table::{Api, ENTRY_POINTS};
 use super::{lookup, resolve, routes, words};
@@ -189,7 +189,7 @@ impl Doors {
 /// Calls of libraries that are bound to somebody else's function of one of our names: another interposer's, a runtime of
 /// the library's own, the real one. As bound now; a call that the loader is yet to bind is not among them. For a snapshot's
 /// `memtrace` key: allocates.
-pub fn bound_elsewhere() -> Vec<Value> {
+pub fn bound_elsewhere() -> Vec<BoundElsewhere> {
     let mut found: Vec<(String, &'static CStr, usize)> = Vec::new();
     loaded::visit(|path, tables| {
         if !tables.contains(bound_elsewhere as *const () as usize) {
@@ -199,12 +199,11 @@ pub fn bound_elsewhere() -> Vec<Value> {
         }
         false
     });
-    let named = found.into_iter().map(|(library, function, target)| {
-        json!({
-            "library": library,
-            "function": function.to_str().unwrap_or_default(),
-            "bound_to": loaded::library_of(target),
-        })
+    let named = found.into_iter().map(|(library, function, target)| BoundElsewhere {
+        library,
+        function: function.to_str().unwrap_or_default().to_owned(),
+        bound_to: loaded::library_of(target),
+        kept: Kept::NOTHING,
     });
     named.collect()
 }

@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use memtrace_analysis::report::told_warning;
 use memtrace_analysis::sites::Lines;
 use memtrace_files::NewFile;
-use memtrace_format::blackbox::{MAGIC, at, lacking};
+use memtrace_format::blackbox::{MAGIC, at, count_from_header};
 use memtrace_format::event::Event;
 use memtrace_format::json::Stacks;
+use memtrace_format::key::{Description, Memtrace, OrNull, StackTables};
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::State;
 use memtrace_format::screen::Page;
@@ -302,27 +303,25 @@ fn write(
         &mut namer,
         &table::name,
         (new, encoding),
-        &mut |snapshot, counts, namer| {
+        &mut |snapshot, known, namer| {
             let (settings, conf) = conf::in_force(&recorder.config);
             snapshot.allocator_settings = settings;
-            let known = std::mem::take(&mut snapshot.memtrace);
-            let mut about = about(process, reason, counts);
-            about["counters"]["anomalies"] = known["counters"]["anomalies"].clone();
-            memtrace_naming::carry_over(&known, &mut about);
-            about["allocator_conf"] = conf.into();
-            about["libraries"] = namer.build_ids();
-            about["python"] = namer.places_and_links().to_json();
-            about["pytorch"] = namer.pytorch().into();
             let used = recorder.usage.read();
-            about["doors"] = memtrace_naming::doors(&used, &table::name, namer);
-            about["bound_elsewhere"] = deepbind::bound_elsewhere().into();
-            snapshot.memtrace = about;
+            let about = Memtrace {
+                allocator_conf: Some(conf),
+                libraries: Some(namer.build_ids()),
+                python: Some(namer.places_and_links().to_key()),
+                pytorch: namer.pytorch(),
+                doors: Some(memtrace_naming::doors(&used, &table::name, namer)),
+                bound_elsewhere: Some(OrNull(Some(deepbind::bound_elsewhere()))),
+                ..about(process, reason, known)
+            };
+            let about = &*snapshot.memtrace.insert(Box::new(about));
+            let lines = Lines::told(Some(about), namer.tables());
+            said.warnings = about.warnings().iter().map(|w| told_warning(w, &lines)).collect();
             if reason == Reason::Oom {
                 said.oom = memtrace_analysis::oom::text(snapshot, namer.tables());
             }
-            let lines = Lines::told(&snapshot.memtrace, namer.tables());
-            let warnings = snapshot.memtrace["warnings"].as_array().into_iter().flatten();
-            said.warnings = warnings.map(|w| told_warning(w, &lines)).collect();
         },
     )
     .and_then(|counts| {
@@ -360,22 +359,25 @@ impl Recording for Own<'_> {
     }
 }
 
-/// What is known of the process when recording begins.
-pub fn identity(config: &Config, started_ns: u64, place: &Place) -> Value {
-    let mut about = serde_json::json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "pid": std::process::id(),
-        "parent": std::os::unix::process::parent_id(),
-        "host": host(),
-        "pid_namespace": pid_namespace(),
-        "command": command_line(),
-        "rank": config.rank,
-        "local_rank": config.local_rank,
-        "world_size": config.world_size,
-        "started_us": started_ns / 1000,
-        "allocator_conf": config.allocator_conf,
-        "allocator_variable": config.allocator_variable,
-    });
+/// What is known of the process when recording begins, beside what is `known` already.
+fn identity(config: &Config, started_ns: u64, place: &Place, known: Memtrace) -> Memtrace {
+    let mut about = Memtrace {
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        pid: Some(std::process::id().into()),
+        parent: Some(std::os::unix::process::parent_id().into()),
+        host: Some(host()),
+        pid_namespace: pid_namespace(),
+        command: Some(command_line()),
+        rank: config.rank.map(u64::from),
+        local_rank: config.local_rank.map(u64::from),
+        world_size: config.world_size.map(u64::from),
+        started_us: Some(started_ns / 1000),
+        allocator_conf: Some(config.allocator_conf.clone()),
+        allocator_variable: Some(config.allocator_variable.to_owned()),
+        not_recorded: Some(NOT_RECORDED.iter().map(|&what| what.to_owned()).collect()),
+        virtual_gpu: virtual_gpu::stats(),
+        ..known
+    };
     place.describe(config, &mut about);
     about
 }
@@ -386,48 +388,40 @@ pub fn description(
     config: &Config,
     started_ns: u64,
     place: &Place,
-    stacks: Value,
+    stacks: StackTables,
     room: usize,
-) -> Value {
-    let mut about = identity(config, started_ns, place);
-    about["stacks"] = stacks;
-    about["not_recorded"] = NOT_RECORDED.into();
-    if let Some(gpu) = virtual_gpu::stats() {
-        about["virtual"] = gpu;
-    }
-    about["entry_points"] = table::ENTRY_POINTS.iter().map(|e| e.name).collect();
-    about["out"] = std::path::absolute(&config.out)
-        .ok()
-        .and_then(|p| Some(p.to_str()?.into()))
-        .unwrap_or_default();
+) -> Description {
+    let known = Memtrace { stacks: Some(stacks), ..Memtrace::default() };
+    let out = std::path::absolute(&config.out).ok();
+    let mut about = Description {
+        memtrace: identity(config, started_ns, place, known),
+        entry_points: table::ENTRY_POINTS.iter().map(|e| e.name.to_owned()).collect(),
+        out: out.and_then(|path| Some(path.to_str()?.to_owned())),
+    };
     // A command line may be as long as two megabytes.
-    for key in ["command", "allocator_conf", "out"] {
-        if about.to_string().len() > room {
-            about[key] = Value::Null;
+    let cuts: [fn(&mut Description); 3] = [
+        |about| about.memtrace.command = None,
+        |about| about.memtrace.allocator_conf = None,
+        |about| about.out = None,
+    ];
+    for cut in cuts {
+        if about.to_text().len() > room {
+            cut(&mut about);
         }
     }
     about
 }
 
-/// The extra top-level key.
-fn about(process: &Process, reason: Reason, counts: &Counts) -> Value {
+/// The extra top-level key: what is known of the process now, beside what was worked out.
+fn about(process: &Process, reason: Reason, known: Memtrace) -> Memtrace {
     let recorder = &process.recorder;
-    let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
-    let mut about = identity(&recorder.config, recorder.started_ns, &process.place);
-    about["reason"] = reason.name().into();
-    about["written_us"] = (clock::now_ns() / 1000).into();
-    about["stacks"] = recorder.stacks.about();
-    about["counters"] = counts.to_json();
-    about["counters"]["stalls"] = counter(at::STALLS).into();
-    for (name, n) in lacking(&counter, false) {
-        about["counters"][name] = n.into();
-    }
-    about["counters"]["measured"] = counter(at::OWN_EVENTS).into();
-    about["cost"] = memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS));
-    about["not_recorded"] = NOT_RECORDED.into();
-    if let Some(gpu) = virtual_gpu::stats() {
-        about["virtual"] = gpu;
-    }
+    let header = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);
+    let mut about = identity(&recorder.config, recorder.started_ns, &process.place, known);
+    about.reason = Some(reason.name().to_owned());
+    about.written_us = Some(clock::now_ns() / 1000);
+    about.stacks = Some(recorder.stacks.about());
+    count_from_header(&header, false, about.counters.get_or_insert_default());
+    about.cost = Some(memtrace_naming::cost(header(at::SAMPLED), header(at::SAMPLED_NS)));
     if let Some(world) = recorder.world() {
         world.tell(&mut about);
     }

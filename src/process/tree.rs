@@ -20,8 +20,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::{Value, json};
-
+use memtrace_format::key::{Kept, Memtrace, RecordedParent};
 use memtrace_format::screen::show;
 use memtrace_format::shell::quote;
 
@@ -61,11 +60,14 @@ impl Place {
     }
 
     /// For a snapshot's `memtrace` key.
-    pub fn describe(&self, config: &Config, about: &mut Value) {
-        about["blackbox"] = self.blackbox.as_str().into();
-        about["root"] = config.run_pid.into();
-        about["recorded_parent"] =
-            self.above.as_ref().map(|a| json!({"pid": a.pid, "blackbox": a.blackbox})).into();
+    pub fn describe(&self, config: &Config, about: &mut Memtrace) {
+        about.blackbox = Some(self.blackbox.clone());
+        about.root = config.run_pid.map(i64::from);
+        about.recorded_parent = self.above.as_ref().map(|a| RecordedParent {
+            pid: a.pid.into(),
+            blackbox: a.blackbox.clone(),
+            kept: Kept::NOTHING,
+        });
     }
 }
 

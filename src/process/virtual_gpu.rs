@@ -2,12 +2,12 @@
 
 use std::ffi::{c_char, c_int};
 
-use serde_json::Value;
+use memtrace_format::key::{Part, VirtualGpu};
 
 use crate::libraries::scopes;
 
 /// What the virtual GPU says of itself; `None` on real hardware.
-pub fn stats() -> Option<Value> {
+pub fn stats() -> Option<VirtualGpu> {
     type Stats = unsafe extern "C" fn(*mut c_char, usize) -> c_int;
     // SAFETY: a look-up by name; the virtual GPU exports this function with this signature: it writes at most
     // `len` bytes of JSON and returns the length, or −1.
@@ -18,7 +18,6 @@ pub fn stats() -> Option<Value> {
         buffer.truncate(usize::try_from(n).unwrap_or(0));
         buffer
     };
-    Some(
-        serde_json::from_slice(&text).unwrap_or_else(|_| serde_json::json!({"profile": "unknown"})),
-    )
+    let unknown = || VirtualGpu { profile: Some("unknown".to_owned()), ..VirtualGpu::default() };
+    Some(serde_json::from_slice(&text).map_or_else(|_| unknown(), VirtualGpu::take))
 }

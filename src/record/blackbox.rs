@@ -21,9 +21,10 @@ use memtrace_format::blackbox::{
     VERSION, at,
 };
 use memtrace_format::event::WORDS;
+use memtrace_format::key::Description;
 use memtrace_format::labels::LABEL_WORDS;
 use memtrace_options::NO_BLACKBOX;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::config::Config;
 use crate::os::clock;
@@ -263,8 +264,8 @@ impl Mapped {
     }
 
     /// Writes the description, once.
-    pub fn describe(&self, about: &Value) {
-        let text = about.to_string();
+    pub fn describe(&self, about: &Description) {
+        let text = about.to_text();
         put(&self.region(Region::About)[..SETTINGS_AT[0]], text.as_bytes());
         let len = text.len().min(ABOUT_BYTES);
         self.words[at::ABOUT_BYTES].store(len as u64, Ordering::Release);

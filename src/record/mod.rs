@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::{Event, FLAG_ENDING, Kind, NO_STACK, StackId};
+use memtrace_format::key::{Description, StackTables};
 use memtrace_format::world::World;
-use serde_json::Value;
 
 use crate::config::Config;
 use crate::os::message;
@@ -75,7 +75,7 @@ impl Recorder {
         started_ns: u64,
         name: &str,
         entry_points: usize,
-        describe: impl FnOnce(&Config, Value, usize) -> Value,
+        describe: impl FnOnce(&Config, StackTables, usize) -> Description,
     ) -> Option<Recorder> {
         let blackbox = Mapped::create(&config, name, entry_points)?;
         let stacks = Stacks::new(config.stacks, config.stacks_of_frees, &blackbox);

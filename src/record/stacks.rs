@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicU64;
 
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::StackId;
+use memtrace_format::key::{Kept, StackTables};
 use memtrace_naming::{Namer, Splice};
-use serde_json::{Value, json};
 
 use crate::record::blackbox::Mapped;
 use crate::stack::{Mine, Mode, Regions, Site, Stacks as Taker};
@@ -68,29 +68,33 @@ impl Stacks {
     }
 
     /// How full the regions are, for a snapshot's `memtrace` key.
-    pub fn about(&self) -> Value {
+    pub fn about(&self) -> StackTables {
         let mode = match self.mode {
             Mode::None => "none",
             Mode::Python => "python",
             Mode::All => "all",
         };
+        let mode = Some(mode.to_owned());
         let Some(status) = self.taker.as_ref().map(Taker::status) else {
-            return json!({ "mode": mode, "problem": "no room" });
+            let problem = Some("no room".to_owned());
+            return StackTables { mode, problem, ..StackTables::default() };
         };
         let python = match status.python {
             Ok(hex) => format!("{}.{}.{}", hex >> 24, hex >> 16 & 0xff, hex >> 8 & 0xff),
             Err(reason) => reason.text().to_owned(),
         };
-        json!({
-            "mode": mode,
-            "python": python,
-            "nodes": status.nodes.0,
-            "nodes_max": status.nodes.1,
-            "code_words": status.code_words.0,
-            "code_words_max": status.code_words.1,
-            "module_words": status.module_words.0,
-            "module_words_max": status.module_words.1,
-            "refused": status.refused,
-        })
+        StackTables {
+            mode,
+            problem: None,
+            python: Some(python),
+            nodes: Some(status.nodes.0),
+            nodes_max: Some(status.nodes.1),
+            code_words: Some(status.code_words.0),
+            code_words_max: Some(status.code_words.1),
+            module_words: Some(status.module_words.0),
+            module_words_max: Some(status.module_words.1),
+            refused: Some(status.refused),
+            kept: Kept::NOTHING,
+        }
     }
 }

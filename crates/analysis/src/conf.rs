@@ -19,12 +19,12 @@ pub type Release = (u64, u64);
 
 /// The release that made a snapshot's memory, as far as that is known.
 pub fn release(snapshot: &Snapshot) -> Option<Release> {
-    if let Some(text) = snapshot.memtrace["pytorch"].as_str() {
+    if let Some(text) = snapshot.memtrace.as_ref().and_then(|about| about.pytorch.as_ref()) {
         let mut parts = text.split('.').map(|part| part.parse().ok());
         return Some((parts.next()??, parts.next()??));
     }
     // PyTorch's own snapshots have no release; this setting is one of 2.13 and later.
-    let is_listed = snapshot.memtrace.is_null()
+    let is_listed = snapshot.memtrace.is_none()
         && snapshot.allocator_settings.get("max_round_threshold").is_some();
     is_listed.then_some((2, 13))
 }
@@ -39,7 +39,9 @@ pub fn own_conf(snapshot: &Snapshot) -> String {
     let told = &snapshot.allocator_settings;
     let known = |key: &str| told[key].as_str().filter(|conf| !conf.is_empty());
     // What memtrace has heard is everything that holds, PyTorch's own list has the words that were said last.
-    let heard = snapshot.memtrace["allocator_conf"].as_str().filter(|conf| !conf.is_empty());
+    let about = snapshot.memtrace.as_ref();
+    let heard = about.and_then(|about| about.allocator_conf.as_deref());
+    let heard = heard.filter(|conf| !conf.is_empty());
     let said = heard.or_else(|| NAMES.iter().find_map(|name| known(name))).unwrap_or_default();
     let mut parts = vec![said.to_owned()];
     let Ok(parsed) = Settings::parse(said) else { return said.to_owned() };
@@ -102,18 +104,17 @@ impl Known {
     /// Finds it out.
     pub fn of(snapshot: &Snapshot) -> Known {
         let own = own_conf(snapshot);
-        let told = &snapshot.memtrace;
-        let pairs = told["refused_by_driver"].as_array().into_iter().flatten();
-        let pair = |p: &Value| Some((p[0].as_i64()?, p[1].as_i64()?));
-        let failed = &told["out_of_memory"];
-        let is_last = failed["refused_by_driver"] == Value::Bool(true);
-        let newest = is_last.then(|| failed["device"].as_i64().zip(failed["time_us"].as_i64()));
+        let told = snapshot.memtrace.as_deref();
+        let pairs = told.and_then(|told| told.refused_by_driver.as_deref()).unwrap_or_default();
+        let failed = told.and_then(|told| told.out_of_memory.as_ref());
+        let newest = failed.filter(|f| f.refused_by_driver).and_then(|f| f.device.zip(f.time_us));
+        let signed = |(device, time): (i64, u64)| Some((device, i64::try_from(time).ok()?));
         Known {
             settings: Settings::parse(&own).ok().map(|parsed| parsed.settings),
             own,
             is_expandable: has_expandable(snapshot),
             totals: totals(snapshot),
-            by_driver: pairs.filter_map(pair).chain(newest.flatten()).collect(),
+            by_driver: pairs.iter().copied().chain(newest).filter_map(signed).collect(),
         }
     }
 
@@ -155,10 +156,11 @@ fn segment(settings: &Settings, asked: u64) -> u64 {
 
 /// Bytes that each device has.
 fn totals(snapshot: &Snapshot) -> BTreeMap<i64, u64> {
-    let told = &snapshot.memtrace;
-    let lists = [&told["virtual"]["devices"], &told["reconcile"]];
-    let rows = lists.into_iter().filter_map(Value::as_array).flatten();
-    rows.filter_map(|d| Some((d["device"].as_i64()?, d["total"].as_u64()?))).collect()
+    let Some(told) = &snapshot.memtrace else { return BTreeMap::new() };
+    let cards = told.virtual_gpu.iter().flat_map(|gpu| &gpu.devices);
+    let cards = cards.filter_map(|card| Some((card.device, card.total?)));
+    let asked = told.reconcile.iter().flatten().map(|table| (table.device, table.total));
+    cards.chain(asked).collect()
 }
 
 /// Bytes that a device has.
@@ -169,10 +171,12 @@ pub fn total(snapshot: &Snapshot, device: i64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_format::key::Memtrace;
 
     #[test]
     fn a_release_is_told_or_unknown() {
         let of = |memtrace: Value, allocator_settings: Value| {
+            let memtrace = Memtrace::read(memtrace);
             release(&Snapshot { memtrace, allocator_settings, ..Snapshot::default() })
         };
         let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");

@@ -1,9 +1,9 @@
 //! The two ends of a Python program: a snapshot of its end shows what was held when Python began to end; what was left at
 //! the end of the process is told beside it.
 
+use memtrace_format::key::EndDevice;
 use memtrace_format::snapshot::Snapshot;
 use serde::Serialize;
-use serde_json::Value;
 
 /// What was left on one device at the end of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -20,13 +20,8 @@ pub struct ProcessEnd {
 
 /// What was left at the end of the process; `None` if the snapshot doesn't show the moment when Python began to end.
 pub fn process_end(snapshot: &Snapshot, device: i64) -> Option<ProcessEnd> {
-    let devices = snapshot.memtrace.get("end")?.get("process")?.get("devices")?.as_array()?;
-    let of = devices.iter().find(|d| d.get("device").and_then(Value::as_i64) == Some(device))?;
-    let number = |key: &str| of.get(key).and_then(Value::as_u64);
-    Some(ProcessEnd {
-        allocated: number("allocated")?,
-        blocks: number("blocks")?,
-        reserved: number("reserved")?,
-        held: number("held")?,
-    })
+    let ends = snapshot.memtrace.as_ref()?.ends.as_ref()?;
+    let of = ends.process.devices.iter().find(|d| d.device == device)?;
+    let EndDevice { allocated, blocks, reserved, held, .. } = *of;
+    Some(ProcessEnd { allocated, blocks, reserved, held })
 }

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 
+use memtrace_format::key::Memtrace;
 use memtrace_format::screen::Page;
-use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables, Value};
+use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables};
 
 use crate::conf::{self, Known, Limit};
 use crate::report::told_warning;
@@ -19,25 +20,26 @@ const TOP: usize = 5;
 
 /// The text about the last failure of a snapshot; `None` if there was none.
 pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
-    let oom = Some(&snapshot.memtrace["out_of_memory"]).filter(|oom| oom.is_object())?;
-    let lines = Lines::told(&snapshot.memtrace, tables);
+    let about = snapshot.memtrace.as_deref()?;
+    let oom = about.out_of_memory.as_ref()?;
+    let lines = Lines::told(Some(about), tables);
     let mut out = Page::default();
-    let asked = oom["asked"].as_u64().unwrap_or(0);
-    let call = oom["call"].as_str().unwrap_or("PyTorch's allocator");
-    let by = match (&oom["call"], oom["owner"].as_str()) {
-        (Value::String(_), Some(owner)) => format!(" by {owner}"),
+    let asked = oom.asked.unwrap_or(0);
+    let call = oom.call.as_deref().unwrap_or("PyTorch's allocator");
+    let by = match (&oom.call, &oom.owner) {
+        (Some(_), Some(owner)) => format!(" by {owner}"),
         _ => String::new(),
     };
-    let device = oom["device"].as_i64();
+    let device = oom.device;
     let place = device.map_or_else(|| "the host".to_owned(), |d| format!("device {d}"));
-    if !snapshot.memtrace["virtual"].is_null() {
+    if about.virtual_gpu.is_some() {
         out.push_str("(on a virtual GPU)\n");
     }
     let _ = writeln!(out, "OUT OF MEMORY on {place}: {} asked of {call}{by}", size(asked));
-    let _ = writeln!(out, "  at {}", lines.of_told(&oom["frames"]));
+    let _ = writeln!(out, "  at {}", lines.of_told(&oom.frames));
     let known = Known::of(snapshot);
     let limit = limit(snapshot, &known);
-    if let Some(free) = oom["free"].as_u64() {
+    if let Some(free) = oom.free {
         let _ = match &limit {
             Some(limit) => writeln!(out, "  {}", limit.sentence(free, size)),
             None => writeln!(out, "  the device had {} free", size(free)),
@@ -56,9 +58,8 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
         size(largest),
         size(unused)
     );
-    owners(&mut out, snapshot, device);
-    let warnings = snapshot.memtrace["warnings"].as_array().into_iter().flatten();
-    for w in warnings.filter(|w| w["kind"] == "taken before out of memory") {
+    owners(&mut out, about, device);
+    for w in about.warnings().iter().filter(|w| w.kind == "taken before out of memory") {
         let _ = writeln!(out, "  {}", told_warning(w, &lines));
     }
     let sites = sites(blocks(), tables, &lines);
@@ -93,12 +94,12 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
 
 /// The last failure's limit, if one of PyTorch's own refused it.
 pub(crate) fn limit(snapshot: &Snapshot, known: &Known) -> Option<Limit> {
-    let oom = &snapshot.memtrace["out_of_memory"];
-    if oom["call"].is_string() {
+    let oom = snapshot.memtrace.as_ref()?.out_of_memory.as_ref()?;
+    if oom.call.is_some() {
         return None;
     }
-    let (asked, free) = (oom["asked"].as_u64()?, oom["free"].as_u64()?);
-    known.limit(oom["device"].as_i64()?, (asked, free, oom["time_us"].as_i64()))
+    let time_us = oom.time_us.and_then(|time| i64::try_from(time).ok());
+    known.limit(oom.device?, (oom.asked?, oom.free?, time_us))
 }
 
 /// What a list leaves out.
@@ -109,27 +110,19 @@ fn more(out: &mut Page, things: &str, rest: impl Iterator<Item = u64>) {
     }
 }
 
-fn owners(out: &mut Page, snapshot: &Snapshot, device: Option<i64>) {
-    let sums = &snapshot.memtrace["owners"];
-    let of_device =
-        |d: i64| sums["devices"].as_array()?.iter().find(|s| s["device"] == d).map(|s| &s["by"]);
-    let by = match device {
-        Some(d) => of_device(d),
-        None => Some(&sums["host"]["by"]),
-    };
-    let by = by.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+fn owners(out: &mut Page, about: &Memtrace, device: Option<i64>) {
+    let by = about.owners.as_ref().and_then(|sums| match device {
+        Some(d) => sums.devices.iter().find(|s| s.device == d).map(|s| &s.by),
+        None => Some(&sums.host.by),
+    });
+    let by = by.map_or(&[][..], Vec::as_slice);
     if !by.is_empty() {
         out.push_str("  held by this process, by owner:\n");
     }
     for o in by.iter().take(TOP) {
-        let _ = writeln!(
-            out,
-            "    {:>10}  {}",
-            size(o["bytes"].as_u64().unwrap_or(0)),
-            o["owner"].as_str().unwrap_or_default()
-        );
+        let _ = writeln!(out, "    {:>10}  {}", size(o.bytes), o.owner);
     }
-    more(out, "owners", by.iter().skip(TOP).map(|o| o["bytes"].as_u64().unwrap_or(0)));
+    more(out, "owners", by.iter().skip(TOP).map(|o| o.bytes));
 }
 
 fn sites<'a>(

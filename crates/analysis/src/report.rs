@@ -8,7 +8,8 @@ mod pinned;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx, Value};
+use memtrace_format::key;
+use memtrace_format::snapshot::{Action, BlockState, Frame, Snapshot, StackIx};
 use serde::Serialize;
 
 use crate::conf::Known;
@@ -30,7 +31,7 @@ pub struct Report {
     /// Set if the numbers come from a virtual GPU.
     pub estimate: Option<Estimate>,
     /// What memtrace wrote about the run; `None` for a file of PyTorch's own.
-    pub recorded_by: Option<Value>,
+    pub recorded_by: Option<Box<key::Memtrace>>,
     /// Devices that the process was on.
     pub devices: Vec<Device>,
     /// Page-locked host memory by owner.
@@ -40,7 +41,7 @@ pub struct Report {
     /// Of PyTorch's page-locked host memory: what was asked for. `None` where that is not known.
     pub pinned: Option<Pinned>,
     /// Frees that waited for other streams, as the `memtrace` key has them.
-    pub deferred_frees: Value,
+    pub deferred_frees: Option<key::DeferredFrees>,
     /// What to look at.
     pub warnings: Vec<String>,
     /// What only the process itself could have said, and what a virtual GPU did not know.
@@ -170,55 +171,56 @@ pub fn report(snapshot: &Snapshot) -> Report {
 /// The same, by other lines of code.
 pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
     let Summary { estimate, recorded_by, devices, .. } = summary::summary_by(snapshot, by);
-    let told = &snapshot.memtrace;
+    let told = snapshot.memtrace.as_deref();
     let mut unknown = summary::unknown(snapshot);
     unknown.extend(estimate.iter().flat_map(summary::workspaces));
-    let ordinals =
-        |key: &Value| -> Vec<i64> { list(key).filter_map(|d| d["device"].as_i64()).collect() };
+    let sums = told.and_then(|told| told.owners.as_ref());
+    let tables = told.and_then(|told| told.reconcile.as_deref()).unwrap_or_default();
+    let labels = told.and_then(|told| told.labels.as_ref());
     let mut all: BTreeSet<i64> = devices.iter().map(|d| d.device as i64).collect();
-    for key in [&told["owners"]["devices"], &told["reconcile"], &told["entered"]] {
-        all.extend(ordinals(key));
-    }
-    let of = |key: &Value, ordinal: i64| {
-        list(key).find(|d| d["device"] == ordinal).cloned().unwrap_or_default()
-    };
+    all.extend(sums.iter().flat_map(|sums| &sums.devices).map(|d| d.device));
+    all.extend(tables.iter().map(|d| d.device));
+    all.extend(
+        told.and_then(|told| told.entered.as_ref()).iter().flat_map(|e| *e).map(|e| e.device),
+    );
     let devices: Vec<Device> = all
         .into_iter()
         .map(|ordinal| {
             let seen = devices.iter().find(|d| d.device as i64 == ordinal);
-            let sums = of(&told["owners"]["devices"], ordinal);
-            let table = of(&told["reconcile"], ordinal);
-            let labels = of(&told["labels"]["devices"], ordinal);
+            let sums = sums.and_then(|sums| sums.devices.iter().find(|d| d.device == ordinal));
+            let labels = labels.and_then(|l| l.devices.iter().find(|d| d.device == ordinal));
+            let outside = labels.map(|labels| &labels.outside);
             let reserved = seen.map_or(0, |d| d.segments.all.bytes);
             let pytorch = Owner {
                 owner: "PyTorch".to_owned(),
                 bytes: reserved,
                 count: seen.map_or(0, |d| d.segments.all.count),
             };
-            let known = sums.is_object();
-            let ours = |key: &Value| {
-                if known || reserved == 0 { owners(key) } else { vec![pytorch.clone()] }
-            };
+            let peak = sums.and_then(|sums| sums.peak.as_ref());
             Device {
                 device: ordinal,
                 peak_allocated: seen.map_or(0, |d| d.allocated.bytes),
-                peak_held: sums["peak"]["held"]
-                    .as_u64()
+                peak_held: peak
+                    .and_then(|peak| peak.held)
                     .or(seen.map(|d| d.reserved.bytes))
                     .unwrap_or(0),
-                owners_at_peak: owners(&sums["peak"]["by"]),
-                held: sums["held"].as_u64().unwrap_or(reserved),
+                owners_at_peak: peak.map_or_else(Vec::new, |peak| owners(peak.by.iter().flatten())),
+                held: sums.and_then(|sums| sums.held).unwrap_or(reserved),
                 at_process_end: ends::process_end(snapshot, ordinal),
-                owners: ours(&sums["by"]),
-                communicators: communicators(&sums["communicators"]),
-                managed: managed(&sums["managed"]),
+                owners: match sums {
+                    Some(sums) => owners(&sums.by),
+                    None if reserved == 0 => Vec::new(),
+                    None => vec![pytorch],
+                },
+                communicators: sums.map_or_else(Vec::new, |s| communicators(&s.communicators)),
+                managed: sums.and_then(|sums| sums.managed.as_ref()).map(managed),
                 workspaces: workspaces(snapshot, ordinal),
                 fragmentation: seen.map(|d| d.fragmentation),
                 sites: seen.map_or_else(Vec::new, |d| d.at_end.clone()),
-                labels_at_peak: labelled(&labels["at_peak"]),
-                outside_labels_at_peak: labelled(&labels["outside"]["at_peak"]),
-                outside_labels: labelled(&labels["outside"]["now"]),
-                reconcile: table.is_object().then(|| reconcile(&table)),
+                labels_at_peak: labels.map_or_else(Vec::new, |labels| labelled(&labels.at_peak)),
+                outside_labels_at_peak: outside.map_or_else(Vec::new, |o| labelled(&o.at_peak)),
+                outside_labels: outside.map_or_else(Vec::new, |o| labelled(&o.now)),
+                reconcile: tables.iter().find(|d| d.device == ordinal).map(reconcile),
             }
         })
         .collect();
@@ -226,37 +228,29 @@ pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
     let pinned = pinned::pinned(snapshot, &lines);
     let mut warnings = warnings(snapshot, &devices, &lines);
     warnings.extend(pinned.as_ref().and_then(|p| pinned::warning(p, snapshot)));
-    let host = &told["owners"]["host"];
+    let host = sums.map(|sums| &sums.host);
     Report {
         estimate,
         recorded_by,
-        host: owners(&host["by"]),
-        host_communicators: communicators(&host["communicators"]),
+        host: host.map_or_else(Vec::new, |host| owners(&host.by)),
+        host_communicators: host.map_or_else(Vec::new, |host| communicators(&host.communicators)),
         pinned,
-        deferred_frees: told["deferred_frees"].clone(),
+        deferred_frees: told.and_then(|told| told.deferred_frees.clone()),
         devices,
         warnings,
         unknown,
     }
 }
 
-fn list(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-fn labelled(rows: &Value) -> Vec<Labelled> {
-    let row = |row: &Value| {
+fn labelled(rows: &[key::Labelled]) -> Vec<Labelled> {
+    let row = |row: &key::Labelled| {
         Some(Labelled {
-            label: row["label"].as_str()?.to_owned(),
-            bytes: row["bytes"].as_u64()?,
-            count: row["count"].as_u64()?,
+            label: row.label.clone(),
+            bytes: row.bytes.try_into().ok()?,
+            count: row.count.try_into().ok()?,
         })
     };
-    list(rows).filter_map(row).collect()
+    rows.iter().filter_map(row).collect()
 }
 
 /// The same memory by labels in which numbers that stand by themselves are `*`: `layers.7/attention` is
@@ -292,58 +286,46 @@ fn without_numbers(label: &str) -> String {
     out
 }
 
-fn owners(by: &Value) -> Vec<Owner> {
-    let number = |v: &Value| v.as_u64().unwrap_or(0);
-    list(by)
-        .map(|o| Owner {
-            owner: text(&o["owner"]),
-            bytes: number(&o["bytes"]),
-            count: number(&o["count"]),
-        })
-        .collect()
+fn owners<'a>(by: impl IntoIterator<Item = &'a key::Owner>) -> Vec<Owner> {
+    let one = |o: &key::Owner| Owner { owner: o.owner.clone(), bytes: o.bytes, count: o.count };
+    by.into_iter().map(one).collect()
 }
 
-fn managed(sums: &Value) -> Option<Managed> {
-    sums.is_object().then(|| Managed {
-        held: sums["held"].as_u64().unwrap_or_default(),
-        owners: owners(&sums["by"]),
-        peak_held: sums["peak"]["held"].as_u64().unwrap_or_default(),
-        owners_at_peak: owners(&sums["peak"]["by"]),
-    })
+fn managed(sums: &key::ManagedOwners) -> Managed {
+    Managed {
+        held: sums.held,
+        owners: owners(&sums.by),
+        peak_held: sums.peak.held.unwrap_or_default(),
+        owners_at_peak: owners(sums.peak.by.iter().flatten()),
+    }
 }
 
 /// NCCL's memory by communicator.
-fn communicators(by: &Value) -> Vec<Owner> {
-    let number = |v: &Value| v.as_u64().unwrap_or(0);
-    let name = |c: &Value| match (number(&c["communicator"]), c["ranks"].as_u64()) {
+fn communicators(by: &[key::Communicator]) -> Vec<Owner> {
+    let name = |c: &key::Communicator| match (c.communicator, c.ranks) {
         (0, _) => "NCCL, communicator unknown".to_owned(),
         (n, None) => format!("NCCL, communicator {n}"),
         (n, Some(ranks)) => {
-            format!("NCCL, communicator {n}: rank {} of {ranks}", number(&c["rank"]))
+            format!("NCCL, communicator {n}: rank {} of {ranks}", c.rank.unwrap_or(0))
         }
     };
-    let one = |c: &Value| Owner {
-        owner: name(c),
-        bytes: number(&c["bytes"]),
-        count: number(&c["count"]),
-    };
-    list(by).map(one).collect()
+    let one = |c: &key::Communicator| Owner { owner: name(c), bytes: c.bytes, count: c.count };
+    by.iter().map(one).collect()
 }
 
-fn reconcile(table: &Value) -> Reconcile {
-    let number = |key: &str| table[key].as_u64().unwrap_or(0);
-    let line = |l: &Value| Line {
-        name: text(&l["name"]),
-        bytes: l["bytes"].as_i64().unwrap_or(0),
-        known: text(&l["known"]),
+fn reconcile(table: &key::Reconciled) -> Reconcile {
+    let line = |l: &key::ReconciledLine| Line {
+        name: l.name.clone(),
+        bytes: l.bytes,
+        known: l.known.clone(),
     };
     Reconcile {
-        source: text(&table["source"]),
-        time_us: number("time_us"),
-        used: number("used"),
-        total: number("total"),
-        lines: list(&table["lines"]).map(line).collect(),
-        unexplained: table["unexplained"].as_i64().unwrap_or(0),
+        source: table.source.clone(),
+        time_us: table.time_us,
+        used: table.used,
+        total: table.total,
+        lines: table.lines.iter().map(line).collect(),
+        unexplained: table.unexplained,
     }
 }
 
@@ -412,16 +394,16 @@ fn workspace_of(frame: &Frame) -> Option<&'static str> {
 }
 
 /// A warning of the `memtrace` key in one line, with the line of code that it is about.
-pub fn told_warning(warning: &Value, lines: &Lines) -> String {
-    let site = lines.of_told(&warning["frames"]);
-    format!("{}, {site}", text(&warning["text"]))
+pub fn told_warning(warning: &key::Warning, lines: &Lines) -> String {
+    format!("{}, {}", warning.text, lines.of_told(&warning.frames))
 }
 
 fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<String> {
     let known = Known::of(snapshot);
     let line = known.expandable_line();
     let mut all = Vec::new();
-    all.extend(list(&snapshot.memtrace["warnings"]).map(|w| told_warning(w, lines)));
+    let told = snapshot.memtrace.iter().flat_map(|told| told.warnings());
+    all.extend(told.map(|w| told_warning(w, lines)));
     for d in devices {
         match &d.reconcile {
             Some(r) if r.unexplained.unsigned_abs() as f64 > UNEXPLAINED * r.used as f64 => all.push(format!(
@@ -450,15 +432,14 @@ fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<Strin
             ));
         }
     }
-    let failed = &snapshot.memtrace["out_of_memory"];
-    if failed.is_object() {
-        let limit = oom::limit(snapshot, &known).zip(failed["free"].as_u64());
+    if let Some(failed) = snapshot.memtrace.as_ref().and_then(|told| told.out_of_memory.as_ref()) {
+        let limit = oom::limit(snapshot, &known).zip(failed.free);
         let why =
             limit.map(|(l, free)| format!("; {}", l.sentence(free, |b| format!("{b} bytes"))));
         all.push(format!(
             "out of memory: {} bytes asked, {}{}",
-            failed["asked"],
-            lines.of_told(&failed["frames"]),
+            failed.asked.unwrap_or(0),
+            lines.of_told(&failed.frames),
             why.unwrap_or_default()
         ));
     }

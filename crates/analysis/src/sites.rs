@@ -11,7 +11,8 @@
 
 use std::fmt;
 
-use memtrace_format::snapshot::{Frame, NO_LINE, Snapshot, StackIx, Tables, Value};
+use memtrace_format::key::{CodeLine, Memtrace};
+use memtrace_format::snapshot::{Frame, NO_LINE, Snapshot, StackIx, Tables};
 use memtrace_format::whose::{Places, Whose, file_name};
 
 /// A line of code that memory is charged to.
@@ -76,7 +77,7 @@ impl Lines {
     }
 
     /// The same where frames and stacks are kept apart from the snapshot.
-    pub fn told(about: &Value, tables: Tables<'_>) -> Lines {
+    pub fn told(about: Option<&Memtrace>, tables: Tables<'_>) -> Lines {
         Lines(Places::told(about, tables))
     }
 
@@ -112,8 +113,8 @@ impl Lines {
     }
 
     /// The line of frames that stand in the `memtrace` key.
-    pub(crate) fn of_told(&self, frames: &Value) -> Site {
-        let frames = told_frames(frames);
+    pub(crate) fn of_told(&self, frames: &[CodeLine]) -> Site {
+        let frames: Vec<Frame> = frames.iter().map(Frame::from).collect();
         self.of_frames(&frames.iter().collect::<Vec<_>>())
     }
 }
@@ -131,17 +132,6 @@ fn line(frame: &Frame, whose: Whose) -> Site {
     } else {
         Site::Native { filename, line, name }
     }
-}
-
-/// Frames that stand in the `memtrace` key.
-pub(crate) fn told_frames(value: &Value) -> Vec<Frame> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let frame = |f: &Value| Frame {
-        name: text(&f["name"]),
-        filename: text(&f["filename"]),
-        line: f["line"].as_u64().unwrap_or(0),
-    };
-    value.as_array().into_iter().flatten().map(frame).collect()
 }
 
 /// The function of a backward thread that names the operation it differentiates.

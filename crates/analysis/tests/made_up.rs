@@ -7,6 +7,7 @@
 use memtrace_analysis::check::{self, Level, check};
 use memtrace_analysis::report::report;
 use memtrace_analysis::{history, summary};
+use memtrace_format::key::Memtrace;
 use memtrace_format::pickle;
 use memtrace_format::snapshot::{
     Action, Block, BlockState, Frame, Other, Place, Segment, Snapshot, TraceEntry,
@@ -63,6 +64,7 @@ fn failed(asked: u64, free: u64, time_us: i64) -> TraceEntry {
 #[test]
 fn a_limit_refused_only_where_there_is_one() {
     let limited = |memtrace: Value, trace: Vec<TraceEntry>| -> Vec<bool> {
+        let memtrace = Memtrace::read(memtrace);
         let snapshot = Snapshot { device_traces: vec![trace], memtrace, ..Snapshot::default() };
         summary(&snapshot).devices[0].ooms.iter().map(|oom| oom.limited).collect()
     };
@@ -345,10 +347,10 @@ fn how_the_pickle_is_written_counts_too() {
 fn a_virtual_gpu_is_an_estimate() {
     let mut snapshot = small();
     assert!(summary(&snapshot).estimate.is_none());
-    snapshot.memtrace = json!({"virtual": {
+    snapshot.memtrace = Memtrace::read(json!({"virtual": {
         "spec": "h100*2", "name": "NVIDIA H100 80GB HBM3", "lazy": true, "zero_reads": 3,
         "devices": [{"device": 0, "used": 5, "total": 85_000_000_000_u64, "context": 500_000_000}],
-    }, "counters": {"events": 9, "events_kept": 7, "events_retired": 2}});
+    }, "counters": {"events": 9, "events_kept": 7, "events_retired": 2}}));
     let summary = summary(&snapshot);
     let estimate = summary.estimate.expect("virtual");
     assert_eq!(
@@ -373,7 +375,7 @@ fn convolutions_without_workspace_are_said() {
         (1, 2, Some("lower bound: 1 convolution and 2 other cuDNN graphs without workspace")),
         (0, 0, None),
     ] {
-        snapshot.memtrace = about(json!({"unknown": unknown, "other": other}));
+        snapshot.memtrace = Memtrace::read(about(json!({"unknown": unknown, "other": other})));
         let lines = [summary(&snapshot).notes, report(&snapshot).unknown];
         for lines in lines {
             let found: Vec<&String> = lines.iter().filter(|l| l.contains("workspace")).collect();
@@ -382,14 +384,15 @@ fn convolutions_without_workspace_are_said() {
         }
     }
     // An estimate is said to be one, with its sum.
-    snapshot.memtrace =
-        about(json!({"modelled": 2, "modelled_bytes": 3 << 20, "modelled_largest": 2 << 20}));
+    snapshot.memtrace = Memtrace::read(about(
+        json!({"modelled": 2, "modelled_bytes": 3 << 20, "modelled_largest": 2 << 20}),
+    ));
     let said = "the workspaces of 2 convolutions are estimates of a model: the largest 2.0 MiB, one of each together 3.0 MiB";
     for lines in [summary(&snapshot).notes, report(&snapshot).unknown] {
         assert!(lines.iter().any(|line| line == said), "{lines:?}");
     }
     // Written by somebody else: nobody counted.
-    snapshot.memtrace = json!({"virtual": {"spec": "t4"}});
+    snapshot.memtrace = Memtrace::read(json!({"virtual": {"spec": "t4"}}));
     assert!(summary(&snapshot).notes.iter().any(|note| note.contains("workspaces of cuDNN's")));
 }
 

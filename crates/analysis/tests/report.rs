@@ -1,6 +1,7 @@
 //! `memtrace report` and the text about a failure, on snapshots made by hand.
 
 use memtrace_analysis::{oom, report};
+use memtrace_format::key::Memtrace;
 use memtrace_format::snapshot::{
     Action, Block, BlockState, Frame, Segment, Snapshot, StackIx, TraceEntry,
 };
@@ -99,7 +100,7 @@ fn what_stands_in_the_memtrace_key_is_told() {
         {"communicator": 2, "ranks": 8, "rank": 3, "bytes": 40 * MIB, "count": 1},
         {"communicator": 3, "ranks": null, "rank": null, "bytes": 7 * MIB, "count": 1},
     ]);
-    snapshot.memtrace = json!({
+    snapshot.memtrace = Memtrace::read(json!({
         "owners": {
             "devices": [{"device": 1, "held": 48 * MIB, "by": by, "peak": {"held": 99 * MIB, "by": null}, "communicators": communicators}],
             "host": {"by": [{"owner": "engine.so", "bytes": 5, "count": 1}], "communicators": []},
@@ -109,7 +110,7 @@ fn what_stands_in_the_memtrace_key_is_told() {
             "lines": [{"name": "NCCL", "bytes": 48 * MIB, "known": "booked"}],
         }],
         "warnings": [{"kind": "stray context", "device": 0, "text": "stray context on device 0", "frames": [{"name": "load", "filename": "/home/me/load.py", "line": 3}]}],
-    });
+    }));
     let report = report::report(&snapshot);
     let device = report.devices.iter().find(|d| d.device == 1).expect("device 1");
     assert_eq!((device.peak_held, device.held), (99 * MIB, 48 * MIB));
@@ -132,7 +133,8 @@ fn pinned_memory_is_what_was_asked_for_what_rounding_adds_and_what_is_idle() {
     let told = |rounding, rounded| {
         let mut snapshot = with_stacks();
         let sums = json!({"held": 33 * MIB, "framework": 32 * MIB, "requested": 20 * MIB, "rounding": rounding, "rounded": rounded});
-        snapshot.memtrace = json!({"owners": {"devices": [], "host": {"by": [], "peak": sums}}});
+        snapshot.memtrace =
+            Memtrace::read(json!({"owners": {"devices": [], "host": {"by": [], "peak": sums}}}));
         report::report(&snapshot)
     };
     let one = |bytes, line| json!({"bytes": bytes, "count": 1, "frames": frames(line)});
@@ -180,12 +182,12 @@ fn the_text_about_a_failure_says_what_to_do() {
         0,
         &[(GIB, Free, None), (64 * MIB, Live, USERS), (GIB, Free, None)],
     )];
-    snapshot.memtrace = json!({
+    snapshot.memtrace = Memtrace::read(json!({
         "owners": {"devices": [{"device": 0, "by": [{"owner": "PyTorch", "bytes": 2112 * MIB, "count": 1}]}]},
         "reconcile": [{"device": 0, "total": 6 * GIB}],
         "out_of_memory": {"device": 0, "asked": 2 * GIB, "free": 5, "call": null, "owner": "PyTorch", "frames": [{"name": "step", "filename": "/home/me/train.py", "line": 9}]},
         "warnings": [{"kind": "taken before out of memory", "text": "NCCL took 4 bytes", "frames": []}, {"kind": "stray context", "text": "elsewhere", "frames": []}],
-    });
+    }));
     let text = oom::text(&snapshot, snapshot.tables()).expect("it failed");
     for line in [
         "OUT OF MEMORY on device 0: 2.00 GiB asked of PyTorch's allocator",
@@ -201,7 +203,8 @@ fn the_text_about_a_failure_says_what_to_do() {
     }
     assert!(text.contains("NCCL took 4 bytes") && !text.contains("elsewhere"));
     assert!(text.lines().count() <= oom::LINES);
-    snapshot.memtrace["out_of_memory"]["asked"] = json!(7 * GIB);
+    let told = snapshot.memtrace.as_mut().and_then(|told| told.out_of_memory.as_mut());
+    told.expect("it failed").asked = Some(7 * GIB);
     let text = oom::text(&snapshot, snapshot.tables()).expect("it failed");
     assert!(text.ends_with("    nothing: it is more than the whole device has\n"), "{text}");
 }
@@ -239,10 +242,10 @@ fn the_text_about_a_failure_says_what_it_leaves_out() {
     let mut snapshot = with_stacks();
     let owner = |n: u64| json!({"owner": format!("library {n}"), "bytes": MIB, "count": 1});
     let owners: Vec<_> = (0..8).map(owner).collect();
-    snapshot.memtrace = json!({
+    snapshot.memtrace = Memtrace::read(json!({
         "owners": {"devices": [{"device": 0, "by": owners}]},
         "out_of_memory": {"device": 0, "asked": GIB, "free": 5, "call": null, "frames": []},
-    });
+    }));
     let text = oom::text(&snapshot, snapshot.tables()).expect("it failed");
     assert!(text.contains("       3.0 MiB  in 3 more owners\n"), "{}", &*text);
 }

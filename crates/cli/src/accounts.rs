@@ -1,8 +1,8 @@
 //! `memtrace report`: who has the rest, for a screen.
 
 use memtrace_analysis::report::{self, Device, Labelled, Managed, Owner, Report};
+use memtrace_format::key::DeferredFrees;
 use memtrace_format::screen::Page;
-use memtrace_format::snapshot::Value;
 
 use crate::args;
 use crate::each::each;
@@ -30,7 +30,7 @@ fn page(report: &Report, top: usize) -> Page {
             e.profile
         );
     }
-    if let Some(rank) = report.recorded_by.as_ref().and_then(rank) {
+    if let Some(rank) = report.recorded_by.as_deref().and_then(rank) {
         let _ = writeln!(out, "{rank}");
     }
     for d in &report.devices {
@@ -45,7 +45,9 @@ fn page(report: &Report, top: usize) -> Page {
         by_communicator(&mut out, &report.host_communicators);
         pinned(&mut out, report, top);
     }
-    deferred(&mut out, &report.deferred_frees);
+    if let Some(waits) = &report.deferred_frees {
+        deferred(&mut out, waits);
+    }
     if !report.warnings.is_empty() || !report.unknown.is_empty() {
         let _ = writeln!(out);
     }
@@ -198,18 +200,12 @@ fn pinned(out: &mut Page, report: &Report, top: usize) {
 }
 
 /// Frees that other streams held up: how many, and the one that held most for longest.
-fn deferred(out: &mut Page, waits: &Value) {
-    let number = |v: &Value| v.as_u64().unwrap_or(0);
-    let Some(first) = waits["longest"].get(0) else { return };
-    let streams: Vec<String> = first["streams"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|s| format!("{:#x}", number(s)))
-        .collect();
-    let how_long = first["completed_us"].as_u64().map_or_else(
+fn deferred(out: &mut Page, waits: &DeferredFrees) {
+    let Some(first) = waits.longest.first() else { return };
+    let streams: Vec<String> = first.streams.iter().map(|s| format!("{s:#x}")).collect();
+    let how_long = first.completed_us.map_or_else(
         || "and still does".to_owned(),
-        |end| format!("{} us long", count(end.saturating_sub(number(&first["requested_us"])))),
+        |end| format!("{} us long", count(end.saturating_sub(first.requested_us))),
     );
     let what_for = match &streams[..] {
         [] => "the end of a graph capture".to_owned(),
@@ -219,9 +215,9 @@ fn deferred(out: &mut Page, waits: &Value) {
     let _ = writeln!(
         out,
         "frees that waited for other streams: {}, at most {} at a time; {} waited for {what_for} {how_long}",
-        count(number(&waits["count"])),
-        size(number(&waits["most_bytes"])),
-        size(number(&first["bytes"])),
+        count(waits.count),
+        size(waits.most_bytes),
+        size(first.bytes),
     );
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use memtrace_format::blackbox::{OpenError, at};
+use memtrace_format::key::Memtrace;
 use memtrace_format::screen::Page;
 use memtrace_format::shell::quoted;
 use memtrace_options::{BLACKBOX, NO_BLACKBOX, OUT};
@@ -34,7 +35,7 @@ struct Orphan {
     bytes: u64,
     pid: Option<u64>,
     started_us: Option<u64>,
-    about: Value,
+    about: Memtrace,
     state: &'static str,
     /// For people: what more there is to say of its state.
     why: String,
@@ -69,7 +70,7 @@ impl Orphan {
             bytes,
             pid: None,
             started_us: None,
-            about: Value::Null,
+            about: Memtrace::default(),
             state: "damaged",
             why,
         };
@@ -86,7 +87,7 @@ impl Orphan {
             Err(why) => ("unknown", why),
         };
         let (pid, started_us) = (open.header(at::PID), open.header(at::STARTED_NS) / 1000);
-        let about = open.about();
+        let about = open.about().unwrap_or_default().memtrace;
         Some(Orphan {
             pid: Some(pid),
             started_us: Some(started_us),
@@ -98,8 +99,7 @@ impl Orphan {
     }
 
     fn command(&self) -> String {
-        let words = self.about["command"].as_array().into_iter().flatten();
-        let words: Vec<&str> = words.filter_map(Value::as_str).collect();
+        let words = self.about.command.as_deref().unwrap_or_default();
         words.join(" ").chars().take(100).collect()
     }
 
@@ -110,10 +110,10 @@ impl Orphan {
             "state": self.state,
             "why": Some(&self.why).filter(|why| !why.is_empty()),
             "pid": self.pid,
-            "root": self.about["root"],
-            "rank": self.about["rank"],
-            "host": self.about["host"],
-            "command": self.about["command"],
+            "root": self.about.root,
+            "rank": self.about.rank,
+            "host": self.about.host,
+            "command": self.about.command,
             "started_us": self.started_us,
         })
     }
@@ -121,9 +121,10 @@ impl Orphan {
     fn tell(&self, now_us: u64, page: &mut Page) {
         let pid = self.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
         let ago = self.started_us.map_or(0, |us| now_us.saturating_sub(us));
-        let run = self.about["root"].as_u64().filter(|root| Some(*root) != self.pid);
+        let root = self.about.root.and_then(|root| u64::try_from(root).ok());
+        let run = root.filter(|root| Some(*root) != self.pid);
         let run = run.map_or_else(String::new, |root| format!(", of the run of process {root}"));
-        let rank = self.about["rank"].as_u64().map_or_else(String::new, |r| format!(", rank {r}"));
+        let rank = self.about.rank.map_or_else(String::new, |r| format!(", rank {r}"));
         let why = if self.why.is_empty() { String::new() } else { format!(" ({})", self.why) };
         let _ = writeln!(
             page,

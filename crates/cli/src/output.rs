@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use memtrace_files::{NewFile, Readers};
 use memtrace_format::json::{self, Stacks};
+use memtrace_format::key::Memtrace;
 use memtrace_format::pickle;
-use memtrace_format::snapshot::{Snapshot, Value};
+use memtrace_format::snapshot::Snapshot;
 use memtrace_options::{PERMISSIONS, Words};
 
 use crate::args::{Format, Permissions};
@@ -33,7 +34,7 @@ pub(crate) struct Unnamed {
 /// Has a file written by `write`. `about` is what the process said of itself.
 pub(crate) fn write_unnamed(
     folder: &Path,
-    about: &Value,
+    about: Option<&Memtrace>,
     (format, readers): (Format, Readers),
     write: impl FnOnce(&NewFile) -> io::Result<()>,
 ) -> io::Result<Unnamed> {
@@ -60,7 +61,7 @@ impl Unnamed {
 /// Both in one.
 pub(crate) fn write_new(
     folder: &Path,
-    about: &Value,
+    about: Option<&Memtrace>,
     how: (Format, Readers),
     write: impl FnOnce(&NewFile) -> io::Result<()>,
 ) -> io::Result<PathBuf> {
@@ -74,12 +75,14 @@ pub(crate) fn replace(path: &Path, snapshot: &Snapshot, format: Format) -> io::R
     new.replace(path)
 }
 
-fn stem(about: &Value) -> String {
+fn stem(about: Option<&Memtrace>) -> String {
     // It comes from a file that anybody may have written.
-    let host: String = about["host"].as_str().unwrap_or("unknown").chars().take(64).collect();
+    let host = about.and_then(|about| about.host.as_deref()).unwrap_or("unknown");
+    let host: String = host.chars().take(64).collect();
     let host = host.replace(|c: char| !(c.is_alphanumeric() || "-_.".contains(c)), "_");
-    let rank = about["rank"].as_u64().map_or_else(String::new, |r| format!("-rank{r}"));
-    format!("memtrace-{host}-{}{rank}", about["pid"].as_u64().unwrap_or(0))
+    let rank = about.and_then(|about| about.rank);
+    let rank = rank.map_or_else(String::new, |r| format!("-rank{r}"));
+    format!("memtrace-{host}-{}{rank}", about.and_then(|about| about.pid).unwrap_or(0))
 }
 
 /// Writes a snapshot into a new file.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use memtrace_files::Readers;
 use memtrace_format::blackbox::{BlackBox, OpenError, at};
+use memtrace_format::key::Memtrace;
 use memtrace_format::screen::Page;
 
 use crate::args::{Format, Recover, Snapshot};
@@ -227,9 +228,8 @@ pub(crate) enum Writer {
 impl Found {
     /// Does its process live?
     pub(crate) fn writer(&self, open: &BlackBox<OnDisk<'_>>) -> Result<Writer, String> {
-        let (pid, about) = (open.header(at::PID), open.about());
-        let elsewhere =
-            about["pid_namespace"].as_str().is_some_and(|n| n != leftovers::namespace());
+        let (pid, about) = (open.header(at::PID), open.about().unwrap_or_default().memtrace);
+        let elsewhere = about.pid_namespace.is_some_and(|n| n != leftovers::namespace());
         if elsewhere {
             // Its number there may be another process's here.
             if let Ok(Some(pid)) = process::writer(&self.real, &self.file) {
@@ -238,7 +238,7 @@ impl Found {
         } else if runs(pid, &self.real, &self.file)? {
             return Ok(Writer::Alive(pid));
         }
-        Ok(match about["host"].as_str() {
+        Ok(match about.host {
             // A process of another machine can't be seen from here.
             Some(host) if host != leftovers::here() => {
                 let host: String = host.chars().take(64).flat_map(char::escape_debug).collect();
@@ -331,7 +331,7 @@ fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, 
             "it was written {place} and nobody here knows whether its process has ended"
         )),
         _ if !ours => End::KeepBecause("it belongs to another user".to_owned()),
-        _ => End::Remove(open.about()["out"].as_str().map(PathBuf::from)),
+        _ => End::Remove(open.about().and_then(|about| about.out).map(PathBuf::from)),
     };
     Ok((content, end))
 }
@@ -379,13 +379,12 @@ fn write(
     folder: &Path,
     how: (Format, Readers),
 ) -> Result<Written, Trouble> {
-    let mut about = file.about();
-    if !about.is_object() {
-        // The description is damaged; the header knows this much.
-        about = serde_json::json!({ "pid": file.header(at::PID) });
-    }
+    // Where the description is damaged, the header knows this much.
+    let pid = Some(file.header(at::PID));
+    let about =
+        file.about().map_or(Memtrace { pid, ..Memtrace::default() }, |about| about.memtrace);
     let mut overwritten = 0;
-    let written = output::write_unnamed(folder, &about, how, |new| {
+    let written = output::write_unnamed(folder, Some(&about), how, |new| {
         overwritten = blackbox::snapshot(file, alive, reason, new, how.0)?.overwritten;
         Ok(())
     });

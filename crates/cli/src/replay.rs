@@ -92,7 +92,7 @@ fn one(file: &Asked<'_>, args: &args::Replay) -> Result<Answer, Failure> {
         }
         if let Some(folder) = &args.out {
             let how = (Format::Pickle, output::readers(None));
-            let path = output::write_new(folder, &snapshot.memtrace, how, |new| {
+            let path = output::write_new(folder, snapshot.memtrace.as_deref(), how, |new| {
                 output::write(new, &snapshot, Format::Pickle)
             });
             written.push(path.map_err(|e| {

@@ -6,8 +6,8 @@ use memtrace_analysis::conf::Limit;
 use memtrace_analysis::summary::{
     self, Amount, Device, Driver, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
 };
+use memtrace_format::key::Memtrace;
 use memtrace_format::screen::{Page, shown};
-use memtrace_format::snapshot::Value;
 use memtrace_format::whose::file_name;
 
 use crate::args;
@@ -74,19 +74,14 @@ impl Told {
     }
 
     /// Whose memory it was: what memtrace wrote about the process.
-    fn recorded(&mut self, recorded: &Value) {
-        let text = |key: &str| recorded.get(key).and_then(Value::as_str);
-        let number = |key: &str| recorded.get(key).and_then(Value::as_u64);
-        let words = recorded.get("command").and_then(Value::as_array);
-        let command: Vec<&str> = words.into_iter().flatten().filter_map(Value::as_str).collect();
+    fn recorded(&mut self, recorded: &Memtrace) {
+        let Memtrace { command, pid, host, version, .. } = recorded;
         let mut parts = Vec::new();
-        if !command.is_empty() {
-            parts.push(command.join(" "));
-        }
+        parts.extend(command.as_ref().filter(|words| !words.is_empty()).map(|w| w.join(" ")));
         parts.extend(rank(recorded));
-        parts.extend(number("pid").map(|pid| format!("process {pid}")));
-        parts.extend(text("host").map(|host| format!("on {host}")));
-        parts.extend(text("version").map(|version| format!("recorded by memtrace {version}")));
+        parts.extend(pid.map(|pid| format!("process {pid}")));
+        parts.extend(host.as_ref().map(|host| format!("on {host}")));
+        parts.extend(version.as_ref().map(|version| format!("recorded by memtrace {version}")));
         let _ = writeln!(self.0, "{}", parts.join(", "));
     }
 
@@ -310,13 +305,12 @@ pub(crate) fn modules(sites: &[SiteUse]) -> Vec<String> {
 }
 
 /// Which rank a process is, of how many and on which device, as far as that is known.
-pub(crate) fn rank(recorded: &Value) -> Option<String> {
-    let number = |key: &str| recorded[key].as_u64();
-    let mut text = format!("rank {}", number("rank")?);
-    if let Some(ranks) = number("world_size") {
+pub(crate) fn rank(recorded: &Memtrace) -> Option<String> {
+    let mut text = format!("rank {}", recorded.rank?);
+    if let Some(ranks) = recorded.world_size {
         let _ = write!(text, " of {ranks}");
     }
-    if let Some(device) = number("rank_device") {
+    if let Some(device) = recorded.rank_device.filter(|device| *device >= 0) {
         let _ = write!(text, " on device {device}");
     }
     Some(text)

@@ -58,7 +58,7 @@ fn evil() -> Snapshot {
     driver.action = Action::Other(EVIL.to_owned());
     trace.push(driver);
     let owner = serde_json::json!({"owner": EVIL, "bytes": 5, "count": 1});
-    snapshot.memtrace = serde_json::json!({
+    snapshot.memtrace = memtrace_format::key::Memtrace::read(serde_json::json!({
         "version": EVIL, "command": [EVIL, EVIL], "host": EVIL, "pid": 7, "rank": 1,
         "virtual": {"spec": EVIL, "name": EVIL, "devices": []},
         "owners": {"devices": [{"device": 0, "by": [owner]}], "host": {"by": [owner]}},
@@ -66,7 +66,7 @@ fn evil() -> Snapshot {
         "warnings": [{"kind": EVIL, "text": EVIL}],
         "allocator_conf": EVIL,
         EVIL: EVIL,
-    });
+    }));
     snapshot.allocator_settings = serde_json::json!({"PYTORCH_CUDA_ALLOC_CONF": EVIL, EVIL: EVIL});
     snapshot
 }

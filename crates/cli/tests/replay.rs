@@ -147,7 +147,9 @@ fn with_settings(folder: &std::path::Path, conf: &str, release: Option<&str>) ->
     let mut bytes = Vec::new();
     flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect("intact");
     let mut snapshot = Snapshot::read(&bytes).expect("a snapshot");
-    snapshot.memtrace = serde_json::json!({"allocator_conf": conf, "pytorch": release});
+    snapshot.memtrace = memtrace_format::key::Memtrace::read(
+        serde_json::json!({"allocator_conf": conf, "pytorch": release}),
+    );
     let path = folder.join("own.pickle");
     pickle::write(&snapshot, &mut std::fs::File::create(&path).expect("made")).expect("written");
     path.to_str().expect("text").to_owned()

@@ -63,7 +63,7 @@ fn a_snapshot_of_memtraces_own() {
     let mut unpacked = flate2::read::GzDecoder::new(real.expect("there"));
     std::io::Read::read_to_end(&mut unpacked, &mut bytes).expect("intact");
     let mut snapshot = memtrace_format::snapshot::Snapshot::read(&bytes).expect("real");
-    snapshot.memtrace = serde_json::json!({
+    snapshot.memtrace = memtrace_format::key::Memtrace::read(serde_json::json!({
         "version": "0.1.0",
         "command": ["python", "train.py", "--steps", "3"],
         "pid": 4711,
@@ -74,7 +74,7 @@ fn a_snapshot_of_memtraces_own() {
             "spec": "l4*2,lazy", "name": "NVIDIA L4", "lazy": true, "zero_reads": 2,
             "devices": [{"device": 0, "used": 1, "total": 23_600_000_000_u64, "context": 209_715_200}],
         },
-    });
+    }));
     let trace = &mut snapshot.device_traces[0];
     let mut driver = trace[0].clone();
     driver.user_metadata = Some("driver: cuMemAlloc_v2".into());

@@ -75,7 +75,8 @@ fn commands(folder: &Path) -> Vec<(String, String)> {
         if name.ends_with(".pickle") {
             let bytes = fs::read(entry.path()).expect("there");
             let snapshot = Snapshot::read(&bytes).expect("sound");
-            found.push((name, snapshot.memtrace["command"][1].as_str().expect("text").to_owned()));
+            let command = snapshot.memtrace.and_then(|about| about.command).expect("the key");
+            found.push((name, command[1].clone()));
         }
     }
     found.sort();

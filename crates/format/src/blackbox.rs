@@ -24,6 +24,7 @@
 mod read;
 
 use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, What};
+use crate::key::Counters;
 
 pub use read::{BlackBox, Bytes, OpenError, Part, Reading};
 
@@ -147,19 +148,15 @@ pub const FREE_AGAIN: u64 = 1;
 
 /// What a snapshot lacks, as its `counters` say: from the header, and for a reader that has only the file or for the process
 /// itself.
-pub fn lacking(
-    header: &dyn Fn(usize) -> u64,
-    only_file: bool,
-) -> impl Iterator<Item = (&'static str, u64)> {
+pub fn count_from_header(header: &dyn Fn(usize) -> u64, only_file: bool, counters: &mut Counters) {
     let outside = |word| if only_file { header(word) } else { 0 };
-    [
-        ("live_refused", header(at::LIVE_REFUSED)),
-        ("live_refused_bytes", header(at::LIVE_REFUSED_BYTES)),
-        ("live_outside", outside(at::LIVE_OUTSIDE)),
-        ("live_outside_bytes", outside(at::LIVE_OUTSIDE_BYTES)),
-        ("interrupted", header(at::INTERRUPTED)),
-    ]
-    .into_iter()
+    counters.live_refused = header(at::LIVE_REFUSED);
+    counters.live_refused_bytes = header(at::LIVE_REFUSED_BYTES);
+    counters.live_outside = outside(at::LIVE_OUTSIDE);
+    counters.live_outside_bytes = outside(at::LIVE_OUTSIDE_BYTES);
+    counters.interrupted = header(at::INTERRUPTED);
+    counters.stalls = header(at::STALLS);
+    counters.measured = header(at::OWN_EVENTS);
 }
 
 /// What a live entry is about; with an address (or a handle) it is the key.

@@ -394,8 +394,15 @@ impl<'t, 'm> Decoder<'t, 'm> {
             }
             None => self.snapshot.absent.host_traces = true,
         }
-        if let Some(item) = fields.get(Memtrace) {
-            self.snapshot.memtrace = self.value(item, Memtrace.text(), 0)?;
+        match fields.get(Memtrace) {
+            Some(item @ Item::Dict(_)) => {
+                let value = self.value(item, Memtrace.text(), 0)?;
+                self.snapshot.memtrace = self.key(value)?;
+            }
+            None | Some(Item::None) => {}
+            Some(other) => {
+                self.other(At(Place::Top), Memtrace.text(), other, &mut HashMap::new())?;
+            }
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ mod decode;
 mod error;
 pub mod event;
 pub mod json;
+pub mod key;
 pub mod labels;
 pub mod ledger;
 mod out;

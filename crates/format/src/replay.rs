@@ -431,8 +431,7 @@ impl State {
 
     /// The table of who holds what, for the snapshot's `memtrace` key: the driver's books, and what the framework's
     /// allocator has reserved.
-    /// The books of the ledger, with what frameworks have reserved.
-    pub fn ledger_json(&self) -> serde_json::Value {
+    pub fn ledger_key(&self) -> crate::key::Ledger {
         let mut totals = self.ledger.totals();
         for (d, state) in self.devices.iter().enumerate() {
             let Ok(ordinal) = i8::try_from(d) else { break };
@@ -440,7 +439,7 @@ impl State {
             totals.devices.entry(ordinal).or_default().framework =
                 segments.saturating_add(PAGE * state.pages.len() as u64);
         }
-        totals.to_json()
+        totals.to_key()
     }
 
     /// The segments and blocks of all devices, as a snapshot lists them. `stack` turns a depot stack id into

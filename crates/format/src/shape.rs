@@ -9,8 +9,12 @@
 //! not panic on a model that contradicts itself (an index that names nothing is an error), and it refuses an
 //! integer of 2^63 or more, because the viewer's reader can't take one.
 
+mod value;
+
 use std::collections::HashMap;
 use std::io;
+
+use serde::Serialize;
 
 use crate::replay;
 use crate::snapshot::{
@@ -18,9 +22,6 @@ use crate::snapshot::{
     StackIx, Tables, TraceEntry, Value,
 };
 use crate::words::Word;
-
-/// How deep a JSON value of a snapshot may nest; PyTorch's own reach two levels.
-const MAX_DEPTH: u32 = 64;
 
 /// What an encoding can say. Calls nest as the data does: `item` before each element of a list, `key` or
 /// `other_key` before each value of a dictionary.
@@ -108,11 +109,11 @@ impl<E: Encoder> Writer<'_, '_, E> {
         self.out.end_list()?;
         if s.allocator_settings != Value::Null {
             self.out.key(Word::AllocatorSettings)?;
-            self.value(&s.allocator_settings, 0)?;
+            self.value(&s.allocator_settings)?;
         }
         if !s.absent.external_annotations {
             self.out.key(Word::ExternalAnnotations)?;
-            self.values(&s.external_annotations, 0)?;
+            self.value(&s.external_annotations)?;
         }
         if !s.absent.host_segments {
             self.out.key(Word::HostSegments)?;
@@ -125,9 +126,9 @@ impl<E: Encoder> Writer<'_, '_, E> {
             }
         }
         self.other(Place::Top)?;
-        if s.memtrace != Value::Null {
+        if let Some(memtrace) = &s.memtrace {
             self.out.key(Word::Memtrace)?;
-            self.value(&s.memtrace, 0)?;
+            self.value(&**memtrace)?;
         }
         if self.out.has_tables() {
             self.tables()?;
@@ -330,43 +331,13 @@ impl<E: Encoder> Writer<'_, '_, E> {
         }
         for o in self.others.get(&place).cloned().unwrap_or_default() {
             self.out.other_key(&o.key)?;
-            self.value(&o.value, 0)?;
+            self.value(&o.value)?;
         }
         Ok(())
     }
 
-    fn values(&mut self, values: &[Value], depth: u32) -> io::Result<()> {
-        self.out.begin_list()?;
-        for v in values {
-            self.out.item()?;
-            self.value(v, depth + 1)?;
-        }
-        self.out.end_list()
-    }
-
-    fn value(&mut self, value: &Value, depth: u32) -> io::Result<()> {
-        if depth > MAX_DEPTH {
-            return Err(invalid(format!("a value nests deeper than {MAX_DEPTH} levels")));
-        }
-        match value {
-            Value::Null => self.out.null(),
-            Value::Bool(b) => self.out.bool(*b),
-            Value::Number(n) => match (n.as_i64(), n.as_u64(), n.as_f64()) {
-                (Some(i), _, _) => self.out.int(i),
-                (None, Some(u), _) => Err(too_large("a value", u)),
-                (None, None, x) => self.out.float(x.unwrap_or(f64::NAN)),
-            },
-            Value::String(s) => self.out.text(s),
-            Value::Array(items) => self.values(items, depth),
-            Value::Object(map) => {
-                self.out.begin_dict()?;
-                for (k, v) in map {
-                    self.out.other_key(k)?;
-                    self.value(v, depth + 1)?;
-                }
-                self.out.end_dict()
-            }
-        }
+    fn value(&mut self, value: &impl Serialize) -> io::Result<()> {
+        value::write(value, &mut *self.out)
     }
 }
 

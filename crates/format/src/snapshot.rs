@@ -9,6 +9,8 @@ use std::borrow::Cow;
 
 pub use serde_json::Value;
 
+use crate::key::Memtrace;
+
 /// Index into [`Snapshot::frames`].
 pub type FrameIx = u32;
 /// Index into [`Snapshot::stacks`].
@@ -266,8 +268,8 @@ pub struct Snapshot {
     pub host_segments: Vec<Segment>,
     /// History of pinned host memory.
     pub host_traces: Vec<TraceEntry>,
-    /// What memtrace adds, a JSON object; [`Value::Null`] in files of others.
-    pub memtrace: Value,
+    /// What memtrace adds; `None` in files of others.
+    pub memtrace: Option<Box<Memtrace>>,
     /// What an older PyTorch did not write; nothing in a snapshot of ours.
     pub absent: Absent,
     /// Keys that have no field above; none in a snapshot of ours.

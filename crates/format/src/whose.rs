@@ -18,8 +18,7 @@ mod starts;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use serde_json::{Value, json};
-
+use crate::key::{Kept, Memtrace, PythonPlaces};
 use crate::snapshot::{Frame, FrameIx, NO_LINE, Snapshot, Tables};
 
 pub use paths::package;
@@ -105,21 +104,21 @@ pub struct Places {
 impl Places {
     /// Those of the process of a snapshot.
     pub fn of(snapshot: &Snapshot) -> Places {
-        Places::told(&snapshot.memtrace, snapshot.tables())
+        Places::told(snapshot.memtrace.as_deref(), snapshot.tables())
     }
 
     /// From a snapshot's `memtrace` key, its frames and its stacks, where these lie apart.
-    pub fn told(about: &Value, tables: Tables<'_>) -> Places {
-        let keys = about["libraries"].as_object().into_iter().flat_map(|m| m.keys());
-        let folders = |key: &str| -> Vec<String> {
-            let list = about["python"][key].as_array().into_iter().flatten();
-            list.filter_map(|f| Some(f.as_str()?.to_owned())).collect()
-        };
-        let mut places = Places { native: keys.cloned().collect(), ..Places::default() };
+    pub fn told(about: Option<&Memtrace>, tables: Tables<'_>) -> Places {
+        let libraries = about.and_then(|about| about.libraries.as_ref()).into_iter().flatten();
+        let native = libraries.map(|(path, _)| path.clone()).collect();
+        let told = about.and_then(|about| about.python.as_ref());
+        let [pytorch, standard] =
+            [told.and_then(|t| t.pytorch.as_ref()), told.and_then(|t| t.standard.as_ref())];
+        let mut places = Places { native, ..Places::default() };
         // What has no Python at all has no script either.
-        let is_empty = |key: &str| about["python"][key].as_array().is_some_and(Vec::is_empty);
-        let mut sources =
-            about["symbolized"] == true || (is_empty("pytorch") && is_empty("standard"));
+        let is_empty = |folders: Option<&Vec<String>>| folders.is_some_and(Vec::is_empty);
+        let mut sources = about.is_some_and(|about| about.symbolized == Some(true))
+            || (is_empty(pytorch) && is_empty(standard));
         for frame in tables.frames {
             if is_pythons_function(&frame.name) && !places.native.contains(&frame.filename) {
                 places.scripts.insert(frame.filename.clone());
@@ -127,7 +126,7 @@ impl Places {
                 sources |= !places.native.contains(&frame.filename);
             }
         }
-        if about["python"].is_object() {
+        if told.is_some() {
             places.outside = if sources { Outside::Sources } else { Outside::Python };
         }
         let python: Vec<&Frame> = tables
@@ -135,7 +134,8 @@ impl Places {
             .iter()
             .filter(|f| f.filename != NO_FILE && !places.is_native(f))
             .collect();
-        places.find_folders(tables.frames, &python, folders("pytorch"), folders("standard"));
+        let folders = |told: Option<&Vec<String>>| told.cloned().unwrap_or_default();
+        places.find_folders(tables.frames, &python, folders(pytorch), folders(standard));
         places.look_at_programs(tables);
         places
     }
@@ -263,8 +263,12 @@ impl Places {
     }
 
     /// For the `memtrace` key of a snapshot.
-    pub fn to_json(&self) -> Value {
-        json!({ "pytorch": self.pytorch, "standard": self.standard })
+    pub fn to_key(&self) -> PythonPlaces {
+        PythonPlaces {
+            pytorch: Some(self.pytorch.clone()),
+            standard: Some(self.standard.clone()),
+            kept: Kept::NOTHING,
+        }
     }
 
     /// Whose a frame is, taken by itself.

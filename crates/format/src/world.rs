@@ -6,7 +6,7 @@
 //! each pair has a communicator), or it has several ranks, with a device for each: then its rank isn't known. Nor is it where
 //! its device has a higher number than the communicator has ranks: there are others, then.
 
-use serde_json::Value;
+use crate::key::Memtrace;
 
 /// What the process said as it joined the largest communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,17 +59,17 @@ impl World {
     }
 
     /// Adds `rank`, `world_size` and `rank_device` to what is known of a process. What its environment says counts first.
-    pub fn tell(self, about: &mut Value) {
+    pub fn tell(self, about: &mut Memtrace) {
         if self.several {
             return;
         }
         let is_a_part = i64::from(self.device) >= i64::from(self.ranks);
-        if about["rank"].is_null() && !is_a_part {
-            about["rank"] = self.rank.into();
-            about["world_size"] = self.ranks.into();
+        let rank = Some(u64::from(self.rank));
+        if about.rank.is_none() && !is_a_part {
+            (about.rank, about.world_size) = (rank, Some(self.ranks.into()));
         }
-        if about["rank"] == self.rank && self.device >= 0 {
-            about["rank_device"] = self.device.into();
+        if about.rank == rank && self.device >= 0 {
+            about.rank_device = Some(self.device.into());
         }
     }
 }
@@ -77,7 +77,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn joins(all: &[(u32, u32, i8)]) -> Option<World> {
         let join = |before: Option<World>, (rank, ranks, device): &(u32, u32, i8)| {
@@ -89,11 +89,12 @@ mod tests {
         all.iter().fold(None, join)
     }
 
-    fn told(all: &[(u32, u32, i8)], mut about: Value) -> Value {
+    fn told(all: &[(u32, u32, i8)], about: Value) -> Value {
+        let mut about = Memtrace::read(about).expect("an object");
         if let Some(world) = joins(all) {
             world.tell(&mut about);
         }
-        about
+        serde_json::to_value(about).expect("JSON")
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::io;
 
 use memtrace_format::json::Stacks;
+use memtrace_format::key::Memtrace;
 use memtrace_format::snapshot::{
     Action, Block, BlockState, Frame, NO_LINE, Segment, Snapshot, TraceEntry, Value,
 };
@@ -122,7 +123,10 @@ fn an_integer_of_2_to_the_63_is_refused_by_name() {
                 let s = Segment { pool_id: (0, bad), ..segment() };
                 Snapshot { segments: vec![s], ..Snapshot::default() }
             }),
-            ("a value", Snapshot { memtrace: bad.into(), ..Snapshot::default() }),
+            ("a value", {
+                let memtrace = Memtrace::read(serde_json::json!({"pid": bad}));
+                Snapshot { memtrace, ..Snapshot::default() }
+            }),
         ] {
             for error in [pickled(&snapshot), as_json(&snapshot)].map(|r| r.expect_err("refused")) {
                 assert_eq!(error.kind(), io::ErrorKind::InvalidData);
@@ -155,7 +159,8 @@ fn the_extra_key_is_last_and_absent_in_files_of_others() {
         value.as_object().expect("an object").keys().cloned().collect()
     };
     assert_eq!(keys(&snapshot).last().map(String::as_str), Some("host_traces"));
-    snapshot.memtrace = serde_json::json!({"version": "0.1.0", "virtual": "h100"});
+    snapshot.memtrace =
+        Memtrace::read(serde_json::json!({"version": "0.1.0", "virtual": {"spec": "h100"}}));
     assert_eq!(keys(&snapshot).last().map(String::as_str), Some("memtrace"));
 }
 
@@ -237,7 +242,7 @@ proptest! {
                 entry(Action::Alloc, 1, 1, Some(1)),
                 entry(Action::Alloc, 1, 1, Some(2)),
             ], trace],
-            memtrace,
+            memtrace: Memtrace::read(memtrace),
             external_annotations: annotations,
             ..Snapshot::default()
         };

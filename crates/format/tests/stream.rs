@@ -10,9 +10,10 @@ use std::io;
 
 use common::{file, files, python};
 use memtrace_format::json::{self, Stacks};
+use memtrace_format::key::Memtrace;
 use memtrace_format::pickle;
 use memtrace_format::replay::Place;
-use memtrace_format::snapshot::{Snapshot, TraceEntry, Value};
+use memtrace_format::snapshot::{Snapshot, TraceEntry};
 use memtrace_format::stream::Stream;
 use proptest::prelude::*;
 
@@ -118,7 +119,7 @@ fn a_device_without_entries_has_an_empty_trace() {
             Vec::new(),
             ours(&file("golden/basic_second")).device_traces[0].clone(),
         ],
-        memtrace: serde_json::json!({"version": "1"}),
+        memtrace: Memtrace::read(serde_json::json!({"version": "1"})),
         ..ours(&file("golden/basic_second"))
     };
     let (mut bare, mut entries) = (snapshot.clone(), 0);
@@ -194,7 +195,7 @@ proptest! {
         let snapshot = Snapshot {
             device_traces: lengths.into_iter().map(trace).collect(),
             host_traces: trace(host),
-            memtrace: Value::Null,
+            memtrace: None,
             ..like.clone()
         };
         let mut turns = turns.into_iter().cycle();

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use memtrace_format::blackbox::DoorUse;
+use memtrace_format::key::{Caller, Cost, Door, Kept};
 use memtrace_format::stacks::Words;
-use serde_json::{Value, json};
 
 use crate::names::Namer;
 
@@ -14,7 +14,7 @@ pub fn doors<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
     used: &[DoorUse],
     api: &A,
     namer: &Namer<W>,
-) -> Value {
+) -> Vec<Door> {
     let list = used.iter().map(|door| {
         let mut by_library: BTreeMap<Option<&str>, u64> = BTreeMap::new();
         for (address, calls) in door.callers.iter().copied().chain([(0, door.others)]) {
@@ -22,17 +22,23 @@ pub fn doors<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
             *sum = sum.saturating_add(calls);
         }
         let calls = by_library.values().fold(0_u64, |sum, n| sum.saturating_add(*n));
-        let callers: Vec<Value> = by_library
-            .iter()
-            .filter(|(_, calls)| **calls > 0)
-            .map(|(library, calls)| json!({"library": library, "calls": calls}))
-            .collect();
-        json!({"door": api(door.api).as_ref(), "calls": calls, "callers": callers})
+        let callers = by_library.into_iter().filter(|(_, calls)| *calls > 0);
+        let caller = |(library, calls): (Option<&str>, u64)| Caller {
+            library: library.map(str::to_owned),
+            calls,
+            kept: Kept::NOTHING,
+        };
+        Door {
+            door: api(door.api).as_ref().to_owned(),
+            calls,
+            callers: callers.map(caller).collect(),
+            kept: Kept::NOTHING,
+        }
     });
     list.collect()
 }
 
 /// Timed visits to the recorder, and what one took.
-pub fn cost(sampled: u64, sampled_ns: u64) -> Value {
-    json!({"sampled": sampled, "ns_each": sampled_ns.checked_div(sampled)})
+pub fn cost(sampled: u64, sampled_ns: u64) -> Cost {
+    Cost { sampled, ns_each: sampled_ns.checked_div(sampled), kept: Kept::NOTHING }
 }

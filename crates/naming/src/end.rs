@@ -9,9 +9,9 @@ use std::io;
 use std::ops::Range;
 
 use memtrace_format::event::{Event, Kind, Layer};
+use memtrace_format::key::{EndDevice, EndState, Ends, Kept, LedgerDevice};
 use memtrace_format::recording::Recording;
 use memtrace_format::replay::{ApiName, State};
-use serde_json::{Value, json};
 
 /// Events that are read at a time.
 const BATCH: u64 = 1024;
@@ -46,37 +46,30 @@ pub(crate) fn measured(after: &[Event], note: &mut dyn FnMut(&Event)) {
 }
 
 /// Both ends, by device; `state` is that of the first, before `ticket`.
-pub(crate) fn tell(mut state: State, ticket: u64, after: &[Event], api: ApiName<'_>) -> Value {
-    let time_us = after.first().map(|event| event.time_ns / 1000);
-    let python = json!({"events": ticket, "time_us": time_us, "devices": devices(&state)});
+pub(crate) fn tell(mut state: State, ticket: u64, after: &[Event], api: ApiName<'_>) -> Ends {
+    let time_us = |event: Option<&Event>| event.map(|event| event.time_ns / 1000);
+    let python = end_state(&state, ticket, time_us(after.first()));
     for event in after {
         state.apply(event, api, &mut |_, _| ());
     }
-    let time_us = after.last().map(|event| event.time_ns / 1000);
-    let events = ticket + after.len() as u64;
-    let process = json!({"events": events, "time_us": time_us, "devices": devices(&state)});
-    json!({"shown": "python", "python": python, "process": process})
+    let process = end_state(&state, ticket + after.len() as u64, time_us(after.last()));
+    Ends { shown: "python".to_owned(), python, process, kept: Kept::NOTHING }
 }
 
 /// What PyTorch's allocator has handed out and reserved on each device, and what the process holds of it in all.
-fn devices(state: &State) -> Vec<Value> {
-    let handed_out = |device: &Value| {
-        let device = state.devices.get(usize::try_from(device.as_i64()?).ok()?)?;
+fn end_state(state: &State, events: u64, time_us: Option<u64>) -> EndState {
+    let handed_out = |device: i64| {
+        let device = state.devices.get(usize::try_from(device).ok()?)?;
         let blocks = device.blocks.values().filter(|block| !block.pending);
         Some(
             blocks.fold((0_u64, 0_u64), |(bytes, n), b| (bytes.saturating_add(b.requested), n + 1)),
         )
     };
-    let books = state.ledger_json();
-    let one = |book: &Value| {
-        let (bytes, blocks) = handed_out(&book["device"]).unwrap_or_default();
-        json!({
-            "device": book["device"],
-            "allocated": bytes,
-            "blocks": blocks,
-            "reserved": book["framework"],
-            "held": book["held"],
-        })
+    let one = |book: &LedgerDevice| {
+        let (allocated, blocks) = handed_out(book.device).unwrap_or_default();
+        let LedgerDevice { device, held, framework: reserved, .. } = *book;
+        EndDevice { device, allocated, blocks, reserved, held, kept: Kept::NOTHING }
     };
-    books["devices"].as_array().into_iter().flatten().map(one).collect()
+    let devices = state.ledger_key().devices.iter().map(one).collect();
+    EndState { events, time_us, devices, kept: Kept::NOTHING }
 }

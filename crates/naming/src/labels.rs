@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use memtrace_format::event::{Event, FLAG_FAILED, Kind, LabelId, Layer, NO_LABEL, Point};
+use memtrace_format::key::{self, DeviceLabels, Kept, Labelled, Memtrace, OutsideLabels};
 use memtrace_format::ledger::{Move, Sort};
 use memtrace_format::replay::State;
 use memtrace_format::stacks::Words;
@@ -42,17 +43,18 @@ impl Held {
         }
     }
 
-    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Value {
+    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> OutsideLabels {
         let before = |(label, sum): (&LabelId, &Sum)| {
             let (bytes, count) = self.since_peak.get(label).copied().unwrap_or_default();
             (*label, (sum.0 - bytes, sum.1 - count))
         };
         let now = self.now.iter().map(|(label, sum)| (*label, *sum));
-        json!({
-            "peak": self.peak,
-            "at_peak": sums(self.now.iter().map(before), namer),
-            "now": sums(now, namer),
-        })
+        OutsideLabels {
+            peak: self.peak,
+            at_peak: sums(self.now.iter().map(before), namer),
+            now: sums(now, namer),
+            kept: Kept::NOTHING,
+        }
     }
 }
 
@@ -149,19 +151,19 @@ impl Labels {
     }
 
     /// Adds `labels` and `marks` to a snapshot's `memtrace` key, where there are any.
-    pub fn tell<W: Words>(&self, about: &mut Value, namer: &mut Namer<W>) {
+    pub fn tell<W: Words>(&self, about: &mut Memtrace, namer: &mut Namer<W>) {
         if self.labelled {
-            let devices = self.devices.iter().zip(0..).map(|(device, ordinal): (_, usize)| {
-                let mut all = device.blocks.tell(namer);
-                all["device"] = ordinal.into();
-                all["outside"] = device.outside.tell(namer);
-                all
+            let devices = self.devices.iter().zip(0..).map(|(device, ordinal)| {
+                let OutsideLabels { peak, at_peak, now, .. } = device.blocks.tell(namer);
+                let (outside, kept) = (device.outside.tell(namer), Kept::NOTHING);
+                DeviceLabels { peak, at_peak, now, device: ordinal, outside, kept }
             });
-            about["labels"] = json!({ "devices": devices.collect::<Vec<_>>() });
-            about["labels"]["refused"] = namer.labels_refused().into();
+            let devices = devices.collect();
+            let refused = namer.labels_refused();
+            about.labels = Some(key::Labels { devices, refused, kept: Kept::NOTHING });
         }
         if !self.marks.is_empty() {
-            about["marks"] = self.marks.iter().map(|mark| mark.tell(namer)).collect();
+            about.marks = Some(self.marks.iter().map(|mark| mark.tell(namer)).collect());
         }
     }
 
@@ -204,27 +206,31 @@ impl Mark {
         namer.label(self.event.addr as LabelId).unwrap_or_else(|| Rc::from(""))
     }
 
-    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Value {
+    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> key::Mark {
         let sort = match Point::from_u64(self.event.extra) {
             Some(Point::Step) => "step",
             Some(Point::Begin) => "begin",
             Some(Point::End) => "end",
             _ => "mark",
         };
-        json!({
-            "time_us": self.event.time_ns / 1000,
-            "sort": sort,
-            "name": &*self.name(namer),
-            "number": self.event.size,
-            "label": namer.label(self.event.label).as_deref().unwrap_or_default(),
-            "thread": self.event.thread,
-            "allocated": self.allocated,
-        })
+        key::Mark {
+            time_us: self.event.time_ns / 1000,
+            sort: sort.to_owned(),
+            name: self.name(namer).to_string(),
+            number: self.event.size,
+            label: namer.label(self.event.label).as_deref().unwrap_or_default().to_owned(),
+            thread: self.event.thread.into(),
+            allocated: self.allocated.clone(),
+            kept: Kept::NOTHING,
+        }
     }
 }
 
 /// Sums by name, largest first; what has no label has the name "".
-fn sums<W: Words>(all: impl Iterator<Item = (LabelId, Sum)>, namer: &mut Namer<W>) -> Value {
+fn sums<W: Words>(
+    all: impl Iterator<Item = (LabelId, Sum)>,
+    namer: &mut Namer<W>,
+) -> Vec<Labelled> {
     let mut by_name: BTreeMap<Rc<str>, Sum> = BTreeMap::new();
     for (label, (bytes, count)) in all.filter(|(_, sum)| *sum != (0, 0)) {
         let name = namer.label(label).unwrap_or_else(|| Rc::from(""));
@@ -233,6 +239,11 @@ fn sums<W: Words>(all: impl Iterator<Item = (LabelId, Sum)>, namer: &mut Namer<W
     }
     let mut all: Vec<_> = by_name.into_iter().collect();
     all.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
-    let row = |(name, (bytes, count)): (Rc<str>, Sum)| json!({ "label": &*name, "bytes": bytes, "count": count });
+    let row = |(name, (bytes, count)): (Rc<str>, Sum)| Labelled {
+        label: name.to_string(),
+        bytes,
+        count,
+        kept: Kept::NOTHING,
+    };
     all.into_iter().map(row).collect()
 }

@@ -34,4 +34,4 @@ pub use lines::line;
 pub use names::{Namer, Splice};
 pub use snapshot::snapshot;
 pub use symbols::{demangle, names_at};
-pub use write::{Counts, Encoding, Moment, carry_over, write};
+pub use write::{Counts, Encoding, Moment, write};

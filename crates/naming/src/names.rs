@@ -136,11 +136,9 @@ impl<W: Words> Namer<W> {
     }
 
     /// The libraries that frames lie in, each with its build id (or none), for whoever looks for more in their files.
-    pub fn build_ids(&self) -> serde_json::Value {
+    pub fn build_ids(&self) -> BTreeMap<String, String> {
         let used = self.symbols.keys().map(|i| &self.libraries[*i]);
-        let known: BTreeMap<&str, String> =
-            used.map(|m| (&*m.path, file::hex(&m.build_id))).collect();
-        serde_json::json!(known)
+        used.map(|m| (m.path.clone(), file::hex(&m.build_id))).collect()
     }
 
     /// Where the process has its Python, by the libraries that it has loaded.

@@ -6,20 +6,15 @@
 use std::io;
 
 use memtrace_files::NewFile;
-use memtrace_format::blackbox::{BlackBox, Bytes, Life, Read, Region, at, lacking};
+use memtrace_format::blackbox::{BlackBox, Bytes, Life, Read, Region, at, count_from_header};
+use memtrace_format::key::{Counters, Memtrace, OrNull, Part, StackTables};
 use memtrace_format::recording::Recording;
 use memtrace_format::settings;
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
-use serde_json::{Value, json};
 
 use crate::doors::{cost, doors};
 use crate::names::{Namer, Splice};
-use crate::write::{Counts, Encoding, Moment, carry_over, write};
-
-/// Keys of the description that are for the reader alone.
-const NOT_SHOWN: [&str; 2] = ["entry_points", "out"];
-/// What the virtual GPU counts as it runs: at the start, when the description is written, it means nothing.
-const COUNTED: [&str; 3] = ["launches", "zero_reads", "cudnn"];
+use crate::write::{Counts, Encoding, Moment, write};
 
 /// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and `written_us` are for the
 /// snapshot's `memtrace` key. `target`: see [`write()`].
@@ -35,8 +30,9 @@ pub fn snapshot<B: Bytes>(
 ) -> io::Result<Counts> {
     let mut recording = file.recording(alive)?;
     let moment = if alive { Moment::Ticket(recording.written()?) } else { Moment::End };
-    let about = file.about();
-    let api = |i: u16| about["entry_points"][usize::from(i)].as_str().unwrap_or("unknown");
+    let described = file.about();
+    let entry_points = described.as_ref().map_or(&[][..], |d| &d.entry_points);
+    let api = |i: u16| entry_points.get(usize::from(i)).map_or("unknown", String::as_str);
     // After the last ticket, so that every stack is there.
     let [depot, codes, libraries] = [Region::Depot, Region::Code, Region::Modules];
     let (depot, codes, libraries) = (file.part(depot)?, file.part(codes)?, file.part(libraries)?);
@@ -47,35 +43,55 @@ pub fn snapshot<B: Bytes>(
     let words = [codes.word(HEAD_NEXT), libraries.word(HEAD_NEXT)];
     let labels = file.part(Region::Labels)?;
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch).with_labels(labels);
-    write(&mut recording, moment, &mut namer, &api, target, &mut |snapshot, counts, namer| {
+    write(&mut recording, moment, &mut namer, &api, target, &mut |snapshot, known, namer| {
         let release = namer.pytorch();
         let read = file.settings(|about| read_at_the_start(about, release.as_deref()));
         if let Some(Read { last, all }) = &read {
             snapshot.allocator_settings = settings::from_conf(all);
             snapshot.allocator_settings[settings::NAMES[0]] = last.as_str().into();
         }
-        let known = std::mem::take(&mut snapshot.memtrace);
-        let mut said = said(file, &about, reason, written_us, nodes, words, refused);
-        said["libraries"] = namer.build_ids();
-        said["python"] = namer.places_and_links().to_json();
-        said["pytorch"] = release.into();
-        if read.is_none()
-            && let Some(said) = said.as_object_mut()
-            && let Some(list) =
-                said.entry("not_recorded").or_insert_with(|| json!([])).as_array_mut()
-        {
-            list.push(LACKING.into());
+        let said = said(file, described.as_ref().map(|d| &d.memtrace));
+        let mut stacks = said.stacks.clone();
+        if let Some(stacks) = &mut stacks {
+            (stacks.nodes, stacks.nodes_max) = (Some(nodes.0), Some(nodes.1));
+            (stacks.code_words, stacks.module_words) = (Some(words[0]), Some(words[1]));
+            stacks.refused = Some(refused);
         }
-        said["allocator_conf"] = read.map(|read| read.all).into();
-        said["doors"] = doors(&used, &api, namer);
-        said["cost"] = cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS));
-        said["counters"] = counters(file, counts, &known["counters"]);
-        // Only the process itself sees how its libraries are bound.
-        said["bound_elsewhere"] = Value::Null;
-        carry_over(&known, &mut said);
+        let mut not_recorded = said.not_recorded.clone();
+        if read.is_none() {
+            not_recorded.get_or_insert_default().push(LACKING.to_owned());
+        }
+        let mut all = Memtrace {
+            reason: Some(reason.to_owned()),
+            written_us: Some(written_us),
+            stacks,
+            counters: Some(counters(file, known.counters.unwrap_or_default())),
+            cost: Some(cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS))),
+            not_recorded,
+            ledger: known.ledger,
+            owners: known.owners,
+            reconcile: known.reconcile,
+            entered: known.entered,
+            out_of_memory: known.out_of_memory,
+            refused_by_driver: known.refused_by_driver,
+            warnings: known.warnings,
+            deferred_frees: known.deferred_frees,
+            labels: known.labels,
+            marks: known.marks,
+            ends: known.ends,
+            libraries: Some(namer.build_ids()),
+            python: Some(namer.places_and_links().to_key()),
+            pytorch: release,
+            allocator_conf: read.map(|read| read.all),
+            doors: Some(doors(&used, &api, namer)),
+            // Only the process itself sees how its libraries are bound.
+            bound_elsewhere: Some(OrNull(None)),
+            switched_off: (file.header(at::LIFE) == Life::SwitchedOff as u64).then_some(true),
+            ..said
+        };
         // A damaged description may hold numbers that no viewer could read.
-        bound(&mut said);
-        snapshot.memtrace = said;
+        all.bound();
+        snapshot.memtrace = Some(Box::new(all));
     })
 }
 
@@ -83,81 +99,39 @@ pub fn snapshot<B: Bytes>(
 const LACKING: &str = "the settings of PyTorch's allocator";
 
 /// What the process's environment said when recording began, as this release of PyTorch reads it. `None`: the box doesn't say.
-fn read_at_the_start(about: &Value, release: Option<&str>) -> Option<Read> {
-    let conf = about["allocator_conf"].as_str()?;
-    let variable = about["allocator_variable"].as_str().unwrap_or_default();
+fn read_at_the_start(about: &Memtrace, release: Option<&str>) -> Option<Read> {
+    let conf = about.allocator_conf.as_deref()?;
+    let variable = about.allocator_variable.as_deref().unwrap_or_default();
     let (last, all) = settings::read_by(release.unwrap_or_default(), variable, conf);
     Some(Read { last: last.to_owned(), all })
 }
 
-/// The `memtrace` key: what the process said of itself, without what is for the reader alone.
-fn said<B: Bytes>(
-    file: &BlackBox<B>,
-    about: &Value,
-    reason: &str,
-    written_us: u64,
-    nodes: (u64, u64),
-    [code_words, module_words]: [u64; 2],
-    refused: u64,
-) -> Value {
-    let mut said = about.clone();
-    if !said.is_object() {
+/// What the process said of itself, less what meant nothing when it began.
+fn said<B: Bytes>(file: &BlackBox<B>, about: Option<&Memtrace>) -> Memtrace {
+    let Some(about) = about else {
         // The description is damaged; the header knows this much.
-        said = json!({
-            "pid": file.header(at::PID),
-            "started_us": file.header(at::STARTED_NS) / 1000,
-            "stacks": {},
-        });
-    }
-    said["reason"] = reason.into();
-    said["written_us"] = written_us.into();
-    if said["stacks"].is_object() {
-        said["stacks"]["nodes"] = nodes.0.into();
-        said["stacks"]["nodes_max"] = nodes.1.into();
-        said["stacks"]["code_words"] = code_words.into();
-        said["stacks"]["module_words"] = module_words.into();
-        said["stacks"]["refused"] = refused.into();
-    }
-    if file.header(at::LIFE) == Life::SwitchedOff as u64 {
-        said["switched_off"] = true.into();
-    }
-    if let Some(said) = said.as_object_mut() {
-        said.retain(|key, _| !NOT_SHOWN.contains(&key.as_str()));
-    }
-    if let Some(gpu) = said.get_mut("virtual").and_then(Value::as_object_mut) {
-        gpu.retain(|key, _| !COUNTED.contains(&key.as_str()));
-        for device in gpu.get_mut("devices").and_then(Value::as_array_mut).into_iter().flatten() {
-            if let Some(device) = device.as_object_mut() {
-                device.retain(|key, _| key != "used");
-            }
-        }
+        return Memtrace {
+            pid: Some(file.header(at::PID)),
+            started_us: Some(file.header(at::STARTED_NS) / 1000),
+            stacks: Some(StackTables::default()),
+            ..Memtrace::default()
+        };
+    };
+    let mut said = about.clone().made_here();
+    if let Some(gpu) = &mut said.virtual_gpu {
+        (gpu.launches, gpu.zero_reads, gpu.cudnn) = (None, None, None);
+        gpu.devices.iter_mut().for_each(|device| device.used = None);
     }
     said
 }
 
-fn counters<B: Bytes>(file: &BlackBox<B>, counts: &Counts, known: &Value) -> Value {
-    let mut counters = counts.to_json();
+fn counters<B: Bytes>(file: &BlackBox<B>, mut counters: Counters) -> Counters {
     // Who claims a ticket in a full ring waits until its slot may be overwritten.
-    let waiting = file.header(at::HEAD).saturating_sub(counts.events);
-    counters["events"] = (counts.events + waiting).into();
-    counters["unpublished"] = (counts.unpublished + waiting).into();
-    counters["stalls"] = file.header(at::STALLS).into();
-    for (name, n) in lacking(&|word| file.header(word), true) {
-        counters[name] = n.into();
-    }
-    counters["measured"] = file.header(at::OWN_EVENTS).into();
-    counters["anomalies"] = known["anomalies"].clone();
+    let waiting = file.header(at::HEAD).saturating_sub(counters.events);
+    counters.events += waiting;
+    counters.unpublished += waiting;
+    count_from_header(&|word| file.header(word), true, &mut counters);
     counters
-}
-
-/// Integers of a snapshot are below 2^63.
-fn bound(value: &mut Value) {
-    match value {
-        Value::Number(n) if n.is_u64() && !n.is_i64() => *value = i64::MAX.into(),
-        Value::Array(list) => list.iter_mut().for_each(bound),
-        Value::Object(map) => map.values_mut().for_each(bound),
-        _ => {}
-    }
 }
 
 #[cfg(test)]
@@ -169,6 +143,7 @@ mod tests {
     use memtrace_format::snapshot::{BlockState, Snapshot};
     use memtrace_format::stacks::RawFrame;
     use proptest::prelude::*;
+    use serde_json::json;
 
     use crate::made::{FIRST_TICKET, Made, SLOTS, black_box};
 
@@ -243,7 +218,7 @@ mod tests {
         assert_eq!(entries.len(), 3);
         assert_eq!(entries[0].user_metadata.as_deref(), Some("driver: cudaMalloc"));
         assert_eq!((found.frames.len(), found.frames[0].line), (1, 8));
-        let about = &found.memtrace;
+        let about = serde_json::to_value(&found.memtrace).expect("JSON");
         assert_eq!((&about["pid"], &about["reason"]), (&7.into(), &"recovered".into()));
         let counters = &about["counters"];
         for (key, n) in [
@@ -271,11 +246,9 @@ mod tests {
         words[live] = LIVE;
         for sequence in [41, 42] {
             words[at::LIVE_SEQUENCE] = sequence;
-            let counters = read(&words).memtrace["counters"].clone();
-            assert_eq!(
-                (&counters["anomalies"], &counters["events_retired"]),
-                (&0.into(), &21.into())
-            );
+            let counters = read(&words).memtrace.and_then(|about| about.counters);
+            let counters = counters.expect("counters");
+            assert_eq!((counters.anomalies, counters.events_retired), (0, 21));
         }
     }
 
@@ -296,11 +269,11 @@ mod tests {
             let mut words = black_box(&[], &[], &Made::of_words(400), &about);
             words[at::SETTINGS] = place;
             let found = read(&words);
-            let (settings, about) = (&found.allocator_settings, &found.memtrace);
+            let (settings, about) = (&found.allocator_settings, found.memtrace.as_ref());
             assert_eq!(settings["PYTORCH_CUDA_ALLOC_CONF"].as_str(), said, "{place}");
             assert_eq!(settings["expandable_segments"].as_bool(), holds, "{place}");
-            let is_lacking = about["not_recorded"] == json!([LACKING]);
-            assert_eq!(is_lacking, said.is_none(), "{place}");
+            let lacking = about.and_then(|about| about.not_recorded.clone());
+            assert_eq!(lacking, said.is_none().then(|| vec![LACKING.to_owned()]), "{place}");
         }
     }
 

@@ -35,7 +35,8 @@ pub struct Report {
 /// Replaces native frames (library and offset) by source frames, inlined functions first, where there is debug
 /// information for them.
 pub fn symbolize(snapshot: &mut Snapshot) -> Report {
-    let build_ids = snapshot.memtrace["libraries"].clone();
+    let libraries = snapshot.memtrace.as_ref().and_then(|about| about.libraries.as_ref());
+    let build_ids = libraries.cloned().unwrap_or_default();
     let mut libraries: BTreeMap<&str, Vec<FrameIx>> = BTreeMap::new();
     for (i, frame) in snapshot.frames.iter().enumerate() {
         // A line that Python doesn't know is no offset.
@@ -48,7 +49,7 @@ pub fn symbolize(snapshot: &mut Snapshot) -> Report {
         frames.iter().map(|f| snapshot.frames[*f as usize].line).collect()
     };
     let look = |(path, frames): &(&str, Vec<FrameIx>)| {
-        let id = build_ids[*path].as_str().unwrap_or_default();
+        let id = build_ids.get(*path).map(String::as_str).unwrap_or_default();
         lines_of(Path::new(path), id, &offsets(frames), PATIENCE)
     };
     let mut report = Report::default();
@@ -81,8 +82,10 @@ pub fn symbolize(snapshot: &mut Snapshot) -> Report {
     });
     replace(snapshot, &replaced);
     // Frames outside the libraries are Python's no longer.
-    if report.named > 0 && snapshot.memtrace.is_object() {
-        snapshot.memtrace["symbolized"] = true.into();
+    if report.named > 0
+        && let Some(about) = &mut snapshot.memtrace
+    {
+        about.symbolized = Some(true);
     }
     report
 }

@@ -17,12 +17,12 @@ use std::ops::Range;
 use memtrace_files::NewFile;
 use memtrace_format::event::{Event, NO_LABEL, WORDS};
 use memtrace_format::json;
+use memtrace_format::key::{Counters, Memtrace};
 use memtrace_format::recording::{self, Recording};
 use memtrace_format::replay::{self, ApiName, State};
 use memtrace_format::snapshot::{Snapshot, TraceEntry};
 use memtrace_format::stacks::Words;
 use memtrace_format::stream::Stream;
-use serde_json::Value;
 
 use crate::accounts::Accounts;
 use crate::end;
@@ -67,16 +67,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// For a snapshot's `memtrace` key.
-    pub fn to_json(&self) -> Value {
-        serde_json::json!({
-            "events": self.events,
-            "events_kept": self.kept,
-            "events_retired": self.first,
-            "unpublished": self.unpublished,
-            "overwritten": self.overwritten,
-            "late": self.late,
-        })
+    /// For a snapshot's `memtrace` key, beside what is in it already.
+    pub fn tell(&self, counters: &mut Counters) {
+        counters.events = self.events;
+        counters.events_kept = self.kept;
+        counters.events_retired = self.first;
+        counters.unpublished = self.unpublished;
+        counters.overwritten = self.overwritten;
+        counters.late = self.late;
     }
 }
 
@@ -91,7 +89,7 @@ pub enum Moment {
 }
 
 /// Writes the state of a moment, and the history until then, into a new file. Scratch files lie beside it, without a name.
-/// `rest` adds to what is known at the end what only the caller knows.
+/// `rest` puts the `memtrace` key into the snapshot: what was worked out here, and what only the caller knows.
 ///
 /// # Errors
 /// Those of the recording and of the file.
@@ -101,7 +99,7 @@ pub fn write<W: Words>(
     namer: &mut Namer<W>,
     api: ApiName<'_>,
     (file, encoding): (&NewFile, Encoding),
-    rest: &mut dyn FnMut(&mut Snapshot, &Counts, &Namer<W>),
+    rest: &mut dyn FnMut(&mut Snapshot, Memtrace, &Namer<W>),
 ) -> io::Result<Counts> {
     namer.read_libraries();
     let ending = match moment {
@@ -156,39 +154,18 @@ pub fn write<W: Words>(
             };
             end::measured(&after, &mut |event| accounts.note(event, &[], namer));
             let mut snapshot = replay::assemble(&state, &mut |id| namer.stack(id));
-            accounts.tell(&mut snapshot.memtrace, api, namer);
-            labels.tell(&mut snapshot.memtrace, namer);
+            let mut about = *snapshot.memtrace.take().unwrap_or_default();
+            counts.tell(about.counters.get_or_insert_default());
+            accounts.tell(&mut about, api, namer);
+            labels.tell(&mut about, namer);
             snapshot.external_annotations = labels.annotations(namer);
-            if let Some(ticket) = ending {
-                snapshot.memtrace["end"] = end::tell(state, ticket, &after, api);
-            }
-            rest(&mut snapshot, &counts, namer);
+            about.ends = ending.map(|ticket| end::tell(state, ticket, &after, api));
+            rest(&mut snapshot, about, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);
         }
     }
     Err(io::Error::other("the ring is overwritten faster than it can be read"))
-}
-
-/// Copies what [`write`] has worked out into another `memtrace` key.
-pub fn carry_over(known: &Value, about: &mut Value) {
-    for key in [
-        "ledger",
-        "owners",
-        "reconcile",
-        "entered",
-        "out_of_memory",
-        "refused_by_driver",
-        "warnings",
-        "deferred_frees",
-        "labels",
-        "marks",
-        "end",
-    ] {
-        if let Some(value) = known.get(key) {
-            about[key] = value.clone();
-        }
-    }
 }
 
 /// Where the events of the history come from.
@@ -481,7 +458,9 @@ mod tests {
         let nothing: &[u64] = &[];
         let mut namer = Namer::new(nothing, nothing, nothing, Splice::PyTorch);
         let target = (&new, Encoding::Pickle);
-        let counts = write(tape, moment, &mut namer, &|_| "", target, &mut |_, _, _| ());
+        let counts = write(tape, moment, &mut namer, &|_| "", target, &mut |snapshot, about, _| {
+            snapshot.memtrace = Some(Box::new(about));
+        });
         let files = folder.path().read_dir().expect("readable").count();
         assert_eq!(files, 1, "scratch is left");
         let snapshot =
@@ -493,9 +472,11 @@ mod tests {
     fn same(found: &Snapshot, expect: &Snapshot) {
         assert_eq!(found.segments, expect.segments);
         assert_eq!(found.device_traces, expect.device_traces);
-        let (found, expect) = (&found.memtrace, &expect.memtrace);
-        assert_eq!(found["ledger"], expect["ledger"]);
-        assert_eq!(found["counters"]["anomalies"], expect["counters"]["anomalies"]);
+        let about = |s: &Snapshot| s.memtrace.clone().expect("the key");
+        let (found, expect) = (about(found), about(expect));
+        assert_eq!(found.ledger, expect.ledger);
+        let anomalies = |about: &Memtrace| about.counters.as_ref().map(|c| c.anomalies);
+        assert_eq!(anomalies(&found), anomalies(&expect));
     }
 
     #[test]

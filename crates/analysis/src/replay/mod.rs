@@ -17,7 +17,7 @@ pub mod tune;
 
 use memtrace_caching::Settings;
 use memtrace_caching::settings::{Backend, ConfError, Parsed};
-use memtrace_format::snapshot::{Snapshot, Value};
+use memtrace_format::snapshot::Snapshot;
 
 pub use crate::conf::own_conf;
 pub use exact::Exact;
@@ -47,8 +47,7 @@ pub fn settings(conf: &str) -> Result<Parsed, ConfError> {
 
 /// The card of a device of a snapshot, where memtrace wrote it down.
 pub fn recorded_card(snapshot: &Snapshot, device: usize) -> Option<Card> {
-    let devices = snapshot.memtrace["virtual"]["devices"].as_array()?;
-    let found = devices.iter().find(|d| d["device"].as_u64() == Some(device as u64))?;
-    let bytes = |key: &str| found.get(key).and_then(Value::as_u64);
-    Some(Card { capacity: Some(bytes("total")?), overhead: bytes("context").unwrap_or(0) })
+    let mut devices = snapshot.memtrace.as_ref()?.virtual_gpu.as_ref()?.devices.iter();
+    let found = devices.find(|d| usize::try_from(d.device) == Ok(device))?;
+    Some(Card { capacity: Some(found.total?), overhead: found.context.unwrap_or(0) })
 }

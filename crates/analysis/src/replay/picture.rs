@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use memtrace_caching::{Action as Did, Settings};
+use memtrace_format::key::{Kept, Memtrace, OrNull, ReplayOom, Replayed};
 use memtrace_format::settings::from_conf;
-use memtrace_format::snapshot::{Action, BlockState, Snapshot, StackIx, TraceEntry, Value};
+use memtrace_format::snapshot::{Action, BlockState, Snapshot, StackIx, TraceEntry};
 
 use super::requests::Requests;
-use super::run::{BEFORE, Card, Log, Outcome, listen};
+use super::run::{BEFORE, Card, Log, Oom, Outcome, listen};
 
 /// The snapshot that the program would have left, and how it went on each device.
 pub fn picture(
@@ -41,7 +42,7 @@ pub fn picture(
         }
         outcomes.push(outcome);
     }
-    snapshot.memtrace = about(original, conf, &outcomes);
+    snapshot.memtrace = Some(Box::new(about(original, conf, &outcomes)));
     (snapshot, outcomes)
 }
 
@@ -88,16 +89,24 @@ fn history(
 }
 
 /// What memtrace says about the file: whose it is, and that nobody measured it.
-fn about(original: &Snapshot, conf: &str, outcomes: &[Outcome]) -> Value {
-    let mut about = match &original.memtrace {
-        Value::Object(map) => map.clone(),
-        _ => serde_json::Map::new(),
-    };
-    // They are about the process, not about this.
-    about.remove("counters");
-    about.insert("reason".to_owned(), "replay".into());
-    let ooms: Vec<Value> =
-        outcomes.iter().map(|o| serde_json::to_value(&o.oom).unwrap_or_default()).collect();
-    about.insert("replay".to_owned(), serde_json::json!({"conf": conf, "oom": ooms}));
-    Value::Object(about)
+fn about(original: &Snapshot, conf: &str, outcomes: &[Outcome]) -> Memtrace {
+    let oom = |outcome: &Outcome| OrNull(outcome.oom.as_ref().map(replay_oom));
+    let nobody = || Memtrace { kept: Kept::ONLY_WHAT_IS_SET, ..Memtrace::default() };
+    Memtrace {
+        // They are about the process, not about this.
+        counters: None,
+        reason: Some("replay".to_owned()),
+        replay: Some(Replayed {
+            conf: conf.to_owned(),
+            oom: outcomes.iter().map(oom).collect(),
+            kept: Kept::NOTHING,
+        }),
+        ..original.memtrace.as_deref().cloned().unwrap_or_else(nobody)
+    }
+}
+
+fn replay_oom(oom: &Oom) -> ReplayOom {
+    let Oom { entry, requested, segment, allocated, reserved, device_free } = *oom;
+    let (entry, kept) = (entry.into(), Kept::NOTHING);
+    ReplayOom { entry, requested, segment, allocated, reserved, device_free, kept }
 }

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_format::snapshot::{Snapshot, Value};
+use memtrace_format::key::{HostOwners, RoundedStack};
+use memtrace_format::snapshot::Snapshot;
 use serde::Serialize;
 
-use super::list;
 use crate::sites::Lines;
 
 /// Rounding that is worth a warning, as a share of what is held.
@@ -53,23 +53,23 @@ pub struct RoundedUp {
 
 /// The answer; `None` where nothing is known of what was asked for.
 pub(super) fn pinned(snapshot: &Snapshot, lines: &Lines) -> Option<Pinned> {
-    let told = &snapshot.memtrace["owners"]["host"];
-    let (peak, end) = (at(&told["peak"], lines), at(told, lines));
+    let HostOwners { peak, framework, requested, rounding, rounded, .. } =
+        &snapshot.memtrace.as_ref()?.owners.as_ref()?.host;
+    let of_peak = [peak.framework, peak.requested, peak.rounding];
+    let peak = at(of_peak, &peak.rounded, lines);
+    let end = at([*framework, *requested, *rounding], rounded, lines);
     (peak.held > 0).then_some(Pinned { peak, end })
 }
 
-fn at(told: &Value, lines: &Lines) -> PinnedAt {
-    let number = |v: &Value| v.as_u64().unwrap_or(0);
+fn at([held, requested, rounding]: [u64; 3], rounded: &[RoundedStack], lines: &Lines) -> PinnedAt {
     let mut sites: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for one in list(&told["rounded"]) {
-        let sum = sites.entry(lines.of_told(&one["frames"]).to_string()).or_default();
-        *sum = (sum.0.saturating_add(number(&one["bytes"])), sum.1 + number(&one["count"]));
+    for one in rounded {
+        let sum = sites.entry(lines.of_told(&one.frames).to_string()).or_default();
+        *sum = (sum.0.saturating_add(one.bytes), sum.1.saturating_add(one.count));
     }
     let mut sites: Vec<RoundedUp> =
         sites.into_iter().map(|(site, (bytes, count))| RoundedUp { site, bytes, count }).collect();
     sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
-    let of = |key: &str| number(&told[key]);
-    let (held, requested, rounding) = (of("framework"), of("requested"), of("rounding"));
     let idle = held.saturating_sub(requested).saturating_sub(rounding);
     PinnedAt { held, requested, rounding, idle, sites }
 }

@@ -12,7 +12,8 @@ mod device;
 
 use std::collections::BTreeMap;
 
-use memtrace_format::snapshot::{Action, BlockState, Snapshot, TraceEntry, Value};
+use memtrace_format::key::{self, Memtrace, VirtualGpu};
+use memtrace_format::snapshot::{Action, BlockState, Snapshot, TraceEntry};
 use serde::Serialize;
 
 use crate::conf::Known;
@@ -26,7 +27,7 @@ pub struct Summary {
     /// Set if the numbers come from a virtual GPU: they are an estimate.
     pub estimate: Option<Estimate>,
     /// What memtrace wrote about the run; `None` for a file of PyTorch's own.
-    pub recorded_by: Option<Value>,
+    pub recorded_by: Option<Box<Memtrace>>,
     /// Devices that have segments or a history.
     pub devices: Vec<Device>,
     /// Page-locked host memory, if any was recorded.
@@ -296,37 +297,37 @@ pub fn summary_by(snapshot: &Snapshot, by: By) -> Summary {
         numbers.into_iter().map(|d| device::device((snapshot, &known), d, &mut sites)).collect();
     Summary {
         estimate: estimate(snapshot),
-        recorded_by: Some(&snapshot.memtrace).filter(|m| m.is_object()).cloned(),
+        recorded_by: snapshot.memtrace.clone(),
         host: host(snapshot),
         notes: notes(snapshot, &devices),
         devices,
     }
 }
 
+fn virtual_gpu(snapshot: &Snapshot) -> Option<&VirtualGpu> {
+    snapshot.memtrace.as_ref()?.virtual_gpu.as_ref()
+}
+
 fn estimate(snapshot: &Snapshot) -> Option<Estimate> {
-    let told =
-        snapshot.memtrace.get("virtual").filter(|v| !v.is_null() && **v != Value::Bool(false))?;
-    let text = |key: &str| told.get(key).and_then(Value::as_str).map(str::to_owned);
-    let profile =
-        text("spec").or_else(|| text("profile")).or_else(|| told.as_str().map(str::to_owned));
+    let told = virtual_gpu(snapshot)?;
+    let profile = told.spec.clone().or_else(|| told.profile.clone());
     Some(Estimate {
         profile: profile.unwrap_or_else(|| "unknown".to_owned()),
-        name: text("name"),
-        lazy: told.get("lazy").and_then(Value::as_bool).unwrap_or(false),
-        zero_reads: told.get("zero_reads").and_then(Value::as_u64).unwrap_or(0),
-        cudnn: told.get("cudnn").map(cudnn).filter(|told| *told != Cudnn::default()),
+        name: told.name.clone(),
+        lazy: told.lazy.unwrap_or(false),
+        zero_reads: told.zero_reads.unwrap_or(0),
+        cudnn: told.cudnn.as_ref().map(cudnn).filter(|told| *told != Cudnn::default()),
     })
 }
 
-fn cudnn(told: &Value) -> Cudnn {
-    let number = |key: &str| told.get(key).and_then(Value::as_u64).unwrap_or(0);
+fn cudnn(told: &key::Cudnn) -> Cudnn {
     Cudnn {
-        unknown: number("unknown"),
-        other: number("other"),
-        measured: number("measured"),
-        modelled: number("modelled"),
-        modelled_bytes: number("modelled_bytes"),
-        modelled_largest: number("modelled_largest"),
+        unknown: told.unknown,
+        other: told.other,
+        measured: told.measured,
+        modelled: told.modelled,
+        modelled_bytes: told.modelled_bytes,
+        modelled_largest: told.modelled_largest,
     }
 }
 
@@ -360,10 +361,9 @@ pub(crate) fn workspaces(estimate: &Estimate) -> Vec<String> {
 }
 
 fn capacity(snapshot: &Snapshot, device: usize) -> Option<Capacity> {
-    let devices = snapshot.memtrace.get("virtual")?.get("devices")?.as_array()?;
-    let number = |d: &Value, key: &str| d.get(key).and_then(Value::as_u64);
-    let told = devices.iter().find(|d| number(d, "device") == Some(device as u64))?;
-    Some(Capacity { total: number(told, "total")?, context: number(told, "context").unwrap_or(0) })
+    let mut devices = virtual_gpu(snapshot)?.devices.iter();
+    let told = devices.find(|d| usize::try_from(d.device) == Ok(device))?;
+    Some(Capacity { total: told.total?, context: told.context.unwrap_or(0) })
 }
 
 fn host(snapshot: &Snapshot) -> Option<Host> {
@@ -383,13 +383,13 @@ fn host(snapshot: &Snapshot) -> Option<Host> {
 /// What only the process itself could have said, if somebody else wrote the snapshot: it was killed, or was not asked.
 pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
     let mut unknown = Vec::new();
-    let told = &snapshot.memtrace;
-    if told.get("bound_elsewhere").is_some_and(Value::is_null) {
+    let bound = snapshot.memtrace.as_ref().and_then(|told| told.bound_elsewhere.as_ref());
+    if bound.is_some_and(|bound| bound.0.is_none()) {
         unknown.push(
             "whether calls went past memtrace is not known: its process didn't write this snapshot itself".to_owned(),
         );
     }
-    if told.get("virtual").is_some_and(|v| v.is_object() && v.get("zero_reads").is_none()) {
+    if virtual_gpu(snapshot).is_some_and(|gpu| gpu.zero_reads.is_none()) {
         unknown.push(
             "how many values the program read back that nothing had computed is not known, for the same reason: sizes \
              that depend on them are lower bounds"
@@ -406,10 +406,8 @@ pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
 
 fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
     let mut notes = unknown(snapshot);
-    let counter = |name: &str| {
-        let counters = snapshot.memtrace.get("counters");
-        counters.and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0)
-    };
+    let counters = snapshot.memtrace.as_ref().and_then(|told| told.counters.clone());
+    let counters = counters.unwrap_or_default();
     if let Some(virtual_gpu) = estimate(snapshot).filter(|v| v.zero_reads > 0) {
         notes.push(format!(
             "the program read back {} values that nothing had computed: sizes that depend on them are lower bounds",
@@ -417,31 +415,30 @@ fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
         ));
     }
     notes.extend(estimate(snapshot).iter().flat_map(workspaces));
-    if counter("events_retired") > 0 {
+    if counters.events_retired > 0 {
         notes.push(format!(
             "the history keeps the last {} of {} events (MEMTRACE_EVENTS sets how many)",
-            counter("events_kept"),
-            counter("events")
+            counters.events_kept, counters.events
         ));
     }
-    for (name, what) in [
-        ("unpublished", "events were being written and could not be read"),
-        ("anomalies", "events did not fit what was known of the memory; totals may be off"),
+    for (n, what) in [
+        (counters.unpublished, "events were being written and could not be read"),
+        (counters.anomalies, "events did not fit what was known of the memory; totals may be off"),
         (
-            "live_refused",
+            counters.live_refused,
             "allocations found no room in the record and are missing from it; totals are too low",
         ),
         (
-            "live_outside",
+            counters.live_outside,
             "live allocations were kept outside the black box, which had no more room, and are missing here",
         ),
         (
-            "interrupted",
+            counters.interrupted,
             "calls about memory came from a signal handler that had interrupted the recorder, and are not recorded",
         ),
     ] {
-        if counter(name) > 0 {
-            notes.push(format!("{} {what}", counter(name)));
+        if n > 0 {
+            notes.push(format!("{n} {what}"));
         }
     }
     for device in devices {

@@ -163,7 +163,7 @@ fn python(virtual_gpu: bool) -> Result<Vec<Check>, Failure> {
         |e| e.to_string(),
         |done| String::from_utf8_lossy(&done.stderr).trim().to_owned(),
     );
-    let check = match snapshots(out.path()).first().map(|p| recorded::process(p)) {
+    let check = match snapshots(out.path()).first().map(|p| recorded::Process::of(p)) {
         Some(Ok(process)) => recorded::python(&process),
         Some(Err(failure)) => Check::new(Level::Wrong, about, failure.to_string()),
         None => Check::new(

@@ -102,7 +102,7 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         }
         exit = status.code().map_or_else(|| json!(status.to_string()), Value::from);
         for path in snapshots(out).iter().filter(|p| !before.contains(p)) {
-            match recorded::process(path) {
+            match recorded::Process::of(path) {
                 Ok(about) => processes.push(about),
                 Err(failure) => {
                     checks.push(Check::new(Level::Wrong, "snapshot", failure.to_string()));
@@ -122,13 +122,14 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
             Here::Cards(here) => cards::to_json(here),
             Here::Nothing | Here::Trouble(_) => json!([]),
         };
+        let processes: Vec<Value> = processes.iter().map(recorded::Process::to_json).collect();
         let answer = json!({"ok": yes, "checks": list, "cards": cards, "exit": exit, "processes": processes});
         return Answer::json(&answer, yes);
     }
     Ok(Answer::page(tell(&checks, &processes, yes), yes))
 }
 
-fn tell(checks: &[Check], processes: &[Value], yes: bool) -> Page {
+fn tell(checks: &[Check], processes: &[recorded::Process], yes: bool) -> Page {
     let mut text = Page::default();
     for check in checks {
         let _ = writeln!(text, "{:5} {:12} {}", check.level.name(), check.about, check.text);

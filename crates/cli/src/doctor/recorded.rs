@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
+use memtrace_format::key::{BoundElsewhere, Counters, Memtrace};
 use memtrace_format::screen::Page;
 use memtrace_format::stacks::Reason;
 use memtrace_reading::{Limit, contents};
@@ -17,76 +18,123 @@ const NEARLY_FULL: f64 = 0.9;
 /// As much of a run's list is read.
 const LONGEST_LIST: u64 = 1 << 20;
 /// Counters of things that must not happen, and what it means if they do.
-const LOST: [(&str, &str); 5] = [
-    (
-        "unpublished",
-        "events were not written to their end: the process was killed in a hook, or memtrace has a fault; report it",
-    ),
-    (
-        "live_refused",
-        "allocations found no room among those that are alive: set MEMTRACE_BLACKBOX to a folder with more room",
-    ),
-    (
-        "live_outside",
-        "live allocations were not in the black box when the process was killed: set MEMTRACE_BLACKBOX to a folder with \
-         more room",
-    ),
-    (
-        "interrupted",
-        "calls about memory came from a signal handler that had interrupted the recorder, and are not recorded",
-    ),
-    (
-        "anomalies",
-        "events contradict what was alive: calls went past memtrace, or it has a fault; see what is bound elsewhere",
-    ),
-];
-
-/// What a snapshot's process says of itself, as `--json` has it.
-pub(super) fn process(path: &Path) -> Result<Value, Failure> {
-    let about = contents(path, Limit::default().telling(tell_of_pipe))?.one()?.0.memtrace;
-    let seconds = (number(&about, "written_us") - number(&about, "started_us")) / 1e6;
-    let events = about["counters"]["events"].as_f64().unwrap_or(0.0);
-    let each = about["cost"]["ns_each"].as_f64();
-    let share = each.filter(|_| seconds > 0.0).map(|ns| ns * events / 1e9 / seconds);
-    let room = |used: &str, all: &str| match (
-        about["stacks"][used].as_f64(),
-        about["stacks"][all].as_f64(),
-    ) {
-        (Some(used), Some(all)) if all > 0.0 => Value::from(used / all),
-        _ => Value::Null,
-    };
-    Ok(json!({
-        "pid": about["pid"],
-        "rank": about["rank"],
-        "command": about["command"],
-        "reason": about["reason"],
-        "python": about["stacks"]["python"],
-        "doors": about["doors"],
-        "bound_elsewhere": about["bound_elsewhere"],
-        "counters": about["counters"],
-        "refused": about["stacks"]["refused"],
-        "warnings": about["warnings"],
-        "full": {
-            "stacks": room("nodes", "nodes_max"),
-            "code": room("code_words", "code_words_max"),
-            "modules": room("module_words", "module_words_max"),
-        },
-        "cost": {
-            "ns_each": about["cost"]["ns_each"],
-            "sampled": about["cost"]["sampled"],
-            "seconds": seconds,
-            "events_per_second": (seconds > 0.0).then(|| events / seconds),
-            "share": share,
-        },
-    }))
+fn lost(counters: &Counters) -> [(u64, &'static str); 5] {
+    [
+        (
+            counters.unpublished,
+            "events were not written to their end: the process was killed in a hook, or memtrace has a fault; report it",
+        ),
+        (
+            counters.live_refused,
+            "allocations found no room among those that are alive: set MEMTRACE_BLACKBOX to a folder with more room",
+        ),
+        (
+            counters.live_outside,
+            "live allocations were not in the black box when the process was killed: set MEMTRACE_BLACKBOX to a folder with \
+             more room",
+        ),
+        (
+            counters.interrupted,
+            "calls about memory came from a signal handler that had interrupted the recorder, and are not recorded",
+        ),
+        (
+            counters.anomalies,
+            "events contradict what was alive: calls went past memtrace, or it has a fault; see what is bound elsewhere",
+        ),
+    ]
 }
 
-fn number(value: &Value, key: &str) -> f64 {
-    value[key].as_f64().unwrap_or(0.0)
+/// What a snapshot's process says of itself.
+pub(super) struct Process(pub(super) Memtrace);
+
+impl Process {
+    /// The process of this snapshot.
+    pub(super) fn of(path: &Path) -> Result<Process, Failure> {
+        let snapshot = contents(path, Limit::default().telling(tell_of_pipe))?.one()?.0;
+        Ok(Process(snapshot.memtrace.map_or_else(Memtrace::default, |about| *about)))
+    }
+
+    /// How long it was recorded.
+    fn seconds(&self) -> f64 {
+        let [written, started] = [self.0.written_us, self.0.started_us].map(|us| us.unwrap_or(0));
+        (written as f64 - started as f64) / 1e6
+    }
+
+    fn events(&self) -> u64 {
+        self.0.counters.as_ref().map_or(0, |counters| counters.events)
+    }
+
+    fn events_per_second(&self) -> Option<f64> {
+        let seconds = self.seconds();
+        (seconds > 0.0).then(|| self.events() as f64 / seconds)
+    }
+
+    fn ns_each(&self) -> Option<u64> {
+        self.0.cost.as_ref().and_then(|cost| cost.ns_each)
+    }
+
+    /// The part of the run that recording took.
+    fn share(&self) -> Option<f64> {
+        let seconds = self.seconds();
+        let each = self.ns_each().filter(|_| seconds > 0.0)?;
+        Some(each as f64 * self.events() as f64 / 1e9 / seconds)
+    }
+
+    /// How full each table is.
+    fn full(&self) -> [(&'static str, Option<f64>); 3] {
+        let full = |used: Option<u64>, all: Option<u64>| {
+            let (used, all) = (used? as f64, all? as f64);
+            (all > 0.0).then(|| used / all)
+        };
+        let tables = self.0.stacks.clone().unwrap_or_default();
+        [
+            ("stacks", full(tables.nodes, tables.nodes_max)),
+            ("code", full(tables.code_words, tables.code_words_max)),
+            ("modules", full(tables.module_words, tables.module_words_max)),
+        ]
+    }
+
+    fn refused(&self) -> Option<u64> {
+        self.0.stacks.as_ref().and_then(|tables| tables.refused)
+    }
+
+    fn bound_elsewhere(&self) -> Option<&Vec<BoundElsewhere>> {
+        self.0.bound_elsewhere.as_ref()?.0.as_ref()
+    }
+
+    fn pid(&self) -> String {
+        self.0.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string())
+    }
+
+    /// As `--json` has it.
+    pub(super) fn to_json(&self) -> Value {
+        let about = &self.0;
+        let full = self.full().map(|(table, full)| (table.to_owned(), Value::from(full)));
+        json!({
+            "pid": about.pid,
+            "rank": about.rank,
+            "command": about.command,
+            "reason": about.reason,
+            "python": about.stacks.as_ref().and_then(|tables| tables.python.as_ref()),
+            "doors": about.doors,
+            "bound_elsewhere": self.bound_elsewhere(),
+            "counters": about.counters,
+            "refused": self.refused(),
+            "warnings": about.warnings,
+            "full": Value::Object(full.into_iter().collect()),
+            "cost": {
+                "ns_each": self.ns_each(),
+                "sampled": about.cost.as_ref().map(|cost| cost.sampled),
+                "seconds": self.seconds(),
+                "events_per_second": self.events_per_second(),
+                "share": self.share(),
+            },
+        })
+    }
 }
 
 /// Did anything record?
-pub(super) fn found_any(processes: &[Value]) -> Check {
+pub(super) fn found_any(processes: &[Process]) -> Check {
     if processes.is_empty() {
         let text = "no process of the program has left a snapshot: it made no call of CUDA's that could be seen. Is it a \
                     static program, or does it clear LD_PRELOAD for its children?";
@@ -127,8 +175,9 @@ pub(super) fn started_without(list: &Path) -> Vec<Check> {
 }
 
 /// How Python's objects were read.
-pub(super) fn python(about: &Value) -> Check {
-    let said = about["python"].as_str().unwrap_or("not looked at");
+pub(super) fn python(process: &Process) -> Check {
+    let tables = process.0.stacks.as_ref();
+    let said = tables.and_then(|tables| tables.python.as_deref()).unwrap_or("not looked at");
     if said.starts_with(|c: char| c.is_ascii_digit()) {
         return Check::new(Level::Ok, "Python", format!("{said}, whose frames can be read"));
     }
@@ -148,41 +197,38 @@ pub(super) fn python(about: &Value) -> Check {
 }
 
 /// Everything that is right or wrong with the record of a process.
-pub(super) fn checks(about: &Value) -> Vec<Check> {
-    let pid = &about["pid"];
+pub(super) fn checks(process: &Process) -> Vec<Check> {
+    let pid = process.pid();
     let mut found = Vec::new();
     let mut say = |level, what, text: String| {
         found.push(Check::new(level, what, format!("process {pid}: {text}")));
     };
-    let python = python(about);
+    let python = python(process);
     say(python.level, python.about, python.text);
-    let counters = &about["counters"];
-    for (key, what) in LOST {
-        let n = counters[key].as_u64().unwrap_or(0);
-        if n > 0 {
+    if let Some(counters) = &process.0.counters {
+        let lost = lost(counters);
+        for (n, what) in lost.into_iter().filter(|(n, _)| *n > 0) {
             say(Level::Wrong, "drops", format!("{n} {what}"));
         }
+        if lost.iter().all(|(n, _)| *n == 0) {
+            say(Level::Ok, "drops", "0".to_owned());
+        }
+        if counters.stalls > 0 {
+            let text = format!(
+                "{} calls made room in the history themselves; MEMTRACE_EVENTS higher makes that rarer",
+                counters.stalls
+            );
+            say(Level::Note, "stalls", text);
+        }
     }
-    if counters.is_object() && LOST.iter().all(|(key, _)| counters[*key].as_u64().unwrap_or(0) == 0)
-    {
-        say(Level::Ok, "drops", "0".to_owned());
-    }
-    let stalls = counters["stalls"].as_u64().unwrap_or(0);
-    if stalls > 0 {
+    if let Some(refused) = process.refused().filter(|n| *n > 0) {
         let text = format!(
-            "{stalls} calls made room in the history themselves; MEMTRACE_EVENTS higher makes that rarer"
-        );
-        say(Level::Note, "stalls", text);
-    }
-    if about["refused"].as_u64().unwrap_or(0) > 0 {
-        let text = format!(
-            "{} frames or stacks found no room and are missing: --stacks python needs less",
-            about["refused"]
+            "{refused} frames or stacks found no room and are missing: --stacks python needs less"
         );
         say(Level::Wrong, "tables", text);
     }
-    for (table, full) in about["full"].as_object().into_iter().flatten() {
-        if let Some(full) = full.as_f64().filter(|full| *full > NEARLY_FULL) {
+    for (table, full) in process.full() {
+        if let Some(full) = full.filter(|full| *full > NEARLY_FULL) {
             say(
                 Level::Note,
                 "tables",
@@ -190,33 +236,32 @@ pub(super) fn checks(about: &Value) -> Vec<Check> {
             );
         }
     }
-    if about["bound_elsewhere"].is_null() {
-        let text = "it was killed, so whether calls went past memtrace is not known".to_owned();
-        say(Level::Note, "doors", text);
-    }
-    for bound in about["bound_elsewhere"].as_array().into_iter().flatten() {
-        let (level, text) = elsewhere(about, bound);
-        say(level, "doors", text);
-    }
-    for warning in about["warnings"].as_array().into_iter().flatten() {
-        if let Some(text) = warning["text"].as_str() {
-            say(Level::Note, "warning", text.to_owned());
+    match process.bound_elsewhere() {
+        None => {
+            let text = "it was killed, so whether calls went past memtrace is not known".to_owned();
+            say(Level::Note, "doors", text);
         }
+        Some(all) => {
+            for bound in all {
+                let (level, text) = elsewhere(&process.0, bound);
+                say(level, "doors", text);
+            }
+        }
+    }
+    for warning in process.0.warnings() {
+        say(Level::Note, "warning", warning.text.clone());
     }
     found
 }
 
 /// A call that is bound to somebody else's function: harmless if that one calls on to us.
-fn elsewhere(about: &Value, bound: &Value) -> (Level, String) {
-    let text = |key: &str| bound[key].as_str().unwrap_or("unknown");
-    let (library, function, to) = (text("library"), text("function"), text("bound_to"));
+fn elsewhere(about: &Memtrace, bound: &BoundElsewhere) -> (Level, String) {
+    let BoundElsewhere { library, function, .. } = bound;
+    let to = bound.bound_to.as_deref().unwrap_or("unknown");
     // An empty name is the program itself.
     let who = if library.is_empty() { "the program" } else { library };
-    let calls_on = about["doors"].as_array().into_iter().flatten().any(|door| {
-        let callers = door["callers"].as_array();
-        callers.into_iter().flatten().any(|c| c["library"] == to)
-    });
-    if calls_on {
+    let mut callers = about.doors.iter().flatten().flat_map(|door| &door.callers);
+    if callers.any(|c| c.library.as_deref() == Some(to)) {
         return (
             Level::Note,
             format!("{who} calls {function} in {to}, which calls on to memtrace"),
@@ -230,37 +275,34 @@ fn elsewhere(about: &Value, bound: &Value) -> (Level, String) {
 }
 
 /// The tables of a process, for people.
-pub(super) fn tell(about: &Value, text: &mut Page) {
-    let command: Vec<&str> =
-        about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+pub(super) fn tell(process: &Process, text: &mut Page) {
+    let about = &process.0;
+    let command = about.command.as_deref().unwrap_or_default();
     let command: String = command.join(" ").replace('\n', " ").chars().take(70).collect();
-    let rank = about["rank"].as_u64().map_or_else(String::new, |r| format!(", rank {r}"));
-    let _ = writeln!(text, "process {}{rank}: {command}", about["pid"]);
-    for door in about["doors"].as_array().into_iter().flatten() {
-        let callers = door["callers"].as_array().into_iter().flatten().map(|caller| {
-            let name =
-                caller["library"].as_str().map_or("others", |l| l.rsplit('/').next().unwrap_or(l));
-            format!("{name} {}", caller["calls"])
+    let rank = about.rank.map_or_else(String::new, |r| format!(", rank {r}"));
+    let _ = writeln!(text, "process {}{rank}: {command}", process.pid());
+    for door in about.doors.iter().flatten() {
+        let callers = door.callers.iter().map(|caller| {
+            let path = caller.library.as_deref();
+            let name = path.map_or("others", |l| l.rsplit('/').next().unwrap_or(l));
+            format!("{name} {}", caller.calls)
         });
         let callers: Vec<String> = callers.collect();
-        let name = door["door"].as_str().unwrap_or_default();
-        let _ =
-            writeln!(text, "  {name:36} {:>9}  {}", door["calls"].to_string(), callers.join(", "));
+        let _ = writeln!(text, "  {:36} {:>9}  {}", door.door, door.calls, callers.join(", "));
     }
-    let cost = &about["cost"];
-    let rate = cost["events_per_second"].as_f64().unwrap_or(0.0);
     let _ = writeln!(
         text,
-        "  {} events in {:.1} s, {rate:.0} a second",
-        about["counters"]["events"],
-        number(cost, "seconds")
+        "  {} events in {:.1} s, {:.0} a second",
+        process.events(),
+        process.seconds(),
+        process.events_per_second().unwrap_or(0.0)
     );
-    match (cost["ns_each"].as_u64(), cost["share"].as_f64()) {
+    match (process.ns_each(), process.share()) {
         (Some(each), Some(share)) => {
             let _ = writeln!(
                 text,
                 "  own cost: {each} ns an event ({} timed), {:.2} % of the run",
-                cost["sampled"],
+                about.cost.as_ref().map_or(0, |cost| cost.sampled),
                 share * 100.0
             );
         }
@@ -268,11 +310,8 @@ pub(super) fn tell(about: &Value, text: &mut Page) {
             let _ = writeln!(text, "  own cost: too few events to tell");
         }
     }
-    let full: Vec<String> = about["full"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter_map(|(table, full)| Some(format!("{table} {:.1} %", full.as_f64()? * 100.0)))
-        .collect();
+    let full = process.full().into_iter();
+    let full = full.filter_map(|(table, full)| Some(format!("{table} {:.1} %", full? * 100.0)));
+    let full: Vec<String> = full.collect();
     let _ = writeln!(text, "  tables in use: {}", full.join(", "));
 }

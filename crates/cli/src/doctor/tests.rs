@@ -1,36 +1,41 @@
 //! What is said of a recorded process: one line for each thing that is wrong, and none for what is right.
 
+use memtrace_format::key::Memtrace;
 use serde_json::{Value, json};
 
-use super::Level;
-use super::recorded::checks;
+use super::recorded::{self, Process};
+use super::{Check, Level};
 
 /// A process with whose record nothing is wrong.
 fn sound() -> Value {
     json!({
         "pid": 7,
-        "python": "3.11",
+        "stacks": {
+            "python": "3.11", "nodes": 10, "nodes_max": 100, "code_words": 2, "code_words_max": 10, "refused": 0,
+        },
         "doors": [],
         "bound_elsewhere": [],
         "counters": {"unpublished": 0, "live_refused": 0, "anomalies": 0, "stalls": 0},
-        "refused": 0,
         "warnings": [],
-        "full": {"stacks": 0.1, "code": 0.2, "modules": null},
     })
+}
+
+fn checks(about: Value) -> Vec<Check> {
+    recorded::checks(&Process(*Memtrace::read(about).expect("an object")))
 }
 
 /// The lines that say something else than those of a sound process do.
 fn said(change: impl FnOnce(&mut Value)) -> Vec<(Level, &'static str, String)> {
     let mut about = sound();
     change(&mut about);
-    let usual: Vec<String> = checks(&sound()).into_iter().map(|c| c.text).collect();
-    let more = checks(&about).into_iter().filter(|c| !usual.contains(&c.text));
+    let usual: Vec<String> = checks(sound()).into_iter().map(|c| c.text).collect();
+    let more = checks(about).into_iter().filter(|c| !usual.contains(&c.text));
     more.map(|c| (c.level, c.about, c.text)).collect()
 }
 
 #[test]
 fn a_sound_process_has_no_drops_and_readable_frames() {
-    let all: Vec<_> = checks(&sound()).into_iter().map(|c| (c.level, c.about, c.text)).collect();
+    let all: Vec<_> = checks(sound()).into_iter().map(|c| (c.level, c.about, c.text)).collect();
     let ok = |about, text: &str| (Level::Ok, about, format!("process 7: {text}"));
     assert_eq!(all, [ok("Python", "3.11, whose frames can be read"), ok("drops", "0")]);
 }
@@ -42,19 +47,31 @@ fn each_thing_that_is_wrong_has_its_line() {
         ("/counters/live_refused", json!(2), Level::Wrong, "drops", "2 allocations found no room"),
         ("/counters/anomalies", json!(3), Level::Wrong, "drops", "3 events contradict"),
         ("/counters/stalls", json!(4), Level::Note, "stalls", "4 calls made room"),
-        ("/refused", json!(5), Level::Wrong, "tables", "5 frames or stacks found no room"),
-        ("/full/stacks", json!(0.95), Level::Note, "tables", "the table of stacks is 95 % full"),
+        ("/stacks/refused", json!(5), Level::Wrong, "tables", "5 frames or stacks found no room"),
+        ("/stacks/nodes", json!(95), Level::Note, "tables", "the table of stacks is 95 % full"),
         ("/warnings", json!([{"text": "stray"}]), Level::Note, "warning", "stray"),
-        ("/python", json!("nothing fits"), Level::Wrong, "Python", "stacks have no Python frames"),
-        ("/python", json!("nothing fits"), Level::Wrong, "Python", "use CPython 3.9 to 3.13"),
         (
-            "/python",
+            "/stacks/python",
+            json!("nothing fits"),
+            Level::Wrong,
+            "Python",
+            "stacks have no Python frames",
+        ),
+        (
+            "/stacks/python",
+            json!("nothing fits"),
+            Level::Wrong,
+            "Python",
+            "use CPython 3.9 to 3.13",
+        ),
+        (
+            "/stacks/python",
             json!("free-threaded Python is not supported"),
             Level::Wrong,
             "Python",
             "the build with the GIL",
         ),
-        ("/python", json!("not looked at"), Level::Note, "Python", "not looked at"),
+        ("/stacks/python", json!("not looked at"), Level::Note, "Python", "not looked at"),
         ("/bound_elsewhere", Value::Null, Level::Note, "doors", "it was killed"),
     ] {
         let lines = said(|about| {
@@ -66,7 +83,7 @@ fn each_thing_that_is_wrong_has_its_line() {
     }
     let lost = json!({"unpublished": 1, "live_refused": 0, "anomalies": 0, "stalls": 0});
     let about = json!({"pid": 7, "counters": lost, "bound_elsewhere": []});
-    assert!(checks(&about).iter().all(|c| c.text != "process 7: 0"), "something was dropped");
+    assert!(checks(about).iter().all(|c| c.text != "process 7: 0"), "something was dropped");
 }
 
 #[test]

@@ -19,6 +19,7 @@ use super::{
     plausible,
 };
 use crate::event::{Event, WORDS};
+use crate::key::{Description, Memtrace};
 use crate::past::{self, Past};
 use crate::recording::Recording;
 use crate::replay::State;
@@ -230,19 +231,19 @@ impl<B: Bytes> BlackBox<B> {
         Ok(door_uses(&words))
     }
 
-    /// What the process said of itself when it began, and which rank it became.
-    pub fn about(&self) -> Value {
+    /// What the process said of itself when it began, and which rank it became. `None`: that is damaged.
+    pub fn about(&self) -> Option<Description> {
         let text = self.bytes(Region::About, 0..self.header(at::ABOUT_BYTES)).unwrap_or_default();
-        let mut about = serde_json::from_slice(&text).unwrap_or(Value::Null);
-        if let Some(world) = World::unpack(self.header(at::WORLD)).filter(|_| about.is_object()) {
-            world.tell(&mut about);
+        let mut about = Description::read(&text)?;
+        if let Some(world) = World::unpack(self.header(at::WORLD)) {
+            world.tell(&mut about.memtrace);
         }
-        about
+        Some(about)
     }
 
     /// The settings of PyTorch's allocator that were read last: those that it has read since the description was written, or
     /// those of the description, as `of_description` understands them. `None`: they are not recorded.
-    pub fn settings(&self, of_description: impl Fn(&Value) -> Option<Read>) -> Option<Read> {
+    pub fn settings(&self, of_description: impl Fn(&Memtrace) -> Option<Read>) -> Option<Read> {
         const TIMES: usize = 10;
         let read = |place: u64| {
             let (start, length) = (place & u64::from(u32::MAX), place >> 32);
@@ -255,7 +256,7 @@ impl<B: Bytes> BlackBox<B> {
         for _ in 0..TIMES {
             let place = self.now(at::SETTINGS).ok()?;
             let found = match place {
-                0 => of_description(&self.about()),
+                0 => self.about().and_then(|about| of_description(&about.memtrace)),
                 NOT_NOTED => None,
                 place => read(place),
             };

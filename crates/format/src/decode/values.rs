@@ -7,6 +7,7 @@ use super::{
     At, Decoder, DictId, Fields, Item, ListId, MAX_DEPTH, Other, PIECE, PoolId, ReadError, Result,
     Text, VALUE, Value, Word, shape,
 };
+use crate::key::{Memtrace, Part};
 
 impl Decoder<'_, '_> {
     /// Sorts a dictionary into the keys we know and the others, which are kept.
@@ -94,6 +95,16 @@ impl Decoder<'_, '_> {
                 Value::Object(map)
             }
         })
+    }
+
+    /// What stands under our own key, whose parts may be larger than the file's text of them.
+    pub(super) fn key(&mut self, value: Value) -> Result<Option<Box<Memtrace>>> {
+        let place = Word::Memtrace.text();
+        let more = size_of::<Memtrace>().saturating_add(Memtrace::cost(&value));
+        let rest = self.values.checked_sub(more / VALUE);
+        self.values = rest.ok_or_else(|| shape(place, "has far more parts than words"))?;
+        self.use_memory(more)?;
+        Ok(Memtrace::read(value))
     }
 
     pub(super) fn spend(&mut self, place: &str) -> Result<()> {

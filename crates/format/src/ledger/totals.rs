@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use crate::key::{self, Kept};
 
 use super::Ledger;
 use super::host::is_of_blocks;
@@ -134,37 +134,39 @@ impl Ledger {
 
 impl Totals {
     /// The table under the snapshot's `memtrace` key.
-    pub fn to_json(&self) -> Value {
-        let device = |(ordinal, t): (&i8, &DeviceTotals)| {
-            json!({
-                "device": ordinal,
-                "held": t.held(),
-                "framework": t.framework,
-                "device_bytes": t.device,
-                "pool_used": t.pool_used,
-                "arrays": t.arrays,
-                "physical": t.physical,
-                "mapped": t.mapped,
-                "managed": t.managed,
-                "imported": t.imported,
-                "graph_nodes": t.graph_nodes,
-                "contexts": t.contexts,
-                "modules": t.modules,
-                "graph_executables": t.executables,
-            })
+    pub fn to_key(&self) -> key::Ledger {
+        let device = |(ordinal, t): (&i8, &DeviceTotals)| key::LedgerDevice {
+            device: i64::from(*ordinal),
+            held: t.held(),
+            framework: t.framework,
+            device_bytes: t.device,
+            pool_used: t.pool_used,
+            arrays: t.arrays,
+            physical: t.physical,
+            mapped: t.mapped,
+            managed: t.managed,
+            imported: t.imported,
+            graph_nodes: t.graph_nodes,
+            contexts: t.contexts,
+            modules: t.modules,
+            graph_executables: t.executables,
+            kept: Kept::NOTHING,
         };
-        let pool = |(pool, device, bytes, time): &(u64, i8, u64, u64)| json!({"pool": pool, "device": device, "reserved": bytes, "asked_us": time / 1000});
-        json!({
-            "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
-            "host": {
-                "pinned": self.host.pinned,
-                "registered": self.host.registered,
-                "framework": self.host.framework,
-                "requested": self.host.requested,
-                "physical": self.host.physical,
-            },
-            "reserved_addresses": self.reserved_addresses,
-            "pools": self.pools.iter().map(pool).collect::<Vec<_>>(),
-        })
+        let pool = |(pool, device, bytes, time): &(u64, i8, u64, u64)| key::LedgerPool {
+            pool: *pool,
+            device: i64::from(*device),
+            reserved: *bytes,
+            asked_us: time / 1000,
+            kept: Kept::NOTHING,
+        };
+        let HostTotals { pinned, registered, framework, requested, physical } = self.host;
+        let kept = Kept::NOTHING;
+        key::Ledger {
+            devices: self.devices.iter().map(device).collect(),
+            host: key::LedgerHost { pinned, registered, framework, requested, physical, kept },
+            reserved_addresses: self.reserved_addresses,
+            pools: self.pools.iter().map(pool).collect(),
+            kept: Kept::NOTHING,
+        }
     }
 }

@@ -7,20 +7,21 @@ use std::collections::BTreeMap;
 
 use super::{DeviceState, LiveSegment, MappedPage, PAGE, State};
 use crate::event::{NO_STACK, Pool, StackId};
+use crate::key::{Counters, Memtrace};
 use crate::snapshot::{Block, BlockState, Segment, Snapshot, StackIx};
 
 /// The state in a snapshot's shape, each device with an empty trace; the caller adds the history, frames, settings
 /// and what it knows of the process. `stack` turns a depot stack id into the snapshot's own index.
 pub fn assemble(live: &State, stack: &mut dyn FnMut(StackId) -> Option<StackIx>) -> Snapshot {
-    let anomalies = live.anomalies;
     Snapshot {
         segments: live.segments(stack),
         host_segments: live.ledger.segments(true, stack),
         device_traces: vec![Vec::new(); live.devices.len()],
-        memtrace: serde_json::json!({
-            "counters": { "anomalies": anomalies },
-            "ledger": live.ledger_json(),
-        }),
+        memtrace: Some(Box::new(Memtrace {
+            counters: Some(Counters { anomalies: live.anomalies, ..Counters::default() }),
+            ledger: Some(live.ledger_key()),
+            ..Memtrace::default()
+        })),
         ..Snapshot::default()
     }
 }

@@ -1,5 +1,7 @@
 mod programs;
 
+use serde_json::{Value, json};
+
 use super::*;
 use Whose::{Gap, Generated, Installed, Native, PyTorch, Standard, User};
 
@@ -10,7 +12,7 @@ fn frame(filename: &str, name: &str, line: u64) -> Frame {
 /// Of these frames, each of which is a stack of its own.
 fn told(about: &Value, frames: &[Frame]) -> Places {
     let stacks: Vec<Vec<u32>> = (0..frames.len() as u32).map(|i| vec![i]).collect();
-    Places::told(about, Tables { frames, stacks: &stacks })
+    Places::told(Memtrace::read(about.clone()).as_deref(), Tables { frames, stacks: &stacks })
 }
 
 /// As in a file of PyTorch's own: nothing is known but the frames.
@@ -145,7 +147,8 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
         "/opt/py/lib/python3.11/lib-dynload/_ctypes.cpython-311-x86_64-linux-gnu.so",
         "/deps/torch/lib/libc10.so",
     ];
-    let python = Places::of_libraries(loaded.into_iter()).to_json();
+    let python = Places::of_libraries(loaded.into_iter()).to_key();
+    let python = serde_json::to_value(python).expect("JSON");
     assert_eq!(python, json!({"pytorch": ["/deps/torch"], "standard": ["/opt/py/lib/python3.11"]}));
     let frames = [
         frame("/deps/torch/optim/adam.py", "step", 3),
@@ -250,7 +253,7 @@ fn what_a_compiler_wrote_is_nobodys() {
 fn stack(frames: &[(&str, &str, u64)]) -> Vec<Whose> {
     let frames: Vec<Frame> = frames.iter().map(|(f, n, l)| frame(f, n, *l)).collect();
     let stacks: [Vec<u32>; 1] = [(0..frames.len() as u32).collect()];
-    let places = Places::told(&Value::Null, Tables { frames: &frames, stacks: &stacks });
+    let places = Places::told(None, Tables { frames: &frames, stacks: &stacks });
     places.stack(&frames.iter().collect::<Vec<_>>())
 }
 

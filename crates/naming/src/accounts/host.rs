@@ -7,9 +7,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use memtrace_format::key::{HostOwners, HostPeak, Kept, RoundedStack};
 use memtrace_format::ledger::{Move, Sort};
 use memtrace_format::stacks::{StackId, Words};
-use serde_json::{Value, json};
 
 use super::device::{add, change};
 use super::{Amount, ByOwner, frames};
@@ -72,31 +72,34 @@ impl Host {
         }
     }
 
-    /// The sums, for the `memtrace` key.
-    pub(super) fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Value {
+    /// The sums, for the `memtrace` key; by owner and by communicator the caller knows.
+    pub(super) fn tell<W: Words>(&self, namer: &mut Namer<W>) -> HostOwners {
         let height = |s: &Sums| (s.held, s.requested);
         let left = self.peak.as_ref().filter(|p| height(p) >= height(&self.now));
-        let mut all = self.now.tell(namer);
-        all["peak"] = left.unwrap_or(&self.now).tell(namer);
-        all["peak"]["time_us"] = self.peak_us.into();
-        all
+        let now = self.now.tell(namer);
+        let mut peak = left.unwrap_or(&self.now).tell(namer);
+        peak.time_us = self.peak_us;
+        let HostPeak { held, framework, requested, rounding, rounded, .. } = now;
+        let (by, communicators, kept) = (Vec::new(), Vec::new(), Kept::NOTHING);
+        HostOwners { held, framework, requested, rounding, rounded, peak, by, communicators, kept }
     }
 }
 
 impl Sums {
-    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Value {
+    fn tell<W: Words>(&self, namer: &mut Namer<W>) -> HostPeak {
         let mut stacks: Vec<(StackId, Amount)> =
             self.rounded.iter().map(|(s, a)| (*s, *a)).collect();
         stacks.sort_by_key(|(_, a)| Reverse(a.bytes));
         stacks.truncate(TOLD);
-        let one = |(stack, a): (StackId, Amount)| json!({"bytes": a.bytes, "count": a.count, "frames": frames(stack, namer)});
-        let rounded: Vec<Value> = stacks.into_iter().map(one).collect();
-        json!({
-            "held": self.held,
-            "framework": self.framework,
-            "requested": self.requested,
-            "rounding": self.rounding,
-            "rounded": rounded,
-        })
+        let one = |(stack, a): (StackId, Amount)| RoundedStack {
+            bytes: a.bytes,
+            count: a.count,
+            frames: frames(stack, namer),
+            kept: Kept::NOTHING,
+        };
+        let rounded = stacks.into_iter().map(one).collect();
+        let Sums { held, framework, requested, rounding, .. } = *self;
+        let (time_us, kept) = (None, Kept::NOTHING);
+        HostPeak { held, framework, requested, rounding, rounded, time_us, kept }
     }
 }

@@ -28,10 +28,13 @@ use std::rc::Rc;
 use memtrace_format::event::{
     Event, FLAG_FAILED, Kind, Layer, ONE_OF_SEVERAL, OUT_OF_MEMORY, What,
 };
+use memtrace_format::key::{
+    CodeLine, Communicator, DeviceOwners, Entered, HostOwners, Kept, ManagedOwners, Memtrace,
+    OutOfMemory, Owner, Owners, OwnersPeak, Reconciled, ReconciledLine, Taken,
+};
 use memtrace_format::ledger::{Move, Sort};
 use memtrace_format::replay::{ApiName, State};
 use memtrace_format::stacks::{StackId, Words};
-use serde_json::{Value, json};
 
 use crate::names::Namer;
 use device::{Device, Managed, add};
@@ -220,99 +223,116 @@ impl Accounts {
     }
 
     /// Adds what was worked out to a snapshot's `memtrace` key.
-    pub(crate) fn tell<W: Words>(&self, about: &mut Value, api: ApiName<'_>, namer: &mut Namer<W>) {
-        let devices: Vec<Value> = self
-            .devices
-            .iter()
-            .filter(|(_, d)| d.peak > 0 || d.held > 0 || d.managed.peak > 0)
-            .map(|(ordinal, d)| {
-                let peak_by = if d.at_peak { Some(&d.by) } else { d.peak_by.as_ref() };
-                let peak_by = peak_by.map(|by| self.by(by));
-                json!({
-                    "device": ordinal,
-                    "held": d.held,
-                    "by": self.by(&d.by),
-                    "peak": {"held": d.peak, "time_us": d.peak_us, "by": peak_by},
-                    "taken": {"bytes": d.taken.bytes, "count": d.taken.count},
-                    "communicators": self.by_communicator(Some(*ordinal)),
-                    "managed": self.managed(&d.managed),
-                })
-            })
-            .collect();
-        let mut host = self.host.tell(namer);
-        host["by"] = self.by(&self.host.by);
-        host["communicators"] = self.by_communicator(None);
-        about["owners"] = json!({"devices": devices, "host": host});
-        about["reconcile"] = self
-            .devices
-            .iter()
-            .filter_map(|(ordinal, d)| self.reconcile(*ordinal, d, api))
-            .collect();
-        about["entered"] = self
-            .devices
-            .iter()
-            .filter_map(|(ordinal, d)| Some((ordinal, d.entered.as_ref()?)))
-            .map(|(ordinal, e)| {
-                let owner = namer.owner(e.stack).map(|o| o.to_string());
-                let frames = frames(e.stack, namer);
-                json!({"device": ordinal, "time_us": e.time_ns / 1000, "call": api(e.api), "owner": owner, "frames": frames})
-            })
-            .collect();
-        if let Some(waits) = self.waits.tell(namer) {
-            about["deferred_frees"] = waits;
-        }
-        about["warnings"] = self.warnings(api, namer).into();
+    pub(crate) fn tell<W: Words>(
+        &self,
+        about: &mut Memtrace,
+        api: ApiName<'_>,
+        namer: &mut Namer<W>,
+    ) {
+        let used = |d: &Device| d.peak > 0 || d.held > 0 || d.managed.peak > 0;
+        let devices = self.devices.iter().filter(|(_, d)| used(d)).map(|(ordinal, d)| {
+            let peak_by = if d.at_peak { Some(&d.by) } else { d.peak_by.as_ref() };
+            let Amount { bytes, count } = d.taken;
+            DeviceOwners {
+                device: (*ordinal).into(),
+                held: Some(d.held),
+                by: self.by(&d.by),
+                peak: Some(peak(d.peak, d.peak_us, peak_by.map(|by| self.by(by)))),
+                taken: Taken { bytes, count, kept: Kept::NOTHING },
+                communicators: self.by_communicator(Some(*ordinal)),
+                managed: self.managed(&d.managed),
+                kept: Kept::NOTHING,
+            }
+        });
+        let devices = devices.collect();
+        let host = HostOwners {
+            by: self.by(&self.host.by),
+            communicators: self.by_communicator(None),
+            ..self.host.tell(namer)
+        };
+        about.owners = Some(Owners { devices, host, kept: Kept::NOTHING });
+        let reconciled = self.devices.iter().filter_map(|(o, d)| self.reconcile(*o, d, api));
+        about.reconcile = Some(reconciled.collect());
+        let entered = self.devices.iter().filter_map(|(o, d)| Some((o, d.entered.as_ref()?)));
+        let entered = entered.map(|(ordinal, e)| Entered {
+            device: (*ordinal).into(),
+            time_us: e.time_ns / 1000,
+            call: api(e.api).to_owned(),
+            owner: namer.owner(e.stack).map(|o| o.to_string()),
+            frames: frames(e.stack, namer),
+            kept: Kept::NOTHING,
+        });
+        about.entered = Some(entered.collect());
+        about.deferred_frees = self.waits.tell(namer);
+        about.warnings = Some(self.warnings(api, namer));
         if let Some(oom) = &self.oom {
-            about["out_of_memory"] = told(oom, self.oom_by_driver, api, namer);
-            about["refused_by_driver"] = json!(self.by_driver);
+            about.out_of_memory = Some(told(oom, self.oom_by_driver, api, namer));
+            let pairs = self.by_driver.iter().map(|(device, time)| (i64::from(*device), *time));
+            about.refused_by_driver = Some(pairs.collect());
         }
     }
 
     /// What NCCL holds there for each communicator; number 0 is what can't be told.
-    fn by_communicator(&self, device: Option<i8>) -> Value {
+    fn by_communicator(&self, device: Option<i8>) -> Vec<Communicator> {
         let mut all: BTreeMap<u16, Amount> = BTreeMap::new();
         for ((_, part), a) in self.parts.iter().filter(|((d, _), a)| *d == device && a.count > 0) {
             let sum = all.entry(if *part == ONE_OF_SEVERAL { 0 } else { *part }).or_default();
             *sum = Amount { bytes: sum.bytes.saturating_add(a.bytes), count: sum.count + a.count };
         }
         let line = |(number, a): (u16, Amount)| {
-            let of = self.communicators.get(&number);
-            let ranks = of.map(|c| c.size).filter(|n| *n > 0);
-            let rank = of.filter(|c| c.size > 0).map(|c| c.stream);
-            json!({"communicator": number, "ranks": ranks, "rank": rank, "bytes": a.bytes, "count": a.count})
+            let of = self.communicators.get(&number).filter(|c| c.size > 0);
+            Communicator {
+                communicator: number.into(),
+                ranks: of.map(|c| c.size),
+                rank: of.map(|c| c.stream),
+                bytes: a.bytes,
+                count: a.count,
+                kept: Kept::NOTHING,
+            }
         };
         all.into_iter().map(line).collect()
     }
 
-    /// Managed memory; null where there was none.
-    fn managed(&self, m: &Managed) -> Value {
-        if m.peak == 0 {
-            return Value::Null;
-        }
-        let peak = json!({"held": m.peak, "time_us": m.peak_us, "by": self.by(m.peak_by())});
-        json!({"held": m.bytes, "by": self.by(&m.by), "peak": peak})
+    /// Managed memory; `None` where there was none.
+    fn managed(&self, m: &Managed) -> Option<ManagedOwners> {
+        (m.peak > 0).then(|| ManagedOwners {
+            held: m.bytes,
+            by: self.by(&m.by),
+            peak: peak(m.peak, m.peak_us, Some(self.by(m.peak_by()))),
+            kept: Kept::NOTHING,
+        })
     }
 
-    fn by(&self, sums: &ByOwner) -> Value {
+    fn by(&self, sums: &ByOwner) -> Vec<Owner> {
         let mut all: Vec<(&str, Amount)> =
             self.owners.iter().map(|o| &**o).zip(sums.iter().copied()).collect();
         all.retain(|(_, a)| a.count > 0);
         all.sort_by(|(a, x), (b, y)| y.bytes.cmp(&x.bytes).then(a.cmp(b)));
-        let line = |(owner, a): (&str, Amount)| json!({"owner": owner, "bytes": a.bytes, "count": a.count});
+        let line = |(owner, a): (&str, Amount)| Owner {
+            owner: owner.to_owned(),
+            bytes: a.bytes,
+            count: a.count,
+            kept: Kept::NOTHING,
+        };
         all.into_iter().map(line).collect()
     }
 
-    fn reconcile(&self, ordinal: i8, device: &Device, api: ApiName<'_>) -> Option<Value> {
+    fn reconcile(&self, ordinal: i8, device: &Device, api: ApiName<'_>) -> Option<Reconciled> {
         let m = device.measured.as_ref()?;
-        let mut lines: Vec<Value> = Vec::new();
+        let one = |name: &str, bytes: i64, known: &str| ReconciledLine {
+            name: name.to_owned(),
+            bytes,
+            known: known.to_owned(),
+            kept: Kept::NOTHING,
+        };
+        let mut lines: Vec<ReconciledLine> = Vec::new();
         let mut line = |name: &str, bytes: i64, known: &str| {
             if bytes != 0 {
-                lines.push(json!({"name": name, "bytes": bytes, "known": known}));
+                lines.push(one(name, bytes, known));
             }
         };
-        for owner in self.by(&m.by).as_array().into_iter().flatten() {
-            let bytes = owner["bytes"].as_i64().unwrap_or(i64::MAX);
-            line(owner["owner"].as_str().unwrap_or_default(), bytes, "booked");
+        for owner in self.by(&m.by) {
+            line(&owner.owner, i64::try_from(owner.bytes).unwrap_or(i64::MAX), "booked");
         }
         let (overhead, mut left) = device.settled();
         for (sorts, bytes) in overhead {
@@ -332,18 +352,23 @@ impl Accounts {
         line("kept by memory pools", up_to(reserved.saturating_sub(m.pooled)), "estimated");
         line("managed memory that lies here", up_to(m.managed), "estimated");
         line("memory of graphs", up_to(m.graph_nodes), "estimated");
-        lines.push(json!({"name": "unexplained", "bytes": left, "known": "what is left"}));
+        lines.push(one("unexplained", left, "what is left"));
         let source = if m.api == 0 { "NVML" } else { api(m.api) };
-        Some(json!({
-            "device": ordinal,
-            "time_us": m.time_us,
-            "source": source,
-            "used": m.used,
-            "total": m.total,
-            "lines": lines,
-            "unexplained": left,
-        }))
+        Some(Reconciled {
+            device: ordinal.into(),
+            time_us: m.time_us,
+            source: source.to_owned(),
+            used: m.used,
+            total: m.total,
+            lines,
+            unexplained: left,
+            kept: Kept::NOTHING,
+        })
     }
+}
+
+fn peak(held: u64, time_us: Option<u64>, by: Option<Vec<Owner>>) -> OwnersPeak {
+    OwnersPeak { held: Some(held), time_us, by, kept: Kept::NOTHING }
 }
 
 fn name_of(sorts: u8, with_others: bool) -> String {
@@ -377,24 +402,34 @@ fn free_then(oom: &Event) -> Option<u64> {
 }
 
 /// A failed request, for whoever writes about it.
-fn told<W: Words>(oom: &Event, by_driver: bool, api: ApiName<'_>, namer: &mut Namer<W>) -> Value {
+fn told<W: Words>(
+    oom: &Event,
+    refused_by_driver: bool,
+    api: ApiName<'_>,
+    namer: &mut Namer<W>,
+) -> OutOfMemory {
     let framework = oom.kind == Kind::Oom;
     let owner = if framework {
         Some(FRAMEWORK.to_owned())
     } else {
         namer.owner(oom.stack).map(|o| o.to_string())
     };
-    let device = (oom.layer != Layer::Host).then_some(oom.device);
-    let free = free_then(oom);
-    let call = (!framework).then(|| api(oom.api));
-    let frames = frames(oom.stack, namer);
-    json!({"device": device, "time_us": oom.time_ns / 1000, "asked": oom.size, "free": free, "refused_by_driver": by_driver, "call": call, "owner": owner, "frames": frames})
+    OutOfMemory {
+        device: (oom.layer != Layer::Host).then_some(oom.device.into()),
+        time_us: Some(oom.time_ns / 1000),
+        asked: Some(oom.size),
+        free: free_then(oom),
+        refused_by_driver,
+        call: (!framework).then(|| api(oom.api).to_owned()),
+        owner,
+        frames: frames(oom.stack, namer),
+        kept: Kept::NOTHING,
+    }
 }
 
 /// A stack as PyTorch writes one.
-fn frames<W: Words>(stack: StackId, namer: &mut Namer<W>) -> Vec<Value> {
-    let frame = |f: memtrace_format::snapshot::Frame| json!({"name": f.name, "filename": f.filename, "line": f.line});
-    namer.frames(stack).into_iter().map(frame).collect()
+fn frames<W: Words>(stack: StackId, namer: &mut Namer<W>) -> Vec<CodeLine> {
+    namer.frames(stack).into_iter().map(CodeLine::from).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use memtrace_format::event::{FLAG_OF_BLOCKS, FLAG_PENDING, FLAG_PROCESSES, Layer, Pool};
 use memtrace_format::stacks::RawFrame;
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::made::Made;
@@ -74,9 +75,9 @@ fn told(events: impl IntoIterator<Item = Event>) -> Value {
         state.apply(&e, &|_| "", &mut |_, _| ());
         accounts.note(&e, &state.take_moves(), &mut namer);
     }
-    let mut about = json!({});
+    let mut about = Memtrace::default();
     accounts.tell(&mut about, &|_| "cudaMalloc", &mut namer);
-    about
+    serde_json::to_value(about).expect("JSON")
 }
 
 const NCCLS: StackId = 2;

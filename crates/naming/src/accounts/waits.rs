@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use memtrace_format::event::{Event, FLAG_PENDING, Kind, StackId};
+use memtrace_format::key::{DeferredFree, DeferredFrees, Kept};
 use memtrace_format::stacks::Words;
-use serde_json::{Value, json};
 
 use super::frames;
 use crate::names::Namer;
@@ -98,7 +98,7 @@ impl Waits {
     }
 
     /// For the `memtrace` key; `None` if no free has waited.
-    pub(super) fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Option<Value> {
+    pub(super) fn tell<W: Words>(&self, namer: &mut Namer<W>) -> Option<DeferredFrees> {
         if self.count == 0 {
             return None;
         }
@@ -106,17 +106,17 @@ impl Waits {
         let now_us = all.done.iter().filter_map(|w| w.until_us).max().unwrap_or(0);
         all.done.extend(all.waiting.values().cloned());
         all.keep_longest(now_us);
-        let one = |w: &Wait, namer: &mut Namer<W>| {
-            json!({
-                "device": w.device,
-                "bytes": w.bytes,
-                "requested_us": w.since_us,
-                "completed_us": w.until_us,
-                "streams": w.streams,
-                "frames": frames(w.stack, namer),
-            })
+        let one = |w: &Wait| DeferredFree {
+            device: w.device.into(),
+            bytes: w.bytes,
+            requested_us: w.since_us,
+            completed_us: w.until_us,
+            streams: w.streams.clone(),
+            frames: frames(w.stack, namer),
+            kept: Kept::NOTHING,
         };
-        let longest: Vec<Value> = all.done.iter().map(|w| one(w, namer)).collect();
-        Some(json!({"count": self.count, "most_bytes": self.most, "longest": longest}))
+        let longest = all.done.iter().map(one).collect();
+        let (count, most_bytes, kept) = (self.count, self.most, Kept::NOTHING);
+        Some(DeferredFrees { count, most_bytes, longest, kept })
     }
 }

@@ -13,9 +13,9 @@
 use std::collections::VecDeque;
 
 use memtrace_format::event::StackId;
+use memtrace_format::key::{CodeLine, Kept, Warning};
 use memtrace_format::replay::ApiName;
 use memtrace_format::stacks::Words;
-use serde_json::{Value, json};
 
 use super::growth::WINDOWS;
 use super::{Accounts, CONTEXTS, NOBODY, frames};
@@ -36,8 +36,8 @@ pub(crate) fn is_stray(peak: u64, most: u64) -> bool {
 }
 
 /// One warning.
-pub(crate) fn warning(kind: &str, device: i8, text: &str, frames: &[Value]) -> Value {
-    json!({"kind": kind, "device": device, "text": text, "frames": frames})
+fn warning(kind: &str, device: i8, text: String, frames: Vec<CodeLine>) -> Warning {
+    Warning { kind: kind.to_owned(), device: device.into(), text, frames, kept: Kept::NOTHING }
 }
 
 /// An allocation beside the pool.
@@ -119,7 +119,11 @@ impl Recent {
 
 impl Accounts {
     /// All that there is to warn of.
-    pub(super) fn warnings<W: Words>(&self, api: ApiName<'_>, namer: &mut Namer<W>) -> Vec<Value> {
+    pub(super) fn warnings<W: Words>(
+        &self,
+        api: ApiName<'_>,
+        namer: &mut Namer<W>,
+    ) -> Vec<Warning> {
         let mut all = Vec::new();
         let owned_by = |owner: usize| self.owners.get(owner).map_or(NOBODY, |name| &**name);
         let most = self.devices.values().map(|d| d.peak).max().unwrap_or(0);
@@ -136,7 +140,7 @@ impl Accounts {
                     d.peak,
                     api(way.api)
                 );
-                all.push(warning("stray context", *ordinal, &text, &frames(way.stack, namer)));
+                all.push(warning("stray context", *ordinal, text, frames(way.stack, namer)));
             }
             if let Some(c) = &d.crowded {
                 let by: Vec<String> =
@@ -154,8 +158,8 @@ impl Accounts {
                 all.push(warning(
                     "taken before out of memory",
                     *ordinal,
-                    &text,
-                    &frames(c.stack, namer),
+                    text,
+                    frames(c.stack, namer),
                 ));
             }
             if let Some(g) = d.growth.grown() {
@@ -167,12 +171,7 @@ impl Accounts {
                     g.of_owner,
                     owned_by(g.owner)
                 );
-                all.push(warning(
-                    "growth outside PyTorch",
-                    *ordinal,
-                    &text,
-                    &frames(g.last, namer),
-                ));
+                all.push(warning("growth outside PyTorch", *ordinal, text, frames(g.last, namer)));
             }
         }
         all

@@ -24,7 +24,10 @@ fn wrong(about: &Value, stacks: &[&[Row<'_>]]) -> Vec<String> {
         all
     };
     let numbers: Vec<Vec<u32>> = stacks.iter().map(of).collect();
-    let places = Places::told(about, Tables { frames: &frames, stacks: &numbers });
+    let places = Places::told(
+        Memtrace::read(about.clone()).as_deref(),
+        Tables { frames: &frames, stacks: &numbers },
+    );
     let mut wrong = Vec::new();
     for (stack, numbers) in stacks.iter().zip(&numbers) {
         let frames: Vec<&Frame> = numbers.iter().map(|f| &frames[*f as usize]).collect();
