@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+use memtrace_format::key::{Memtrace, Row};
 use memtrace_options::{ALL, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Value, Word, remark};
 
 /// Where the functions are, in the order of the header.
@@ -33,10 +34,20 @@ fn the_header_and_the_python_package_have_the_functions_of_the_source() {
 
 #[test]
 fn the_documentation_has_the_settings_of_the_table() {
-    let there = read(DOCUMENTATION);
-    let (before, rest) = there.split_once(TABLE_BEGINS).expect("where the table begins");
+    settle_table(DOCUMENTATION, TABLE_BEGINS, &settings());
+}
+
+#[test]
+fn the_documentation_has_the_keys_of_a_snapshot() {
+    settle_table(FILE_FORMAT, KEYS_BEGIN, &keys());
+}
+
+/// Settles what stands in a file between two remarks.
+fn settle_table(file: &str, begins: &str, table: &str) {
+    let there = read(file);
+    let (before, rest) = there.split_once(begins).expect("where the table begins");
     let (_, behind) = rest.split_once(TABLE_ENDS).expect("where the table ends");
-    settle(DOCUMENTATION, &format!("{before}{TABLE_BEGINS}{}{TABLE_ENDS}{behind}", settings()));
+    settle(file, &format!("{before}{begins}{table}{TABLE_ENDS}{behind}"));
 }
 
 /// Names that tests get wrong on purpose.
@@ -223,6 +234,21 @@ fn tuple(name: &str, words: &[Word]) -> String {
 const DOCUMENTATION: &str = "docs/running.md";
 const TABLE_BEGINS: &str = "<!-- written from crates/options by tests/interface.rs -->\n";
 const TABLE_ENDS: &str = "<!-- up to here -->\n";
+
+const FILE_FORMAT: &str = "docs/file-format.md";
+const KEYS_BEGIN: &str = "<!-- written from crates/format/src/key by tests/interface.rs -->\n";
+
+/// Every key under `memtrace`. What a frame is has been said once for all of them.
+fn keys() -> String {
+    let mut text = "\n| key | type | meaning |\n|---|---|---|\n".to_owned();
+    for Row { key, kind, meaning } in Memtrace::rows() {
+        if !key.contains("frames[]") {
+            let _ = writeln!(text, "| `{key}` | {kind} | {meaning} |");
+        }
+    }
+    text.push('\n');
+    text
+}
 
 /// The table of settings, for people.
 fn settings() -> String {
