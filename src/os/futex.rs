@@ -18,8 +18,17 @@ pub fn sleep_on(word: &AtomicU32, seen: u32) {
 
 /// Wakes all who sleep on the word.
 pub fn wake_all(word: &AtomicU32) {
+    wake(word, i32::MAX);
+}
+
+/// Wakes one of those who sleep on the word.
+pub fn wake_one(word: &AtomicU32) {
+    wake(word, 1);
+}
+
+fn wake(word: &AtomicU32, most: i32) {
     let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     let _errno = errno::Kept::now(); // a sandbox may refuse
     // SAFETY: FUTEX_WAKE only uses the address as a key.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, i32::MAX) };
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, most) };
 }

@@ -2,11 +2,13 @@
 //!
 //! The lowest room. It knows nothing of events, stacks or CUDA, and uses nothing of the rooms above.
 
+pub mod age;
 pub mod checked;
 pub mod clock;
 pub mod descriptors;
 pub mod errno;
 pub mod futex;
+pub mod locks;
 pub mod memory;
 pub mod message;
 pub mod signals;

@@ -16,9 +16,7 @@ use crate::gauges;
 use crate::hooks::{captures, communicators, contexts, routes, torch, words};
 use crate::libraries::loaded;
 use crate::libraries::next;
-use crate::os::clock;
-use crate::os::signals;
-use crate::os::{descriptors, message};
+use crate::os::{age, clock, descriptors, message, signals};
 use crate::process;
 use crate::process::Process;
 use crate::process::background;
@@ -135,6 +133,7 @@ static AT_LOAD: extern "C" fn() = loading;
 /// threads there is only this one: what the others were at will never be done.
 extern "C" fn forked() {
     switch::forget();
+    age::forget();
     WOKEN.store(ASLEEP, Ordering::Release);
     contexts::forget_entered();
     communicators::forget_work();

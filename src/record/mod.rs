@@ -19,7 +19,7 @@ mod testing;
 pub mod this_thread;
 pub mod usage;
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_format::blackbox::{Region, at};
 use memtrace_format::event::{Event, FLAG_ENDING, Kind, NO_STACK, StackId};
@@ -212,25 +212,5 @@ impl Recorder {
 
     fn first_time(&self, what: u32) -> bool {
         self.told.fetch_or(what, Ordering::Relaxed) & what == 0
-    }
-}
-
-/// A word that is 0 in a forked child, before any code runs there: the kernel wipes it. Here it is 0, too, so far.
-pub fn word_of_this_process() -> &'static AtomicUsize {
-    // SAFETY: a fresh private page that is never unmapped, used as one atomic word.
-    unsafe {
-        let page = libc::mmap(
-            std::ptr::null_mut(),
-            4096,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        );
-        if page == libc::MAP_FAILED {
-            return Box::leak(Box::new(AtomicUsize::new(0)));
-        }
-        libc::madvise(page, 4096, libc::MADV_WIPEONFORK);
-        &*page.cast::<AtomicUsize>()
     }
 }

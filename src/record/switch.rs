@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_format::blackbox::Life;
 
 use crate::hot::HOT;
+use crate::os::age::word_of_this_process;
 use crate::os::signals::uncancelled;
 use crate::os::{clock, errno, futex, message};
 use crate::record::{Recorder, guard};
@@ -96,7 +97,7 @@ fn wake_up() {
 
 /// From now on this recorder is on.
 pub fn set(recorder: &'static Recorder) {
-    let word = super::word_of_this_process();
+    let (word, _) = word_of_this_process();
     word.store(std::ptr::from_ref(recorder) as usize, Ordering::Release);
     HOT.recorder.store(std::ptr::from_ref(word).cast_mut(), Ordering::Release);
 }
