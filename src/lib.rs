@@ -7,6 +7,8 @@
 //! It must never change what the program does: no hook takes a lock of ours or the GIL, no panic crosses the
 //! boundary, no return code, exit code or message of the program's changes.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_types))]
+
 pub mod allocator;
 pub mod api;
 pub mod config;

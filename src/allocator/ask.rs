@@ -4,7 +4,6 @@
 //! C strings too, null where all is well. Not for hooks: this may take as long as it takes.
 
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::sync::{Mutex, PoisonError};
 
 use memtrace_caching::{Misuse, Settings};
 use memtrace_format::settings::from_conf;
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use super::device::{Free, Malloc, Source};
 use super::{Owner, configure, owner, owners};
 use crate::os::clock;
+use crate::os::locks::ForkLock;
 
 fn string(text: String) -> *mut c_char {
     CString::new(text).map_or(std::ptr::null_mut(), CString::into_raw)
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn memtrace_allocator_configure(conf: *const c_char) -> *m
 }
 
 /// The `allocator_settings` of a snapshot; null before the first change.
-static SHOWN: Mutex<Value> = Mutex::new(Value::Null);
+static SHOWN: ForkLock<Value> = ForkLock::new(Value::Null);
 
 /// Settings about host memory, which are PyTorch's: kept as it keeps them.
 const OF_THE_HOST: [(&str, &str); 5] = [
@@ -148,7 +148,7 @@ const OF_THE_HOST: [(&str, &str); 5] = [
 /// These settings are in force, after `conf` was set.
 pub fn settings_changed(conf: &str, now: &Settings) {
     let mut shown = from_conf(conf);
-    let mut last = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut last = SHOWN.lock();
     for (said_as, key) in OF_THE_HOST {
         if !last.is_null() && !conf.contains(said_as) {
             shown[key] = last[key].clone();
@@ -167,7 +167,7 @@ pub fn settings_changed(conf: &str, now: &Settings) {
 /// The `allocator_settings` of a snapshot, as JSON; `null` before [`memtrace_allocator_configure`].
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_settings() -> *mut c_char {
-    string(SHOWN.lock().unwrap_or_else(PoisonError::into_inner).to_string())
+    string(SHOWN.lock().to_string())
 }
 
 /// What can be done to a pool.
@@ -265,18 +265,18 @@ pub extern "C" fn memtrace_allocator_pool_uses(device: c_int, first: u64, second
 
 type Observer = unsafe extern "C-unwind" fn(i64, u64, u64, u64);
 
-static OBSERVERS: Mutex<Vec<Observer>> = Mutex::new(Vec::new());
+static OBSERVERS: ForkLock<Vec<Observer>> = ForkLock::new(Vec::new());
 
 /// From now on `observer(device, bytes asked of the device, bytes allowed, bytes free there)` is called when memory has run
 /// out, in the thread that wanted it, before it is told.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_observe_oom(observer: Observer) {
-    OBSERVERS.lock().unwrap_or_else(PoisonError::into_inner).push(observer);
+    OBSERVERS.lock().push(observer);
 }
 
 /// Calls the observers, without any lock.
 pub fn observe(device: c_int, segment: u64, allowed: u64, free: u64) {
-    let observers = OBSERVERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let observers = OBSERVERS.lock().clone();
     for observer in observers {
         // SAFETY: a function of the program's with this signature.
         unsafe { observer(i64::from(device), segment, allowed, free) };

@@ -5,7 +5,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_caching::{Misuse, Route};
@@ -13,7 +12,9 @@ use memtrace_format::event::StackId;
 
 use super::device::route;
 use super::throw::{self, Kind};
-use super::{Owner, Refusal, bounded, known_owner, owner, owner_of, owners, say, stack};
+use super::{
+    Held, Owner, Refusal, bounded, is_one_lost, known_owner, owner, owner_of, owners, say, stack,
+};
 use crate::hooks::pools::Function;
 use crate::hooks::torch;
 use crate::os::message;
@@ -105,7 +106,7 @@ pub unsafe extern "C-unwind" fn memtrace_free(
     // The device that PyTorch says; a caller that says another one is not believed.
     let freed = known_owner(device).is_some_and(|owner| free(owner, addr as u64, stack))
         || owner_of(addr as u64).is_some_and(|owner| free(owner, addr as u64, stack));
-    if !freed {
+    if !freed && !is_one_lost() {
         static SAID: AtomicU32 = AtomicU32::new(0);
         if SAID.fetch_add(1, Ordering::Relaxed) < 10 {
             message!(
@@ -115,7 +116,7 @@ pub unsafe extern "C-unwind" fn memtrace_free(
     }
 }
 
-fn free(mut owner: MutexGuard<'static, Owner>, addr: u64, stack: StackId) -> bool {
+fn free(mut owner: Held, addr: u64, stack: StackId) -> bool {
     bounded(|| Ok(owner.free(addr, stack))).unwrap_or_else(|refusal| {
         say(&refusal);
         true

@@ -20,8 +20,9 @@ pub mod throw;
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memtrace_caching::{Allocator, OutOfMemory, Pointers, Settings, Why};
 use memtrace_format::event::{NO_STACK, StackId};
@@ -29,6 +30,7 @@ use memtrace_format::event::{NO_STACK, StackId};
 use self::device::{Failure, Gpu};
 use self::recording::Recording;
 use crate::hooks::{conf, torch};
+use crate::os::locks::{ForkLock, Guard};
 use crate::os::message;
 use crate::record::guard;
 use crate::stack::Site;
@@ -45,9 +47,14 @@ pub struct Owner {
     pub pointers: Pointers,
 }
 
-static OWNERS: [OnceLock<Mutex<Owner>>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
+type Slot = ForkLock<Option<Box<Owner>>>;
+static OWNERS: [Slot; MOST_DEVICES] = [const { Slot::new(None) }; MOST_DEVICES];
+/// Devices whose allocator has been made, a bit each.
+static MADE: AtomicU64 = AtomicU64::new(0);
+/// One of them had to be made anew ([`is_one_lost`]).
+static LOST: AtomicBool = AtomicBool::new(false);
 /// What devices begin with; none before somebody has asked.
-static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
+static SETTINGS: ForkLock<Option<Settings>> = ForkLock::new(None);
 
 /// Why a request was refused, in the words for the program.
 pub struct Refusal {
@@ -68,7 +75,7 @@ impl Refusal {
 
 /// The settings that a device begins with: those of the environment, until others were set.
 fn settings() -> Settings {
-    let mut settings = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut settings = SETTINGS.lock();
     settings.get_or_insert_with(from_environment).clone()
 }
 
@@ -98,39 +105,74 @@ pub fn configure(conf: &str) -> Result<(), String> {
              a capture waits for its end"
         );
     }
-    for owner in OWNERS.iter().filter_map(OnceLock::get) {
-        lock(owner).allocator.set_settings(wanted.clone());
+    for mut owner in owners() {
+        owner.allocator.set_settings(wanted.clone());
     }
     ask::settings_changed(conf, &wanted);
-    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = Some(wanted);
+    *SETTINGS.lock() = Some(wanted);
     changed.map(|_| ()).map_err(|e| e.pytorch)
 }
 
-fn lock(owner: &'static Mutex<Owner>) -> MutexGuard<'static, Owner> {
-    owner.lock().unwrap_or_else(PoisonError::into_inner)
+/// The allocator of a device, with its lock.
+pub struct Held(Guard<'static, Option<Box<Owner>>>);
+
+impl Held {
+    fn of(slot: &'static Slot) -> Option<Held> {
+        Some(slot.lock()).filter(|owner| owner.is_some()).map(Held)
+    }
 }
 
-/// The allocator of a device, with its lock; made if it is not there yet.
-pub fn owner(device: c_int) -> Option<MutexGuard<'static, Owner>> {
-    let slot = OWNERS.get(usize::try_from(device).ok()?)?;
-    Some(lock(slot.get_or_init(|| {
+impl Deref for Held {
+    type Target = Owner;
+    fn deref(&self) -> &Owner {
+        self.0.as_deref().expect("checked when it was made")
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut Owner {
+        self.0.as_deref_mut().expect("checked when it was made")
+    }
+}
+
+/// The allocator of a device; made if it is not there yet.
+pub fn owner(device: c_int) -> Option<Held> {
+    let number = usize::try_from(device).ok()?;
+    let mut slot = OWNERS.get(number)?.lock();
+    if slot.is_none() {
         let allocator = Allocator::new(Gpu::new(device), settings(), Recording::new(device as i8));
-        Mutex::new(Owner { ordinal: device, allocator, pointers: Pointers::default() })
-    })))
+        *slot = Some(Box::new(Owner { ordinal: device, allocator, pointers: Pointers::default() }));
+        if MADE.fetch_or(1 << number, Ordering::AcqRel) >> number & 1 != 0 {
+            LOST.store(true, Ordering::Release);
+        }
+    }
+    Some(Held(slot))
+}
+
+fn made() -> impl Iterator<Item = &'static Slot> {
+    let made = MADE.load(Ordering::Acquire);
+    (0..MOST_DEVICES).filter(move |number| made >> number & 1 != 0).map(|number| &OWNERS[number])
 }
 
 /// The allocators that are there, one after the other.
-pub fn owners() -> impl Iterator<Item = MutexGuard<'static, Owner>> {
-    OWNERS.iter().filter_map(OnceLock::get).map(lock)
+pub fn owners() -> impl Iterator<Item = Held> {
+    made().filter_map(Held::of)
 }
 
 /// The allocator of a device, if it is there.
-pub fn known_owner(device: c_int) -> Option<MutexGuard<'static, Owner>> {
-    OWNERS.get(usize::try_from(device).ok()?)?.get().map(lock)
+pub fn known_owner(device: c_int) -> Option<Held> {
+    let number = usize::try_from(device).ok().filter(|n| *n < MOST_DEVICES)?;
+    (MADE.load(Ordering::Acquire) >> number & 1 != 0).then(|| Held::of(&OWNERS[number]))?
+}
+
+/// Is this the child of a process in which another thread was changing an allocator as it forked? Then nobody knows what that one
+/// had handed out.
+pub fn is_one_lost() -> bool {
+    LOST.load(Ordering::Acquire) || made().any(|slot| slot.lock().is_none())
 }
 
 /// Whoever handed out `addr`.
-pub fn owner_of(addr: u64) -> Option<MutexGuard<'static, Owner>> {
+pub fn owner_of(addr: u64) -> Option<Held> {
     owners().find(|owner| owner.pointers.get(addr).is_some())
 }
 

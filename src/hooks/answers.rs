@@ -4,12 +4,13 @@
 //! none was opened in a new way, which the loader's own counts say at each look-up. What was not found is not remembered: the
 //! loader has to say so, each time.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use super::deepbind::PENDING;
 use super::table::Api;
 use crate::libraries::objects;
 use crate::libraries::scopes::{DEEP, GLOBAL};
+use crate::os::locks::Turn;
 
 /// What was asked.
 #[derive(Clone, Copy)]
@@ -29,7 +30,7 @@ const ENTRIES: usize = 512;
 struct Entry([AtomicUsize; 5]);
 
 static KNOWN: [Entry; ENTRIES] = [const { Entry([const { AtomicUsize::new(0) }; 5]) }; ENTRIES];
-static WRITING: AtomicBool = AtomicBool::new(false);
+static WRITING: Turn = Turn::new(());
 
 impl Entry {
     fn read(&self, key: [usize; 3]) -> Option<usize> {
@@ -43,12 +44,14 @@ impl Entry {
 
     fn write(&self, [address, what, state]: [usize; 3], answer: usize) {
         let [number, words @ ..] = &self.0;
-        number.fetch_add(1, Ordering::Relaxed);
+        // Odd it is already where a thread of this process's parent was at it when that forked.
+        let odd = number.load(Ordering::Relaxed) | 1;
+        number.store(odd, Ordering::Relaxed);
         fence(Ordering::Release);
         for (word, value) in words.iter().zip([address, what, state, answer]) {
             word.store(value, Ordering::Relaxed);
         }
-        number.fetch_add(1, Ordering::Release);
+        number.store(odd.wrapping_add(1), Ordering::Release);
     }
 }
 
@@ -76,16 +79,13 @@ pub fn known(
     let found = find();
     // Somebody may be opening a library, of which the loader has counted no more than the beginning.
     let is_steady = PENDING.load(Ordering::Acquire) == 0 && state() == key[2];
-    if found != Some(0) && is_steady && !WRITING.swap(true, Ordering::AcqRel) {
+    if found != Some(0)
+        && is_steady
+        && let Some(_turn) = WRITING.try_lock()
+    {
         entry.write(key, found.unwrap_or(NONE));
-        WRITING.store(false, Ordering::Release);
     }
     found
-}
-
-/// In a forked child, nobody else is writing one. One that is half written is nobody's.
-pub fn forget_others() {
-    WRITING.store(false, Ordering::Release);
 }
 
 #[cfg(test)]
@@ -104,12 +104,8 @@ mod tests {
         );
         entry.0[0].fetch_add(1, Ordering::Relaxed);
         assert_eq!(entry.read([7, 1, 3]), None, "half written");
-    }
-
-    #[test]
-    fn a_forked_child_remembers_where_another_thread_was_at_it() {
-        while WRITING.swap(true, Ordering::AcqRel) {} // other tests look, too
-        assert!(crate::process::life::tests::in_child(|| !WRITING.load(Ordering::Acquire)));
-        WRITING.store(false, Ordering::Release);
+        // As a forked child may find it.
+        entry.write([7, 1, 3], 98);
+        assert_eq!(entry.read([7, 1, 3]), Some(98), "and written again");
     }
 }

@@ -6,13 +6,14 @@
 //! seen after that, the count is asked each time; at all other times reading is a few loads. A name that is nowhere is
 //! remembered, too, until a library has come or gone.
 //!
-//! Must never wait: who writes has a flag, and who finds it set writes nothing.
+//! Must never wait: who finds somebody writing writes nothing.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::libraries::loaded;
 use crate::libraries::objects;
+use crate::os::locks::Turn;
 
 const ENTRIES: usize = 2048;
 const FUNCTION: u32 = 48;
@@ -33,7 +34,7 @@ pub enum Goes {
 struct Entry([AtomicUsize; 4]);
 
 static KNOWN: [Entry; ENTRIES] = [const { Entry([const { AtomicUsize::new(0) }; 4]) }; ENTRIES];
-static WRITING: AtomicBool = AtomicBool::new(false);
+static WRITING: Turn = Turn::new(());
 
 /// Threads that are closing a library.
 static CLOSING: AtomicU32 = AtomicU32::new(0);
@@ -57,12 +58,14 @@ impl Entry {
 
     fn write(&self, library: &Range<usize>, what: usize) {
         let [number, ..] = &self.0;
-        number.fetch_add(1, Ordering::Relaxed);
+        // Odd it is already where a thread of this process's parent was at it when that forked.
+        let odd = number.load(Ordering::Relaxed) | 1;
+        number.store(odd, Ordering::Relaxed);
         fence(Ordering::Release);
         for (word, value) in self.0[1..].iter().zip([library.start, library.len(), what]) {
             word.store(value, Ordering::Relaxed);
         }
-        number.fetch_add(1, Ordering::Release);
+        number.store(odd.wrapping_add(1), Ordering::Release);
     }
 
     fn is_free(&self) -> bool {
@@ -126,20 +129,18 @@ pub fn remember(row: usize, caller: usize, goes: Goes) -> Range<usize> {
 }
 
 fn write(row: usize, address: usize, library: &Range<usize>, what: usize) {
-    if !WRITING.swap(true, Ordering::AcqRel) {
+    if let Some(_turn) = WRITING.try_lock() {
         let places = places(row, address);
         let is_it = |entry: &&&Entry| entry.is_free() || entry.read(row, library.start).is_some();
         let free = places.iter().find(is_it);
         free.unwrap_or(&places[address >> 4 & 1]).write(library, what);
-        WRITING.store(false, Ordering::Release);
     }
 }
 
-/// In a forked child, nobody else is writing an entry, nor closing a library. One that is half written is nobody's.
+/// In a forked child, nobody else is closing a library. An entry that is half written is nobody's.
 pub fn forget_others() {
     CLOSING.store(0, Ordering::SeqCst);
     doubt();
-    WRITING.store(false, Ordering::Release);
 }
 
 // --- when a library goes ---------------------------------------------------------------------------------
@@ -175,12 +176,9 @@ fn holds() -> bool {
     }
     let [_, unloaded] = loaded::counts();
     if UNLOADED.load(Ordering::SeqCst) != unloaded {
-        if WRITING.swap(true, Ordering::AcqRel) {
-            return false;
-        }
+        let Some(_turn) = WRITING.try_lock() else { return false };
         KNOWN.iter().filter(|entry| !entry.is_free()).for_each(|entry| entry.write(&(0..0), 0));
         UNLOADED.store(unloaded, Ordering::SeqCst);
-        WRITING.store(false, Ordering::Release);
     }
     if !is_closing {
         PROVEN.store(closed, Ordering::SeqCst);
@@ -215,5 +213,13 @@ mod tests {
         assert!(find(3, here).is_some(), "nobody has closed any");
         doubt();
         assert_eq!((find(3, here), find(4, here)), (None, None), "one is gone");
+    }
+    #[test]
+    fn an_entry_that_a_fork_left_half_written_is_written_again() {
+        let entry = Entry([const { AtomicUsize::new(0) }; 4]);
+        entry.0[0].store(1, Ordering::Relaxed);
+        let (library, what) = (100..200, 5 << 2 << FUNCTION);
+        entry.write(&library, what);
+        assert_eq!(entry.read(5, 150), Some((library, what)));
     }
 }

@@ -10,7 +10,6 @@
 //! What was read is noted in the black box, too: who reads that has the environment of another process.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use memtrace_format::blackbox::Read;
 use memtrace_format::settings;
@@ -18,10 +17,11 @@ use serde_json::Value;
 
 use super::{resolve, torch};
 use crate::config::Config;
+use crate::os::locks::{ForkLock, Guard};
 use crate::record::Recorder;
 
 /// What PyTorch has read.
-static READ: Mutex<Option<Read>> = Mutex::new(None);
+static READ: ForkLock<Option<Read>> = ForkLock::new(None);
 
 /// Of 2.6.
 static WORDS: resolve::Real = resolve::Real::new();
@@ -43,7 +43,7 @@ pub fn meant(text: &str) -> String {
 
 /// The settings that hold, as a snapshot lists them, and as words. Where PyTorch wasn't heard: those of the environment.
 pub fn in_force(config: &Config) -> (Value, String) {
-    let read = READ.try_lock().ok().and_then(|read| read.clone());
+    let read = READ.try_lock().and_then(|read| read.clone());
     let release = if is_2_6() { "2.6" } else { "" };
     let own = || {
         let (variable, conf) = (config.allocator_variable, &config.allocator_conf);
@@ -56,16 +56,15 @@ pub fn in_force(config: &Config) -> (Value, String) {
     (settings, all)
 }
 
-/// What has been read, for this thread alone. Waits for nobody for long: a fork may have left the lock to a thread that is no more.
-fn locked() -> Option<MutexGuard<'static, Option<Read>>> {
+/// What has been read, for this thread alone. Waits for nobody for long: a handler of a signal may have come in between.
+fn locked() -> Option<Guard<'static, Option<Read>>> {
     const TRIES: usize = 1000;
-    (0..TRIES).find_map(|_| match READ.try_lock() {
-        Ok(lock) => Some(lock),
-        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-        Err(TryLockError::WouldBlock) => {
+    (0..TRIES).find_map(|_| {
+        let lock = READ.try_lock();
+        if lock.is_none() {
             std::thread::yield_now();
-            None
         }
+        lock
     })
 }
 

@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::callers::{self, Goes};
 use super::table::{Api, ENTRY_POINTS, ROWS};
-use super::{answers, calls, resolve, words};
+use super::{calls, resolve, words};
 use crate::libraries::loaded;
 use crate::libraries::objects;
+use crate::os::locks::Turn;
 use crate::os::message;
 use crate::stack::room;
 
@@ -49,7 +50,7 @@ pub struct Row {
     foreign: [Line; FOREIGN],
     /// Lines written so far: the next one takes the place of the oldest.
     written: [AtomicUsize; 2],
-    writing: AtomicBool,
+    writing: Turn,
     /// Calls from libraries that are in none, about.
     others: AtomicUsize,
 }
@@ -95,7 +96,7 @@ impl Row {
             known: [const { Line::new() }; LINES],
             foreign: [const { Line::new() }; FOREIGN],
             written: [const { AtomicUsize::new(0) }; 2],
-            writing: AtomicBool::new(false),
+            writing: Turn::new(()),
             others: AtomicUsize::new(0),
         }
     }
@@ -125,7 +126,9 @@ impl Row {
         range: Range<usize>,
         function: usize,
     ) {
-        if !callers::is_closing() && !self.writing.swap(true, Ordering::AcqRel) {
+        if !callers::is_closing()
+            && let Some(_turn) = self.writing.try_lock()
+        {
             let n = written.fetch_add(1, Ordering::Relaxed);
             let line = &lines[n % lines.len()];
             line.write(range, function);
@@ -133,7 +136,6 @@ impl Row {
             if callers::is_closing() {
                 line.0[1].store(0, Ordering::SeqCst);
             }
-            self.writing.store(false, Ordering::Release);
         }
     }
 }
@@ -225,15 +227,6 @@ fn find_out(api: usize, caller: usize) -> (Range<usize>, Goes) {
     (callers::remember(api, caller, goes), goes)
 }
 
-/// In a forked child, nobody else is writing a line.
-pub fn forget_others() {
-    callers::forget_others();
-    answers::forget_others();
-    for row in ROUTES.iter().filter(|row| row.writing.load(Ordering::Relaxed)) {
-        row.writing.store(false, Ordering::Relaxed);
-    }
-}
-
 /// Ours for a real function that was looked up; itself if there are more of this name than doors.
 pub fn door_for(api: Api, function: usize) -> usize {
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -307,6 +300,7 @@ pub fn missing(api: Api) -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::locks::tests::held_elsewhere;
 
     #[test]
     fn a_line_is_for_one_library_and_the_oldest_gives_way() {
@@ -344,8 +338,8 @@ mod tests {
             row.remember(&row.known, &row.written[0], 100..200, 7);
             row.known[0].of(100) == Some(7)
         };
-        row.writing.store(true, Ordering::Release);
-        assert!(!knows() && crate::process::life::tests::in_child(knows));
-        row.writing.store(false, Ordering::Release);
+        held_elsewhere(&row.writing, || {
+            assert!(!knows() && crate::process::life::tests::in_child(knows));
+        });
     }
 }

@@ -14,7 +14,7 @@
 //! Must never keep an exception from passing: an out-of-memory error is thrown through our `allocate`.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{
     Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
@@ -27,6 +27,7 @@ use crate::labels::{changes, quick};
 use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::libraries::scopes;
+use crate::os::locks::Turn;
 use crate::record::Recorder;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local, Request};
@@ -118,7 +119,7 @@ pub struct DataPtr {
 
 static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static OUR_TABLE: AtomicUsize = AtomicUsize::new(0);
-static SWAPPING: AtomicBool = AtomicBool::new(false);
+static SWAPPING: Turn = Turn::new(());
 /// `c10::cuda::CUDACachingAllocator::allocator`, the exported pointer to the allocator in use.
 static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 
@@ -137,18 +138,13 @@ fn replace_allocate() {
             return;
         }
         // One thread is enough.
-        if is_native(*object) && !SWAPPING.swap(true, Ordering::AcqRel) {
-            if is_native(*object) {
-                swap_table(object);
-            }
-            SWAPPING.store(false, Ordering::Release);
+        if is_native(*object)
+            && let Some(_turn) = SWAPPING.try_lock()
+            && is_native(*object)
+        {
+            swap_table(object);
         }
     }
-}
-
-/// In a forked child, nobody else is at it.
-pub fn forget_others() {
-    SWAPPING.store(false, Ordering::Release);
 }
 
 /// Only the allocator that lives in `libc10_cuda.so` reports its blocks; a table elsewhere is somebody else's.

@@ -9,13 +9,14 @@
 //! That is looked at when the program begins and when libraries have come: at the next look-up by name, as for `deepbind.rs`,
 //! and when a caller is new. Most processes have no such name and pay for a look at each library's table of symbols.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::table::{Api, ENTRY_POINTS, ROWS};
 use super::{deepbind, resolve, routes};
 use crate::libraries::elf::{Binding, Tables};
 use crate::libraries::loaded;
 use crate::libraries::scopes;
+use crate::os::locks::Turn;
 
 /// Libraries that have been looked at: how many the loader had loaded and unloaded by then, and how many it knew.
 static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -34,20 +35,16 @@ struct Word {
 }
 
 /// A thread is at it.
-static LOOKING: AtomicBool = AtomicBool::new(false);
-
-/// In a forked child, nobody else is.
-pub fn forget_others() {
-    LOOKING.store(false, Ordering::Release);
-}
+static LOOKING: Turn = Turn::new(());
 
 /// Looks at the libraries that are new.
 pub fn look() {
     let now = loaded::counts();
     let is_new = || SEEN.iter().zip(now).any(|(seen, now)| seen.load(Ordering::Acquire) != now);
-    if !is_new() || LOOKING.swap(true, Ordering::AcqRel) {
+    if !is_new() {
         return;
     }
+    let Some(_turn) = LOOKING.try_lock() else { return };
     routes::forget_if_unloaded();
     let from =
         if SEEN[1].load(Ordering::Relaxed) == now[1] { KNOWN.load(Ordering::Relaxed) } else { 0 };
@@ -67,7 +64,6 @@ pub fn look() {
     } else {
         KNOWN.store(0, Ordering::Relaxed);
     }
-    LOOKING.store(false, Ordering::Release);
 }
 
 /// The loader is at work on a library, and what it has not done yet will have to be looked at again. A program may keep a library's
@@ -166,17 +162,4 @@ fn send(words: &[Word]) -> bool {
         false
     });
     are_sent
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_forked_child_looks_where_another_thread_was_looking() {
-        let is_free = || !LOOKING.load(Ordering::Acquire);
-        while LOOKING.swap(true, Ordering::AcqRel) {} // other tests look, too
-        assert!(crate::process::life::tests::in_child(is_free));
-        LOOKING.store(false, Ordering::Release);
-    }
 }

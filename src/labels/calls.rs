@@ -15,10 +15,10 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use super::{operators, store};
+use crate::os::locks::ForkLock;
 
 /// What is to be said when a module is called.
 pub enum Say {
@@ -31,7 +31,7 @@ pub enum Say {
 }
 
 /// By the module's address: who wants it said, and what.
-static NAMED: RwLock<Option<Named>> = RwLock::new(None);
+static NAMED: ForkLock<Option<Named>> = ForkLock::new(None);
 type Named = HashMap<usize, Vec<(u32, Say)>, BuildHasherDefault<Scatter>>;
 
 /// Addresses are scattered well enough by a multiplication.
@@ -69,16 +69,12 @@ pub fn begin(call: *mut c_void, method: *mut c_void) {
 
 /// Says this whenever the module at `address` is called, until `watch` is removed.
 pub fn add(address: usize, watch: u32, say: Say) {
-    if let Ok(mut named) = NAMED.write() {
-        named.get_or_insert_default().entry(address).or_default().push((watch, say));
-    }
+    NAMED.lock().get_or_insert_default().entry(address).or_default().push((watch, say));
 }
 
 /// Ends all that `watch` has added.
 pub fn remove(watch: u32) {
-    if let Ok(mut named) = NAMED.write()
-        && let Some(named) = &mut *named
-    {
+    if let Some(named) = &mut *NAMED.lock() {
         named.retain(|_, says| {
             says.retain(|(of, _)| *of != watch);
             !says.is_empty()
@@ -88,15 +84,13 @@ pub fn remove(watch: u32) {
 
 /// The module at `address` is gone: whatever lies there next is another one.
 pub fn forget(address: usize) {
-    if let Ok(mut named) = NAMED.write()
-        && let Some(named) = &mut *named
-    {
+    if let Some(named) = &mut *NAMED.lock() {
         named.remove(&address);
     }
 }
 
 fn say(address: usize) {
-    let Ok(named) = NAMED.try_read() else { return };
+    let Some(named) = NAMED.try_read() else { return };
     let Some(says) = named.as_ref().and_then(|named| named.get(&address)) else { return };
     for (_, say) in says {
         match say {

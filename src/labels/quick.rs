@@ -21,7 +21,6 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
@@ -32,6 +31,7 @@ use super::{operators, store};
 use crate::hot::HOT;
 use crate::libraries::loaded;
 use crate::libraries::scopes;
+use crate::os::locks::ForkLock;
 use crate::record::activity::Begun;
 use crate::record::guard::{self, Local};
 use crate::stack::native;
@@ -88,7 +88,7 @@ const EXACT: u64 = 8;
 const DISTANCE_AT: u32 = 4;
 
 /// Operators by the name of their C++ structure: as Python names them, and their kind.
-static OPERATORS: RwLock<Option<Operators>> = RwLock::new(None);
+static OPERATORS: ForkLock<Option<Operators>> = ForkLock::new(None);
 type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
 
 /// `at::getStepCallbacksUnlessEmpty`: a jump, with the return address and where it lies where no argument is.
@@ -156,9 +156,7 @@ pub fn learn(text: &[u8]) {
             known.insert(structure.into(), (name.into(), u64::from(kind - b'0')));
         }
     }
-    if let Ok(mut operators) = OPERATORS.write() {
-        *operators = Some(known);
-    }
+    *OPERATORS.lock() = Some(known);
     for caller in &CALLERS {
         caller[1].store(0, Ordering::Release); // to be found out again
     }
@@ -177,7 +175,7 @@ pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
     START.store(start as *mut c_void, Ordering::Relaxed);
     END.store(end as *mut c_void, Ordering::Relaxed);
     CAME.store(false, Ordering::Relaxed);
-    let known = OPERATORS.read().is_ok_and(|o| o.is_some());
+    let known = OPERATORS.lock().is_some();
     if below != 0 && known && find() != nobody as *mut c_void && trusted(start, end) {
         DOOR.store(trial as *mut c_void, Ordering::Release);
     }
@@ -417,8 +415,9 @@ fn known(caller: usize) -> Option<(u64, LabelId)> {
 
 #[cold]
 fn find_out(caller: usize) -> (u64, LabelId) {
+    // Not at a moment in which they are learnt.
+    let Some(operators) = OPERATORS.try_read() else { return (EXACT, NO_LABEL) };
     let named = || {
-        let operators = OPERATORS.read().ok()?;
         let symbol = symbol_at(caller)?;
         let (name, kind) = operators.as_ref()?.get(structure(symbol.to_bytes())?)?;
         let label = store::store()?.intern(NO_LABEL, Sort::Operator, name)?;

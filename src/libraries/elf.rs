@@ -6,11 +6,12 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 pub use self::symbols::Version;
 use crate::os::checked::{Memory, Process};
 use crate::os::errno;
+use crate::os::locks::Turn;
 
 mod symbols;
 
@@ -353,14 +354,12 @@ impl Binding {
     /// is left alone: it is at work on this library in another thread, and what it does next would fault in a page that we have made
     /// read-only before it does.
     pub fn bind(&self, target: usize) -> bool {
-        static BINDING: AtomicBool = AtomicBool::new(false);
+        static BINDING: Turn = Turn::new(());
         if !self.is_protected {
             self.word().store(target, Ordering::Release);
             return true;
         }
-        if BINDING.swap(true, Ordering::AcqRel) {
-            return false;
-        }
+        let Some(_turn) = BINDING.try_lock() else { return false };
         let page = page_of(self.place) as *mut c_void;
         // SAFETY: the page of a word that the loader has made read-only is made writable and read-only again.
         let protect = |to| unsafe { libc::mprotect(page, PAGE, to) } == 0;
@@ -369,7 +368,6 @@ impl Binding {
             self.word().store(target, Ordering::Release);
             protect(libc::PROT_READ);
         }
-        BINDING.store(false, Ordering::Release);
         is_done
     }
 }

@@ -13,8 +13,9 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::os::locks::Turn;
 use crate::os::signals;
 use crate::os::truncated;
 
@@ -222,7 +223,7 @@ pub struct Room {
     /// From here on it is time for more, so that who comes meanwhile still finds some.
     enough: AtomicUsize,
     /// Somebody is at it. What a step that fails takes back must be nobody else's.
-    extending: AtomicBool,
+    extending: Turn,
     /// Times that nobody looks, since there was no more.
     pause: AtomicUsize,
 }
@@ -239,7 +240,7 @@ impl Room {
     pub fn new<T>(words: &'static [T], space: Space) -> Room {
         let (start, count) = (words.as_ptr() as usize, words.len());
         let reserved = if space.file < 0 { count } else { ROOM_STEP.min(count) };
-        let (extending, pause) = (AtomicBool::new(false), 0.into());
+        let (extending, pause) = (Turn::new(()), 0.into());
         let enough = enough(0, reserved, count).into();
         Room { start, count, space, reserved: reserved.into(), enough, extending, pause }
     }
@@ -257,9 +258,10 @@ impl Room {
 
     /// Who comes while another one is at it makes do with what there is: it may be a signal handler, which must not wait.
     fn extend_by(&self, end: usize, reserve: impl Fn(usize, usize) -> bool) -> bool {
-        if end <= self.count && !self.extending.swap(true, Ordering::Acquire) {
+        if end <= self.count
+            && let Some(_turn) = self.extending.try_lock()
+        {
             self.extend_alone(end, reserve);
-            self.extending.store(false, Ordering::Release);
         }
         end <= self.reserved.load(Ordering::Relaxed)
     }

@@ -9,6 +9,7 @@ pub use loom::{
     sync::{Mutex, MutexGuard},
 };
 #[cfg(not(loom))]
+#[allow(clippy::disallowed_types, reason = "of a recorder, which a forked child has anew")]
 pub use std::{
     hint,
     sync::atomic::{AtomicU64, Ordering, fence},

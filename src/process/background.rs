@@ -13,11 +13,11 @@
 //! too. So the thread ends when it is the only one left ([`crate::process::last`]): then it is the last one, and the C library calls `exit`.
 
 use std::ffi::c_void;
-use std::sync::PoisonError;
 
 use memtrace_naming::Moment;
 
 use crate::os::clock;
+use crate::os::locks::SetOnce;
 use crate::os::message;
 use crate::os::threads;
 use crate::process::Process;
@@ -62,7 +62,7 @@ fn serve_wishes(process: &Process, next: &mut u64) {
 /// Writes the snapshot of an out-of-memory event that is waiting, if one is. Also called at exit, where
 /// the thread may not have come to it.
 pub fn serve_oom(process: &Process) {
-    let mut files = process.oom.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut files = process.oom.lock();
     let Some(ticket) = process.recorder.mailbox.take_oom() else { return };
     let now = clock::now_ns();
     if files.count >= OOM_FIRST && now.saturating_sub(files.last_ns) < OOM_PAUSE_NS {
@@ -152,7 +152,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
 }
 
 /// What the program did with the user's signal before.
-static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
+static BEFORE: SetOnce<libc::sigaction> = SetOnce::new();
 
 /// Catches the signal; a handler that the program had goes on being called.
 fn listen(signal: i32) {
@@ -166,7 +166,7 @@ fn listen(signal: i32) {
         if libc::sigaction(signal, std::ptr::null(), &raw mut before) != 0 {
             return;
         }
-        let _ = BEFORE.set(before);
+        BEFORE.set(before);
         libc::sigaction(signal, &raw const ours, std::ptr::null_mut());
     }
 }

@@ -10,7 +10,6 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use memtrace_analysis::report::told_warning;
@@ -103,7 +102,7 @@ fn say_elsewhere(recorder: &Recorder) {
 /// Trouble is one line on stderr: the program must not notice.
 pub fn to_folder(process: &Process, moment: Moment, reason: Reason) -> Option<PathBuf> {
     let recorder = &process.recorder;
-    let _turn = process.dumping.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = process.dumping.lock();
     if tree::is_elsewhere() {
         say_elsewhere(recorder);
         return None;
@@ -207,7 +206,7 @@ fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
 /// The file can't be written; what was there is as it was.
 pub fn to_path(process: &Process, path: &Path) -> io::Result<()> {
     let recorder = &process.recorder;
-    let _turn = process.dumping.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = process.dumping.lock();
     measure::sample(process);
     let new = NewFile::within(memtrace_files::folder_of(path), recorder.config.readers)?;
     let format = format_of(path, recorder.config.format);

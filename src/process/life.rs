@@ -13,9 +13,8 @@ use memtrace_naming::Moment;
 use memtrace_options::RUN_PID;
 
 use crate::gauges;
-use crate::hooks::{captures, communicators, contexts, routes, torch, words};
-use crate::libraries::loaded;
-use crate::libraries::next;
+use crate::hooks::{callers, captures, communicators, contexts, words};
+use crate::libraries::{loaded, next};
 use crate::os::{age, clock, descriptors, message, signals};
 use crate::process;
 use crate::process::Process;
@@ -138,9 +137,7 @@ extern "C" fn forked() {
     contexts::forget_entered();
     communicators::forget_work();
     gauges::forget();
-    routes::forget_others();
-    words::forget_others();
-    torch::forget_others();
+    callers::forget_others();
     captures::forget_others();
     rules::forget_others();
     measure::forget_others();

@@ -20,15 +20,15 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
 use crate::hooks::contexts;
-use crate::libraries::next;
 use crate::libraries::scopes;
+use crate::libraries::next;
 use crate::os::clock;
+use crate::os::locks::ForkLock;
 use crate::os::{futex, threads};
 use crate::process::Process;
 use crate::process::last;
@@ -84,10 +84,9 @@ struct Devices {
     devices: Vec<Option<Device>>,
 }
 
-/// The devices of one recorder, found at the first question. A forked child has a recorder of its own, and so no lock that
-/// a thread of its parent's holds.
+/// The devices of one recorder, found at the first question.
 #[derive(Default)]
-pub struct Asked(Mutex<Option<Devices>>);
+pub struct Asked(ForkLock<Option<Devices>>);
 
 /// Asks every device that this process has entered, and writes down what is new. Not for hooks.
 pub fn sample(process: &Process) {
@@ -96,7 +95,7 @@ pub fn sample(process: &Process) {
         return;
     }
     guard::nested(|| {
-        let mut devices = process.asked.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = process.asked.0.lock();
         if devices.is_none() && !is_open() {
             recorder.mailbox.measure_later();
             return;

@@ -13,19 +13,18 @@ pub mod starts;
 pub mod tree;
 pub mod virtual_gpu;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::config::Config;
 use crate::hooks::table::ROWS;
 use crate::os::clock;
+use crate::os::locks::{ForkLock, Turn};
 use crate::record::{Recorder, switch};
 use background::OomFiles;
 use measure::Asked;
 use tree::Place;
 
-/// A recorder and what belongs to it. Never freed, as the recorder isn't. A forked child has its own, and so no lock that a thread of
-/// its parent's holds.
+/// A recorder and what belongs to it. Never freed, as the recorder isn't. A forked child has its own.
 pub struct Process {
     /// What hooks write into.
     pub recorder: Recorder,
@@ -34,9 +33,9 @@ pub struct Process {
     /// The devices that are asked how full they are.
     asked: Asked,
     /// One dump at a time; the others wait. Never taken in a hook.
-    dumping: Mutex<()>,
+    dumping: Turn,
     /// Snapshots of failures.
-    oom: Mutex<OomFiles>,
+    oom: ForkLock<OomFiles>,
 }
 
 /// That of this process, or of the one that it was forked from.
@@ -54,7 +53,7 @@ impl Process {
             dump::description(config, started_ns, &place, stacks, room)
         };
         let recorder = Recorder::new(config, started_ns, &name, ROWS, describe)?;
-        let (asked, dumping, oom) = <(Asked, Mutex<()>, Mutex<OomFiles>)>::default();
+        let (asked, dumping, oom) = <(Asked, Turn, ForkLock<OomFiles>)>::default();
         Some(Process { recorder, place, asked, dumping, oom })
     }
 

@@ -17,7 +17,6 @@ use std::ffi::{CStr, CString, c_int};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::key::{Kept, Memtrace, RecordedParent};
@@ -26,6 +25,7 @@ use memtrace_format::shell::quote;
 
 use crate::config::Config;
 use crate::os::descriptors;
+use crate::os::locks::SetOnce;
 use crate::os::signals;
 use crate::process;
 use crate::record::Recorder;
@@ -74,7 +74,7 @@ impl Place {
 /// Remembers the root folder, and adds the recorder to the list of the run.
 pub fn began(recorder: &Recorder) {
     if let Some(root) = root_folder() {
-        let _ = ROOT_FOLDER.set(root);
+        ROOT_FOLDER.set(root);
     }
     if let Some(path) = &recorder.blackbox.path {
         add(&recorder.config, 'r', path);
@@ -82,7 +82,7 @@ pub fn began(recorder: &Recorder) {
 }
 
 /// The root folder when recording began, by device and number.
-static ROOT_FOLDER: OnceLock<(u64, u64)> = OnceLock::new();
+static ROOT_FOLDER: SetOnce<(u64, u64)> = SetOnce::new();
 
 fn root_folder() -> Option<(u64, u64)> {
     let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
@@ -187,7 +187,7 @@ impl Run {
 }
 
 /// Set when the library is loaded, so that a program may do with its environment what it likes.
-static RUN: OnceLock<Run> = OnceLock::new();
+static RUN: SetOnce<Run> = SetOnce::new();
 
 /// When the library is loaded: does this process belong to a run?
 pub fn loading() {
@@ -201,7 +201,7 @@ pub fn loading() {
     if let (Some(root), Some(list)) = (root, var(c"MEMTRACE_RUN_LIST"))
         && !list.is_empty()
     {
-        let _ = RUN.set(Run { root, list: list.to_owned(), folder: root_folder() });
+        RUN.set(Run { root, list: list.to_owned(), folder: root_folder() });
     }
 }
 

@@ -27,6 +27,11 @@
 //! left by `siglongjmp`. So whoever has waited for room for [`PATIENCE_NS`], while everybody else wrote a whole ring, passes over
 //! that event and counts it. Who retires isn't interrupted by signals, since the role would stay taken.
 
+#![allow(
+    clippy::disallowed_types,
+    reason = "its lock goes with the recorder, which a forked child has anew"
+)]
+
 use std::ops::Range;
 use std::sync::{PoisonError, TryLockError};
 

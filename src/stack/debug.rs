@@ -3,17 +3,18 @@
 //! They work without a recorder, in regions of their own, made at the first call.
 
 use std::ffi::{c_char, c_int, c_uint};
-use std::sync::OnceLock;
 use std::time::Instant;
 
 use memtrace_naming::Splice;
 
 use super::scratch::{Mine, Site};
 use super::{Mode, Regions, Stacks};
+use crate::os::locks::SetOnce;
 
 fn stacks() -> Option<&'static Stacks> {
-    static STACKS: OnceLock<Option<Stacks>> = OnceLock::new();
-    STACKS.get_or_init(|| Stacks::new(Regions::anonymous()?)).as_ref()
+    static STACKS: SetOnce<Option<Stacks>> = SetOnce::new();
+    let known = STACKS.get();
+    known.unwrap_or_else(|| STACKS.set(Regions::anonymous().and_then(Stacks::new))).as_ref()
 }
 
 thread_local! {

@@ -8,7 +8,6 @@
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::stacks::{EPOCH_MAX, HEADER, MODULE_FIXED, MODULE_MAGIC};
 
@@ -16,6 +15,7 @@ use super::arena::Arena;
 use super::rules;
 use crate::hot::HOT;
 use crate::libraries::objects::{self, Listed};
+use crate::os::locks::ForkLock;
 use crate::os::space::Space;
 
 /// Which libraries addresses mean now.
@@ -63,6 +63,7 @@ struct Library {
 /// What the loader has counted: loads and unloads.
 type Counts = [u64; 2];
 
+#[derive(Default)]
 struct Known {
     counts: Option<Counts>,
     /// Loaded libraries and where their records are (0: there was no room).
@@ -72,14 +73,14 @@ struct Known {
 /// The list of libraries, kept in words that others own.
 pub struct ModuleTable {
     arena: Arena,
-    known: Mutex<Known>,
+    known: ForkLock<Known>,
 }
 
 impl ModuleTable {
     /// An empty list in `words`, all of which must be 0. `None` if they are not, or are too few.
     pub fn new(words: &'static [AtomicU64], space: Space) -> Option<ModuleTable> {
         let arena = Arena::new(words, MODULE_MAGIC, HEADER, space)?;
-        Some(ModuleTable { arena, known: Mutex::new(Known { counts: None, loaded: Vec::new() }) })
+        Some(ModuleTable { arena, known: ForkLock::new(Known::default()) })
     }
 
     /// The region.
@@ -89,7 +90,7 @@ impl ModuleTable {
 
     /// Brings the list up to date. Takes a lock and allocates: not for hooks.
     pub fn refresh(&self) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if known.counts.is_some() && known.counts == Some(objects::counts()) {
             return;
         }

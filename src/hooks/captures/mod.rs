@@ -20,7 +20,6 @@ mod own;
 mod uses;
 
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use memtrace_format::event::{Event, Kind, Layer, NO_STACK};
@@ -31,6 +30,7 @@ use super::streams::{self, CudaStream};
 use super::torch::{self, DataPtr};
 use crate::gauges::waiting;
 use crate::hot::HOT;
+use crate::os::locks::ForkLock;
 use crate::record::Recorder;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local};
@@ -171,12 +171,13 @@ struct Deferred {
     events: Vec<u64>,
 }
 
-static DEFERRED: [Mutex<Vec<Deferred>>; DEVICES] = [const { Mutex::new(Vec::new()) }; DEVICES];
+static DEFERRED: [ForkLock<Vec<Deferred>>; DEVICES] =
+    [const { ForkLock::new(Vec::new()) }; DEVICES];
 
-/// In a forked child, none of the parent's blocks waits; and whoever held a list holds it for ever, which is only tried.
+/// In a forked child, none of the parent's blocks waits.
 pub fn forget_others() {
     HOT.deferred.store(0, Ordering::Release);
-    for mut list in DEFERRED.iter().filter_map(|list| list.try_lock().ok()) {
+    for mut list in DEFERRED.iter().filter_map(ForkLock::try_lock) {
         list.clear();
     }
 }
@@ -200,7 +201,7 @@ pub(super) fn taken_back(local: &Local, addr: u64, bytes: u64, device: i8) -> bo
     local.capturing.set(false);
     during
         && DEFERRED.get(device as usize).is_some_and(|list| {
-            let Ok(mut list) = list.try_lock() else { return false };
+            let Some(mut list) = list.try_lock() else { return false };
             list.push(Deferred { addr, bytes, streams: uses.outside(), events: Vec::new() });
             HOT.deferred.fetch_add(1, Ordering::AcqRel);
             waiting::add(device as usize, bytes, &[addr]);
@@ -235,7 +236,7 @@ fn settle_devices(recorder: &Recorder, local: &Local, all_recorded: bool) {
         if only.is_some_and(|only| only != device) || capturing(local, device) {
             continue;
         }
-        let Ok(mut list) = list.try_lock() else { continue };
+        let Some(mut list) = list.try_lock() else { continue };
         if !list.is_empty() {
             take_recorded(recorder, local, device, &mut list);
             if all_recorded {
