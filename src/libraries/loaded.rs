@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::elf::{Tables, headers};
 pub use super::objects::counts;
-use super::{next, objects};
+use super::{list, next, objects};
 use crate::os::checked::Process;
 use crate::os::errno;
 
@@ -161,6 +161,9 @@ pub fn in_own_scope(caller: usize, find: impl Fn(*mut c_void) -> usize) -> Optio
 
 /// What is found in a loaded library or those that it needs, if it is not ours. Asks the loader: not for hooks.
 pub fn in_scope_of(library: &CStr, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
+    if !list::may_load() {
+        return None;
+    }
     // SAFETY: a name of the loader's own, NOLOAD only looks, and the handle is given back: who asked keeps open what was found.
     unsafe {
         let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
@@ -244,6 +247,9 @@ pub fn stays(function: usize) {
 pub fn keep() {
     /// First addresses of libraries that do: nothing else can come to lie there. Beyond these a library is only held once more.
     static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+    if !list::may_load() {
+        return; // nobody will unload anything here
+    }
     for place in &TO_KEEP {
         let function = place.load(Ordering::Acquire);
         if function == 0 {

@@ -4,6 +4,8 @@
 //! its lock may be held by whoever waits for this thread, and because what it answers depends on who asks.
 
 pub mod elf;
+pub mod links;
+pub mod list;
 pub mod loaded;
 pub mod next;
 pub mod objects;

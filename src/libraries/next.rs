@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::elf::Tables;
+use super::links::links;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -84,39 +85,16 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
 /// `dlsym` when its own functions, which stand in front of the C library's, can't be called yet. So the libraries are
 /// gone through as debuggers do, by the list that the loader keeps for them; those that a program begins with come first.
 pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
-    /// As `link.h` has them.
-    #[repr(C)]
-    struct Link {
-        base: usize,
-        name: *const c_char,
-        dynamic: usize,
-        next: *const Link,
-    }
-    #[repr(C)]
-    struct Debug {
-        version: c_int,
-        first: *const Link,
-    }
-    unsafe extern "C" {
-        safe static _r_debug: Debug;
-    }
-    let mut link = _r_debug.first;
-    // SAFETY: the loader's list, whose entries describe loaded libraries; the C library is never unloaded.
-    unsafe {
-        while let Some(library) = link.as_ref() {
-            let path = CStr::from_ptr(library.name).to_bytes();
-            let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-            // Until glibc 2.34 some of these functions had a library of their own.
-            if (file.starts_with(b"libc.so") || file.starts_with(b"libdl.so"))
-                && let Some(found) =
-                    Tables::at(library.base, library.dynamic).and_then(|tables| tables.symbol(name))
-            {
-                return Some(found);
-            }
-            link = library.next;
-        }
-    }
-    None
+    links().find_map(|library| {
+        // SAFETY: the name of a loaded library.
+        let path = unsafe { CStr::from_ptr(library.name) }.to_bytes();
+        let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        // Until glibc 2.34 some of these functions had a library of their own.
+        let is_one = file.starts_with(b"libc.so") || file.starts_with(b"libdl.so");
+        // SAFETY: the C library is never unloaded.
+        let tables = || unsafe { Tables::at(library.base, library.dynamic) };
+        is_one.then(tables).flatten()?.symbol(name)
+    })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::next;
+use super::{list, next};
 use crate::os::checked::{Process, Window};
 
 /// A loaded object: where it is mapped and where the index of its unwind tables is.
@@ -200,7 +200,7 @@ pub fn each<T>(mut visit: impl FnMut(&Listed<'_>) -> Option<T>) -> Option<T> {
 /// How many libraries the loader has loaded and unloaded so far.
 pub fn counts() -> [u64; 2] {
     let mut counts = [0; 2];
-    go_through(&mut |info| {
+    list::go_through(&mut |info| {
         counts = [info.dlpi_adds, info.dlpi_subs];
         true
     });
@@ -218,23 +218,7 @@ pub fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
             libc::sigdelset(&raw mut all, fault);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-        go_through(visit);
+        list::go_through(visit);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-    }
-}
-
-/// The C library's own `dl_iterate_phdr`: an interposer, who may not know what for, plays no part.
-fn go_through(mut visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
-    type Each = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
-    type Iterate = unsafe extern "C" fn(Each, *mut c_void) -> c_int;
-    unsafe extern "C" fn each(info: *mut libc::dl_phdr_info, _: usize, to: *mut c_void) -> c_int {
-        // SAFETY: the loader hands in a valid record of a loaded library, and our own pointer.
-        unsafe { c_int::from((*to.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>())(&*info)) }
-    }
-    static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    // SAFETY: the C library's function, and a callback that goes with the data, which outlives the call.
-    unsafe {
-        let own: Iterate = std::mem::transmute(next::of_c_library(&OWN, c"dl_iterate_phdr"));
-        own(each, (&raw mut visit).cast());
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::elf::{Tables, Version};
 use super::loaded;
-use crate::libraries::objects;
+use crate::libraries::{list, objects};
 use crate::os::checked::Process;
 
 /// A loaded library.
@@ -35,7 +35,7 @@ pub fn ask<R>(question: impl FnOnce(&Libraries<'_>) -> R) -> Option<R> {
     // Within the first look at the list, so that it stays as it is.
     objects::iterate(&mut |_| {
         let (mut all, process) = (Vec::with_capacity(64), Process::default());
-        objects::iterate(&mut |info| {
+        list::again(&mut |info| {
             // SAFETY: the loader's record of a library that stays while we look, and its name.
             unsafe {
                 let path =
@@ -212,8 +212,9 @@ pub fn of_thread(library: &str, name: &CStr) -> Option<*mut c_void> {
         if file(path).starts_with(library.as_bytes()) {
             // SAFETY: as above.
             let tables = unsafe { Tables::of(info, &Process::default()) };
-            place =
-                tables.and_then(|tables| Some([info.dlpi_tls_modid, tables.thread_local(name)?]));
+            // A forked child may not be told the number.
+            let number = Some(info.dlpi_tls_modid).filter(|number| *number != 0);
+            place = tables.and_then(|tables| Some([number?, tables.thread_local(name)?]));
         }
         place.is_some()
     });

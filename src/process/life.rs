@@ -14,7 +14,7 @@ use memtrace_options::RUN_PID;
 
 use crate::gauges;
 use crate::hooks::{callers, captures, communicators, contexts, words};
-use crate::libraries::{loaded, next};
+use crate::libraries::{list, loaded, next};
 use crate::os::{age, clock, descriptors, message, signals};
 use crate::process;
 use crate::process::Process;
@@ -117,6 +117,7 @@ extern "C" fn loading() {
     tree::loading();
     next::behind(&NEXT_EXIT, c"_exit");
     next::loading();
+    list::loading();
     loaded::loading();
     words::look();
     starts::loading();

@@ -26,7 +26,7 @@ use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
 use crate::hooks::contexts;
 use crate::libraries::scopes;
-use crate::libraries::next;
+use crate::libraries::{list, next};
 use crate::os::clock;
 use crate::os::locks::ForkLock;
 use crate::os::{futex, threads};
@@ -210,6 +210,9 @@ fn nvml() -> Option<&'static Nvml> {
 impl Nvml {
     fn open() -> Option<Nvml> {
         type Init = unsafe extern "C" fn() -> c_int;
+        if !list::may_load() {
+            return None;
+        }
         // SAFETY: NVML's library, opened by its documented name and never closed; its functions of these names have these
         // signatures.
         unsafe {
