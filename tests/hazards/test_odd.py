@@ -65,7 +65,7 @@ def test_children_that_borrow_our_memory(odd):
 
 
 def test_asleep_until_the_first_call(odd):
-    """Nothing is started or opened before; then one thread, and the black box."""
+    """Nothing is started or opened before; then one thread that stays, and the black box."""
     done, _ = odd("asleep")
     before, after, _ = done.stdout.splitlines()
     assert before == "threads 1 files 3" and after.startswith("threads 2 files "), done.stdout
