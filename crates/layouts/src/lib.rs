@@ -14,6 +14,7 @@ use std::path::Path;
 /// Size and alignment are the same, and each field of ours is where theirs is and as large.
 ///
 /// * `Ours = Theirs { .. }` for the whole record, `Ours => Theirs { .. }` for its beginning.
+/// * `Ours = [Theirs, Others] { .. }`, or with `=>`: the same of several, whose fields have the same names.
 /// * Every field of ours is listed: `field: theirs`, `field: first .. last` for one that stands for several, `field: _` for one that
 ///   only keeps room. Theirs may be a field of a field: `location.id`.
 ///
@@ -27,7 +28,19 @@ use std::path::Path;
 /// same_layout!(Ours => Theirs { at: x .. y, kind: kind });
 /// ```
 ///
-/// A field elsewhere does not compile:
+/// A field elsewhere does not compile, also in one of several:
+///
+/// ```compile_fail,E0080
+/// # use memtrace_layouts::same_layout;
+/// # #[repr(C)]
+/// # struct Theirs { x: u64, kind: i32 }
+/// # #[repr(C)]
+/// # struct Others { kind: i32, x: u64 }
+/// #[repr(C)]
+/// struct Ours { at: u64, kind: i32 }
+///
+/// same_layout!(Ours = [Theirs, Others] { at: x, kind: kind });
+/// ```
 ///
 /// ```compile_fail,E0080
 /// # use memtrace_layouts::same_layout;
@@ -74,6 +87,12 @@ use std::path::Path;
 /// ```
 #[macro_export]
 macro_rules! same_layout {
+    ($ours:ty = [$($theirs:ty),+ $(,)?] $fields:tt) => {
+        $($crate::same_layout!($ours = $theirs $fields);)+
+    };
+    ($ours:ty => [$($theirs:ty),+ $(,)?] $fields:tt) => {
+        $($crate::same_layout!($ours => $theirs $fields);)+
+    };
     ($ours:ty = $theirs:ty { $($fields:tt)* }) => {
         const _: () = {
             use ::core::mem::{align_of, size_of};

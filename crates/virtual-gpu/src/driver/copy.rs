@@ -304,22 +304,11 @@ mod layouts {
         pitch: srcPitch,
         height: srcHeight,
     });
-    same_layout!(
-        Copy3D = sys::CUDA_MEMCPY3D {
-            src: srcXInBytes..srcHeight,
-            dst: dstXInBytes..dstHeight,
-            width: WidthInBytes,
-            height: Height,
-            depth: Depth,
-        }
-    );
-    same_layout!(
-        Copy3D = sys::CUDA_MEMCPY3D_PEER {
-            src: srcXInBytes..srcHeight,
-            dst: dstXInBytes..dstHeight,
-            width: WidthInBytes,
-            height: Height,
-            depth: Depth,
-        }
-    );
+    same_layout!(Copy3D = [sys::CUDA_MEMCPY3D, sys::CUDA_MEMCPY3D_PEER] {
+        src: srcXInBytes..srcHeight,
+        dst: dstXInBytes..dstHeight,
+        width: WidthInBytes,
+        height: Height,
+        depth: Depth,
+    });
 }

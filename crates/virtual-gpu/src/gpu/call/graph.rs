@@ -190,18 +190,9 @@ mod layouts {
 
     use super::UpdateResult;
 
-    same_layout!(
-        UpdateResult = driver::CUgraphExecUpdateResultInfo {
-            result: result,
-            node: errorNode,
-            from: errorFromNode,
-        }
-    );
-    same_layout!(
-        UpdateResult = runtime::cudaGraphExecUpdateResultInfo {
-            result: result,
-            node: errorNode,
-            from: errorFromNode,
-        }
-    );
+    same_layout!(UpdateResult = [driver::CUgraphExecUpdateResultInfo, runtime::cudaGraphExecUpdateResultInfo] {
+        result: result,
+        node: errorNode,
+        from: errorFromNode,
+    });
 }

@@ -143,8 +143,5 @@ mod layouts {
 
     use super::Handle;
 
-    same_layout!(Handle = driver::CUipcMemHandle { 0: reserved });
-    same_layout!(Handle = driver::CUipcEventHandle { 0: reserved });
-    same_layout!(Handle = runtime::cudaIpcMemHandle_t { 0: reserved });
-    same_layout!(Handle = runtime::cudaIpcEventHandle_t { 0: reserved });
+    same_layout!(Handle = [driver::CUipcMemHandle, driver::CUipcEventHandle, runtime::cudaIpcMemHandle_t, runtime::cudaIpcEventHandle_t] { 0: reserved });
 }

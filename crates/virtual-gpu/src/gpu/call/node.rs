@@ -255,55 +255,24 @@ mod layouts {
             extra: extra,
         }
     );
-    same_layout!(
-        Fill = driver::CUDA_MEMSET_NODE_PARAMS {
-            dst: dst,
-            pitch: pitch,
-            value: value,
-            unit: elementSize,
-            width: width,
-            height: height,
-        }
-    );
-    same_layout!(
-        Fill = runtime::cudaMemsetParams {
-            dst: dst,
-            pitch: pitch,
-            value: value,
-            unit: elementSize,
-            width: width,
-            height: height,
-        }
-    );
-    same_layout!(Host = driver::CUDA_HOST_NODE_PARAMS { function: fn_, data: userData });
-    same_layout!(Host = runtime::cudaHostNodeParams { function: fn_, data: userData });
-    same_layout!(
-        Allocation = driver::CUDA_MEM_ALLOC_NODE_PARAMS_v1 {
-            pool: poolProps.allocType..poolProps.location,
-            rest_of_pool: poolProps.win32SecurityAttributes..poolProps.reserved,
-            accesses: accessDescs,
-            access_count: accessDescCount,
-            size: bytesize,
-            addr: dptr,
-        }
-    );
-    same_layout!(
-        Allocation = runtime::cudaMemAllocNodeParams {
-            pool: poolProps.allocType..poolProps.location,
-            rest_of_pool: poolProps.win32SecurityAttributes..poolProps.reserved,
-            accesses: accessDescs,
-            access_count: accessDescCount,
-            size: bytesize,
-            addr: dptr,
-        }
-    );
-    same_layout!(Conditional => driver::CUDA_CONDITIONAL_NODE_PARAMS {
-        handle: handle,
-        kind: type_,
-        bodies: size,
-        graphs: phGraph_out,
+    same_layout!(Fill = [driver::CUDA_MEMSET_NODE_PARAMS, runtime::cudaMemsetParams] {
+        dst: dst,
+        pitch: pitch,
+        value: value,
+        unit: elementSize,
+        width: width,
+        height: height,
     });
-    same_layout!(Conditional => runtime::cudaConditionalNodeParams {
+    same_layout!(Host = [driver::CUDA_HOST_NODE_PARAMS, runtime::cudaHostNodeParams] { function: fn_, data: userData });
+    same_layout!(Allocation = [driver::CUDA_MEM_ALLOC_NODE_PARAMS_v1, runtime::cudaMemAllocNodeParams] {
+        pool: poolProps.allocType..poolProps.location,
+        rest_of_pool: poolProps.win32SecurityAttributes..poolProps.reserved,
+        accesses: accessDescs,
+        access_count: accessDescCount,
+        size: bytesize,
+        addr: dptr,
+    });
+    same_layout!(Conditional => [driver::CUDA_CONDITIONAL_NODE_PARAMS, runtime::cudaConditionalNodeParams] {
         handle: handle,
         kind: type_,
         bodies: size,

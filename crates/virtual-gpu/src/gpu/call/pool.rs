@@ -218,16 +218,9 @@ mod layouts {
 
     use super::{Access, Location, PoolProperties};
 
-    same_layout!(Location = driver::CUmemLocation { kind: type_, id: id });
-    same_layout!(Location = runtime::cudaMemLocation { kind: type_, id: id });
-    same_layout!(Access = driver::CUmemAccessDesc { location: location, flags: flags });
-    same_layout!(Access = runtime::cudaMemAccessDesc { location: location, flags: flags });
-    same_layout!(PoolProperties => driver::CUmemPoolProps {
-        allocation: allocType,
-        handles: handleTypes,
-        location: location,
-    });
-    same_layout!(PoolProperties => runtime::cudaMemPoolProps {
+    same_layout!(Location = [driver::CUmemLocation, runtime::cudaMemLocation] { kind: type_, id: id });
+    same_layout!(Access = [driver::CUmemAccessDesc, runtime::cudaMemAccessDesc] { location: location, flags: flags });
+    same_layout!(PoolProperties => [driver::CUmemPoolProps, runtime::cudaMemPoolProps] {
         allocation: allocType,
         handles: handleTypes,
         location: location,
