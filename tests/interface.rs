@@ -1,8 +1,9 @@
-//! One source for what others read: the C functions in `src/` are written down a second time for C and a third time for
-//! Python, the settings in `crates/options` for people and for Python, and none of that by hand.
+//! One source for what others read: the C functions in `src/` are written down a second
+//! time for C and a third time for Python, the settings in `crates/options` for people and
+//! for Python, and none of that by hand.
 //!
-//! The tests fail where a written file is of another day than its source. With `UPDATE_INTERFACE=1` they write it:
-//! `UPDATE_INTERFACE=1 cargo test -p memtrace --test interface`.
+//! The tests fail where a written file is of another day than its source. With `UPDATE_INTERFACE=1`
+//! they write it: `UPDATE_INTERFACE=1 cargo test -p memtrace --test interface`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -149,7 +150,8 @@ fn the_header_is_c_and_cpp() {
     }
 }
 
-// --- what is written --------------------------------------------------------------------------------------------------
+// --- what is written
+// --------------------------------------------------------------------------------------------------
 
 const BEFORE: &str = "\
 /* memtrace: the C functions of libmemtrace.so.
@@ -314,7 +316,8 @@ fn wrap(text: &mut String, words: &str, others: &str) {
     let _ = writeln!(text, "{}", line.replace(FIRM, " "));
 }
 
-// --- what is read -----------------------------------------------------------------------------------------------------
+// --- what is read
+// -----------------------------------------------------------------------------------------------------
 
 /// A line between `---`, with the comment under it, or a function.
 enum Item {
@@ -348,7 +351,8 @@ impl Function {
     }
 }
 
-/// The sections and functions of a file. It is formatted, so a function begins with `#[unsafe(no_mangle)]` at the beginning of a line.
+/// The sections and functions of a file. It is formatted, so a function begins with
+/// `#[unsafe(no_mangle)]` at the beginning of a line.
 fn items(source: &str) -> Vec<Item> {
     let (mut items, mut docs, mut is_exported) = (Vec::new(), Vec::new(), false);
     let mut lines = source.lines();
@@ -449,7 +453,8 @@ impl Aliases {
         format!("{} {what}", Self::plain(ty)[0]).trim_end().to_owned()
     }
 
-    /// The type in `ctypes`. Text that is written into memory of the caller's, and text to be given back, is a pointer.
+    /// The type in `ctypes`. Text that is written into memory of the caller's, and
+    /// text to be given back, is a pointer.
     fn python(&self, ty: &str) -> String {
         let ty = self.meant(ty);
         match ty {
@@ -498,7 +503,8 @@ fn variables(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-// --- files ------------------------------------------------------------------------------------------------------------
+// --- files
+// ------------------------------------------------------------------------------------------------------------
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

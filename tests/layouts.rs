@@ -1,11 +1,13 @@
-//! Every record of the recorder's that CUDA, NCCL or NVTX fills in is held against theirs, or stands here with the reason.
+//! Every record of the recorder's that CUDA, NCCL or NVTX fills in is held against
+//! theirs, or stands here with the reason.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use memtrace_layouts::unchecked;
 
-/// The rooms that know functions of others'. Records in the rooms below are the kernel's, the loader's, Python's or our own.
+/// The rooms that know functions of others'. Records in the rooms below are the
+/// kernel's, the loader's, Python's or our own.
 const ROOMS: [&str; 4] = ["hooks/", "labels/", "process/", "allocator/"];
 
 /// Of NVIDIA's, but `cudarc` doesn't have them.

@@ -1,24 +1,25 @@
 //! Turns the tables in `api/` into the parts of the library that nobody should write by hand.
 //!
-//! The public APIs have some 2,000 functions; a few hundred of them matter to memory and are written in
-//! `src/`. This script finds out which those are (it looks for `fn NAME` with the name of an API
-//! function) and makes the rest:
+//! The public APIs have some 2,000 functions; a few hundred of them matter to memory and are
+//! written in `src/`. This script finds out which those are (it looks for `fn NAME` with the name
+//! of an API function) and makes the rest:
 //!
-//! * `stubs.rs`: every other function. Those that `api/behaviour.tsv` names do what that table says; all
-//!   others say once that they are not supported and return their API's own code for it. The variants
-//!   for per-thread default streams, and older names with the same binary interface, jump to the
-//!   function written by hand.
+//! * `stubs.rs`: every other function. Those that `api/behaviour.tsv` names do what that table
+//!   says; all others say once that they are not supported and return their API's own code for it.
+//!   The variants for per-thread default streams, and older names with the same binary interface,
+//!   jump to the function written by hand.
 //! * `twins.rs`: the runtime functions that do what a driver function does (see `src/entries.rs`).
 //! * `entry.rs`: the driver's functions by name and CUDA version, for `cuGetProcAddress`.
-//! * `layout.rs`: sizes and field offsets of the records that callers pass, for each major version of CUDA.
+//! * `layout.rs`: sizes and field offsets of the records that callers
+//!   pass, for each major version of CUDA.
 //! * `constants.rs`: enumerators by name.
 //!
 //! A row of `behaviour.tsv` that names an unknown function or parameter, or a function that is also
 //! written by hand, stops the build: a slip must not become a stub.
 //!
-//! `behaviour.tsv`: symbol (braces expand: `cublas{S,D}axpy_v2`), class, details; `#` begins a comment.
-//! A twin's parameters must be those of the driver's function in every toolkit that declares them, or
-//! the build stops.
+//! `behaviour.tsv`: symbol (braces expand: `cublas{S,D}axpy_v2`), class, details; `#` begins
+//! a comment. A twin's parameters must be those of the driver's function in every toolkit
+//! that declares them, or the build stops.
 //!
 //! | class | does | details |
 //! |---|---|---|
@@ -219,7 +220,8 @@ fn read_behaviour(path: &Path, api: &Api, hand: &BTreeSet<String>) -> (Behaviour
         let symbols = expand(&row[0]);
         let is_twin = class == "twin";
         for symbol in &symbols {
-            // Headers name the newest version of a function; programs built long ago ask for others.
+            // Headers name the newest version of a function; programs
+            // built long ago ask for others.
             let known = |name: &str| api.symbols.contains_key(name);
             assert!(
                 known(symbol) || is_twin && known(unversioned(symbol)),
@@ -277,8 +279,8 @@ impl Twin {
         }
     }
 
-    /// How the parameters that count are passed. Addresses may be pointers or numbers, and a pointer
-    /// may say or not how much it leads to.
+    /// How the parameters that count are passed. Addresses may be pointers or numbers, and a
+    /// pointer may say or not how much it leads to.
     fn passed<'a>(&self, prototype: &'a Prototype) -> Vec<&'a str> {
         let word = |abi: &'a str| if abi.starts_with("ptr") { "i64" } else { abi };
         let abi = prototype.abi().into_iter().map(word);

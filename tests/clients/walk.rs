@@ -1,8 +1,9 @@
-//! A random walk over the driver's memory calls, by a client that opens the driver itself (`cudarc`, dynamic loading).
+//! A random walk over the driver's memory calls, by a client that opens the driver
+//! itself (`cudarc`, dynamic loading).
 //!
-//! Beside each call runs a model of what must then be alive, in the plainest possible terms. At a few places the
-//! program asks for a snapshot and prints what the model says; the test compares. Calls that must fail are part of
-//! the walk, too, and change nothing in the model.
+//! Beside each call runs a model of what must then be alive, in the plainest possible terms. At a
+//! few places the program asks for a snapshot and prints what the model says; the test compares.
+//! Calls that must fail are part of the walk, too, and change nothing in the model.
 //!
 //! Arguments: the number of calls, and the seed. `CLIENT_OUT` is where snapshots go.
 
@@ -258,7 +259,8 @@ impl Walk {
     unsafe fn give(&mut self) {
         let Some(i) = Self::any(&mut self.random, &self.model.pieces) else { return };
         let Piece { sort, addr, device, .. } = self.model.pieces[i];
-        // SAFETY: each piece goes once, by the call that is its own; the wrong ones must be refused.
+        // SAFETY: each piece goes once, by the call that is its own; the
+        // wrong ones must be refused.
         unsafe {
             if self.random.below(8) == 0 {
                 match sort {

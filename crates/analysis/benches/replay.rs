@@ -1,4 +1,5 @@
-//! How many allocator events a replay makes in a second, on one core. Run with `cargo bench -p memtrace-analysis`.
+//! How many allocator events a replay makes in a second, on one core. Run with
+//! `cargo bench -p memtrace-analysis`.
 #![allow(missing_docs)]
 
 use std::fs::File;

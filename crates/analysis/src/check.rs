@@ -1,10 +1,10 @@
 //! Will PyTorch's viewers show this file, and does it agree with itself?
 //!
-//! The viewers say nothing useful when they don't like a file: a page stays blank, an assertion names a line
-//! of somebody else's script. Each rule here is one of theirs, or one without which the picture is wrong:
-//! blocks fill their segment, sums are sums, addresses are in order, integers fit, and the history can be
-//! taken back from the segments ([`crate::history`]). What they survive but the user should know is a warning
-//! or a note: a history that begins late is not damage.
+//! The viewers say nothing useful when they don't like a file: a page stays blank, an assertion
+//! names a line of somebody else's script. Each rule here is one of theirs, or one without which
+//! the picture is wrong: blocks fill their segment, sums are sums, addresses are in order, integers
+//! fit, and the history can be taken back from the segments ([`crate::history`]). What they survive
+//! but the user should know is a warning or a note: a history that begins late is not damage.
 
 use std::fmt;
 
@@ -62,8 +62,8 @@ const TOLD: usize = 10;
 /// Of so many things in a file that are no snapshots each is named.
 const UNREAD: usize = 10;
 
-/// The viewer spreads a batch as arguments of a call. A thousand is what Python writes; at about a hundred
-/// thousand a browser's stack is full.
+/// The viewer spreads a batch as arguments of a call. A thousand is what Python writes; at about a
+/// hundred thousand a browser's stack is full.
 const BATCH_OF_PYTHON: usize = 1000;
 const BATCH_TOO_LARGE: usize = 50_000;
 

@@ -1,8 +1,9 @@
 //! The settings that were in force when a program ran, and which limit refused a request.
 //!
-//! PyTorch writes the value of each setting into its snapshots. memtrace knows the variable that the user set, by either of its
-//! names, and sees what the allocator does: an expandable segment shows that they are on, also where the program itself
-//! has set that under way. Advice to set what is set already helps nobody.
+//! PyTorch writes the value of each setting into its snapshots. memtrace knows the variable
+//! that the user set, by either of its names, and sees what the allocator does: an expandable
+//! segment shows that they are on, also where the program itself has set that under way. Advice
+//! to set what is set already helps nobody.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -38,7 +39,8 @@ pub fn since(conf: &str) -> Option<Release> {
 pub fn own_conf(snapshot: &Snapshot) -> String {
     let told = &snapshot.allocator_settings;
     let known = |key: &str| told[key].as_str().filter(|conf| !conf.is_empty());
-    // What memtrace has heard is everything that holds, PyTorch's own list has the words that were said last.
+    // What memtrace has heard is everything that holds, PyTorch's own list
+    // has the words that were said last.
     let about = snapshot.memtrace.as_ref();
     let heard = about.and_then(|about| about.allocator_conf.as_deref());
     let heard = heard.filter(|conf| !conf.is_empty());
@@ -73,7 +75,8 @@ fn has_expandable(snapshot: &Snapshot) -> bool {
 /// A limit of PyTorch's own, below what the card has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes that it allows, where the configuration says so. A limit that the program sets under way has no number here.
+    /// Bytes that it allows, where the configuration says so. A limit that the
+    /// program sets under way has no number here.
     pub allowed: Option<u64>,
 }
 
@@ -89,7 +92,8 @@ impl Limit {
     }
 }
 
-/// What a snapshot says of settings, limits and refusals: found out once, whatever is then asked of it.
+/// What a snapshot says of settings, limits and refusals: found out once,
+/// whatever is then asked of it.
 #[derive(Debug)]
 pub struct Known {
     own: String,
@@ -118,8 +122,8 @@ impl Known {
         }
     }
 
-    /// The line that turns expandable segments on and leaves the rest as it is. `None` where they are on, and where another backend
-    /// allocates.
+    /// The line that turns expandable segments on and leaves the rest as it is. `None` where they
+    /// are on, and where another backend allocates.
     pub fn expandable_line(&self) -> Option<String> {
         let may = |s: &Settings| !s.expandable_segments && s.backend == Backend::Native;
         let may = !self.is_expandable && self.settings.as_ref().is_none_or(may);
@@ -127,7 +131,8 @@ impl Known {
         may.then(|| format!("{}={}", NAMES[0], line()))
     }
 
-    /// Was a request of PyTorch's refused by a limit? Then the card had room for its segment, and was not asked.
+    /// Was a request of PyTorch's refused by a limit? Then the card had room
+    /// for its segment, and was not asked.
     pub fn limit(
         &self,
         device: i64,

@@ -1,5 +1,5 @@
-//! The two ends of a Python program: a snapshot of its end shows what was held when Python began to end; what was left at
-//! the end of the process is told beside it.
+//! The two ends of a Python program: a snapshot of its end shows what was held when Python began to
+//! end; what was left at the end of the process is told beside it.
 
 use memtrace_format::key::EndDevice;
 use memtrace_format::snapshot::Snapshot;
@@ -18,7 +18,8 @@ pub struct ProcessEnd {
     pub held: u64,
 }
 
-/// What was left at the end of the process; `None` if the snapshot doesn't show the moment when Python began to end.
+/// What was left at the end of the process; `None` if the snapshot doesn't show
+/// the moment when Python began to end.
 pub fn process_end(snapshot: &Snapshot, device: i64) -> Option<ProcessEnd> {
     let ends = snapshot.memtrace.as_ref()?.ends.as_ref()?;
     let of = ends.process.devices.iter().find(|d| d.device == device)?;

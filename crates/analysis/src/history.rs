@@ -1,20 +1,22 @@
 //! A device's history, run backwards and forwards.
 //!
-//! A trace tells what changed, the segments tell how it ended, and only the two together tell what there was
-//! when the trace began: memory that the program took before recording was switched on, or whose entries a
-//! bounded ring has dropped, shows in no `alloc`. So [`rewind`] starts from the segments and takes the
-//! entries back, last to first, as PyTorch's viewer does for its *Allocator State History*. What is left at
-//! the front is the [`Beginning`]: without it every total would be too low by exactly that much.
+//! A trace tells what changed, the segments tell how it ended, and only the two together tell
+//! what there was when the trace began: memory that the program took before recording was
+//! switched on, or whose entries a bounded ring has dropped, shows in no `alloc`. So [`rewind`]
+//! starts from the segments and takes the entries back, last to first, as PyTorch's viewer does
+//! for its *Allocator State History*. What is left at the front is the [`Beginning`]: without it
+//! every total would be too low by exactly that much.
 //!
-//! The same walk shows whether segments and trace belong together. Where they contradict each other it says
-//! so and goes on with the most plausible state; it never panics, whatever the numbers.
+//! The same walk shows whether segments and trace belong together. Where they contradict each other
+//! it says so and goes on with the most plausible state; it never panics, whatever the numbers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use memtrace_format::snapshot::{Action, BlockState, Snapshot, StackIx, TraceEntry};
 
-/// `user_metadata` of an entry that no framework's allocator made begins with this; the API call follows.
+/// `user_metadata` of an entry that no framework's allocator made begins
+/// with this; the API call follows.
 pub const DRIVER_PREFIX: &str = "driver: ";
 
 /// The API call behind an entry of the device layer; `None` for a framework's.
@@ -122,7 +124,8 @@ impl fmt::Display for Contradiction {
     }
 }
 
-/// Takes back the whole trace of a device. `report` gets each contradiction with the index of its entry.
+/// Takes back the whole trace of a device. `report` gets each
+/// contradiction with the index of its entry.
 pub fn rewind(
     snapshot: &Snapshot,
     device: usize,

@@ -1,7 +1,8 @@
 //! What to read first when memory has run out: a text of at most 25 lines.
 //!
-//! What was asked, on which device, what is left, who holds the rest, and what would have freed enough. The state is that
-//! of the moment of the failure. Works on a snapshot that is still in the making, whose frames and stacks are elsewhere.
+//! What was asked, on which device, what is left, who holds the rest, and what would have freed
+//! enough. The state is that of the moment of the failure. Works on a snapshot that is still in the
+//! making, whose frames and stacks are elsewhere.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
 //! Who has the rest: memory by owner, and whether it adds up to what each device says.
 //!
-//! The sums and the table were worked out when the snapshot was written (its `memtrace` key); here they are put beside what
-//! the segments show, and it is said what a reader should look at. A snapshot of PyTorch's own has no such key, and so no
-//! owner but PyTorch.
+//! The sums and the table were worked out when the snapshot was written (its `memtrace` key); here
+//! they are put beside what the segments show, and it is said what a reader should look at. A
+//! snapshot of PyTorch's own has no such key, and so no owner but PyTorch.
 
 mod pinned;
 
@@ -85,7 +85,8 @@ pub struct Labelled {
     pub count: u64,
 }
 
-/// Managed memory (`cudaMallocManaged`), which lies with the host or on a device, wherever it was touched last.
+/// Managed memory (`cudaMallocManaged`), which lies with the host or on a
+/// device, wherever it was touched last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Managed {
     /// Bytes at the end.
@@ -253,8 +254,8 @@ fn labelled(rows: &[key::Labelled]) -> Vec<Labelled> {
     rows.iter().filter_map(row).collect()
 }
 
-/// The same memory by labels in which numbers that stand by themselves are `*`: `layers.7/attention` is
-/// `layers.*/attention`, unless it is the only one.
+/// The same memory by labels in which numbers that stand by themselves are `*`:
+/// `layers.7/attention` is `layers.*/attention`, unless it is the only one.
 pub fn rolled_up(rows: &[Labelled]) -> Vec<Labelled> {
     let mut sums: BTreeMap<String, (usize, Labelled)> = BTreeMap::new();
     for row in rows {
@@ -329,8 +330,8 @@ fn reconcile(table: &key::Reconciled) -> Reconcile {
     }
 }
 
-/// What PyTorch took for a library to work in: it stays when the tensors are gone, or comes with each call and goes with
-/// it, and is no leak.
+/// What PyTorch took for a library to work in: it stays when the tensors are gone, or comes with
+/// each call and goes with it, and is no leak.
 fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Workspace> {
     let library = |frames: Option<StackIx>| {
         let stack = frames.and_then(|s| snapshot.stacks.get(s as usize));
@@ -352,7 +353,8 @@ fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Workspace> {
             (sum.bytes, sum.count) = (sum.bytes.saturating_add(block.size), sum.count + 1);
         }
     }
-    // What the history shows: how much of it came and went at a time, on top of what was there before.
+    // What the history shows: how much of it came and went at a time, on
+    // top of what was there before.
     let mut there: BTreeMap<u64, ((&str, u64), u64)> = BTreeMap::new();
     let mut sums: BTreeMap<(&str, u64), (u64, u64)> = BTreeMap::new();
     let trace = usize::try_from(device).ok().and_then(|d| snapshot.device_traces.get(d));

@@ -1,5 +1,5 @@
-//! Snapshots made up here: damage is named with its place and its value, an honest history of any length
-//! passes, and nonsense makes nobody panic.
+//! Snapshots made up here: damage is named with its place and its value, an honest history of any
+//! length passes, and nonsense makes nobody panic.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -365,7 +365,8 @@ fn a_virtual_gpu_is_an_estimate() {
     assert!(summary.notes[1].contains("the last 7 of 9 events"));
 }
 
-/// Issue F, B17: a peak without cuDNN's workspaces says that it is a lower bound, and by how many plans.
+/// Issue F, B17: a peak without cuDNN's workspaces says that it is a lower
+/// bound, and by how many plans.
 #[test]
 fn convolutions_without_workspace_are_said() {
     let mut snapshot = small();

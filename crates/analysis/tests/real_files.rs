@@ -1,5 +1,5 @@
-//! The real snapshots in `tests/data`: every one passes the check, and the totals are those that were
-//! measured when they were recorded.
+//! The real snapshots in `tests/data`: every one passes the check, and the totals are those that
+//! were measured when they were recorded.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -56,7 +56,8 @@ fn all_pass_the_check() {
     }
 }
 
-/// Peak of requested bytes and of reserved bytes, MiB, as the person who recorded them on a card published.
+/// Peak of requested bytes and of reserved bytes, MiB, as the person who
+/// recorded them on a card published.
 #[test]
 fn peaks_are_those_of_the_card() {
     for (part, peak, reserved) in [
@@ -82,8 +83,9 @@ fn peaks_are_those_of_the_card() {
     }
 }
 
-/// What PyTorch's own counters said in the process that wrote the file: `max_memory_allocated`,
-/// `max_memory_reserved` and the peak of requested bytes, which PyTorch counts until a free is complete.
+/// What PyTorch's own counters said in the process that wrote the file:
+/// `max_memory_allocated`, `max_memory_reserved` and the peak of requested bytes, which
+/// PyTorch counts until a free is complete.
 #[test]
 fn peaks_are_those_of_pytorchs_counters() {
     for (part, rounded, reserved, requested) in [
@@ -128,7 +130,8 @@ fn what_is_live_adds_up() {
     }
 }
 
-/// What a bounded ring drops is still counted: the totals of a cut history are those of the whole one.
+/// What a bounded ring drops is still counted: the totals of a cut history
+/// are those of the whole one.
 #[test]
 fn a_history_that_begins_late_loses_nothing_of_the_live_memory() {
     let whole = read("lm24_ctx512_train_bf16");

@@ -1,4 +1,5 @@
-//! Real snapshots, replayed: under their own settings they come out as they were recorded, event for event.
+//! Real snapshots, replayed: under their own settings they come out as
+//! they were recorded, event for event.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -35,8 +36,8 @@ fn conf(text: &str) -> Settings {
     settings(text).expect("valid").settings
 }
 
-/// All recorded on real cards, by PyTorch 2.1 to 2.11, but for the golden ones. There is no difference to explain: every
-/// event of the window comes out, the segments among them.
+/// All recorded on real cards, by PyTorch 2.1 to 2.11, but for the golden ones. There is no
+/// difference to explain: every event of the window comes out, the segments among them.
 #[test]
 fn real_snapshots_come_out_as_they_were_recorded() {
     for (name, events, segment_events) in [
@@ -212,7 +213,8 @@ fn entry(action: Action, addr: u64, size: u64) -> TraceEntry {
     }
 }
 
-/// Segments that go for no reason were sent away by the program; before a new one the allocator did it itself.
+/// Segments that go for no reason were sent away by the program; before a
+/// new one the allocator did it itself.
 #[test]
 fn empty_cache_is_told_from_making_room() {
     let base = 0x7000_0000_0000;

@@ -1,6 +1,8 @@
-//! Repeats what `tests/e2e/allocator_differential.py` recorded of PyTorch, and says where the two first differ.
+//! Repeats what `tests/e2e/allocator_differential.py` recorded of PyTorch,
+//! and says where the two first differ.
 //!
-//! `cargo run --release -p memtrace-caching --example differential -- FILE…`; exits with 1 if a file differs.
+//! `cargo run --release -p memtrace-caching --example differential --
+//! FILE…`; exits with 1 if a file differs.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -163,8 +165,8 @@ fn segments(allocator: &Repeated, expected: &Value) -> Result<(), String> {
     }
 }
 
-/// Part of what happens to frees during a capture PyTorch leaves to chance (`Device::after_capture`): whatever gives PyTorch's
-/// events is what it was.
+/// Part of what happens to frees during a capture PyTorch leaves to chance
+/// (`Device::after_capture`): whatever gives PyTorch's events is what it was.
 fn other_orders(
     before: &Program,
     operation: &Value,

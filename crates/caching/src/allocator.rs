@@ -1,12 +1,13 @@
 //! The allocator of one device: requests, and what follows from each, in PyTorch's order.
 //!
-//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Device`]: the same requests and the same
-//! answers of the device give the same addresses, the same events in the same order, the same statistics. It is one
-//! state machine behind `&mut self`: whoever shares it between threads puts one lock around each device's.
+//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Device`]: the same
+//! requests and the same answers of the device give the same addresses, the same events in the same
+//! order, the same statistics. It is one state machine behind `&mut self`: whoever shares it
+//! between threads puts one lock around each device's.
 //!
-//! A request goes: finish frees that waited ([`crate::deferred`]); round the size; look for the best fit
-//! ([`crate::fit`]); or get a new segment, giving others back if that is needed ([`crate::segments`],
-//! [`crate::expandable`]); split; tell.
+//! A request goes: finish frees that waited ([`crate::deferred`]); round the size; look for the
+//! best fit ([`crate::fit`]); or get a new segment, giving others back if that is needed
+//! ([`crate::segments`], [`crate::expandable`]); split; tell.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -175,8 +176,8 @@ pub struct Allocator<D, S> {
     pub(crate) captures: u32,
     pub(crate) reservations: Vec<Option<Reservation>>,
     pub(crate) uses: HashMap<Ix, Uses>,
-    /// Streams that were named for a block during a capture. As in PyTorch, they stay with the block if it is not given
-    /// back during a capture, and count for whoever has it then.
+    /// Streams that were named for a block during a capture. As in PyTorch, they stay with the
+    /// block if it is not given back during a capture, and count for whoever has it then.
     pub(crate) captured_uses: HashMap<Ix, Vec<u64>>,
     pub(crate) waiting: Waiting,
     /// Segments and reservations so far.
@@ -197,7 +198,8 @@ pub enum Route {
     All,
     /// Those on this stream.
     Stream(u64),
-    /// Those that the device says belong to this number: the streams of a capture, which grow under way.
+    /// Those that the device says belong to this number: the streams of a
+    /// capture, which grow under way.
     Ask(u64),
 }
 
@@ -232,8 +234,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         new
     }
 
-    /// From now on, free blocks of one size stand in the order of their addresses alone, whatever the age of their
-    /// segments: as in older releases of PyTorch.
+    /// From now on, free blocks of one size stand in the order of their addresses alone, whatever
+    /// the age of their segments: as in older releases of PyTorch.
     pub fn ignore_age(&mut self) {
         self.ignore_age = true;
     }
@@ -275,8 +277,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         &self.settings
     }
 
-    /// Other settings from now on (`torch._C._accelerator_setAllocatorSettings`). The memory fraction is not among
-    /// them: it counts when a device comes up, and afterwards by [`Allocator::set_memory_fraction`].
+    /// Other settings from now on (`torch._C._accelerator_setAllocatorSettings`). The memory
+    /// fraction is not among them: it counts when a device comes up, and afterwards by
+    /// [`Allocator::set_memory_fraction`].
     pub fn set_settings(&mut self, settings: Settings) {
         self.stats.max_split_size = max_split(&settings);
         self.settings = settings;
@@ -304,8 +307,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.limit = (fraction < 1.0).then(|| (fraction * self.device.total() as f64) as u64);
     }
 
-    /// A block of at least `size` bytes for `stream`. (Requests of no bytes never get here in PyTorch; a block of the
-    /// least size is what they get here.)
+    /// A block of at least `size` bytes for `stream`. (Requests of no bytes never get here in
+    /// PyTorch; a block of the least size is what they get here.)
     ///
     /// # Errors
     /// There is no memory.

@@ -1,4 +1,5 @@
-//! A device that only counts: so much memory, addresses that are the same in every run, events that are ready at once.
+//! A device that only counts: so much memory, addresses that are the same in every
+//! run, events that are ready at once.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,8 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// A device of `capacity` bytes, `overhead` of which are taken by others (the context, libraries).
+    /// A device of `capacity` bytes, `overhead` of which are taken by
+    /// others (the context, libraries).
     pub fn new(capacity: u64, overhead: u64) -> Counter {
         Counter {
             capacity,

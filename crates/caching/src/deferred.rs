@@ -1,7 +1,8 @@
 //! Frees that wait: other streams may still use the block.
 //!
-//! At the free an event is recorded on each such stream; each later request asks, stream by stream, whether the oldest
-//! are done. While a graph is captured no event can be recorded, so the block waits for the end of the capture.
+//! At the free an event is recorded on each such stream; each later request asks, stream by
+//! stream, whether the oldest are done. While a graph is captured no event can be recorded, so the
+//! block waits for the end of the capture.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -46,7 +47,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
     }
 
-    /// What was given back during a capture: streams that were named during it have been waited for by its end.
+    /// What was given back during a capture: streams that were named during
+    /// it have been waited for by its end.
     fn after_capture(&mut self) {
         let waiting = std::mem::take(&mut self.waiting.after_capture);
         if waiting.is_empty() {
@@ -129,8 +131,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
     }
 
-    /// Gives a block back whose work on other streams is known to go on until [`Allocator::complete_free`]: for a replay,
-    /// which knows when it ended but not on which streams it was.
+    /// Gives a block back whose work on other streams is known to go on
+    /// until [`Allocator::complete_free`]: for a replay, which knows when it
+    /// ended but not on which streams it was.
     ///
     /// # Errors
     /// It is not handed out.
@@ -142,7 +145,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         Ok(Pending(self.blocks.id(ix)))
     }
 
-    /// The work that such a block waited for has ended. Nothing happens if it was waited for already.
+    /// The work that such a block waited for has ended. Nothing happens if
+    /// it was waited for already.
     pub fn complete_free(&mut self, pending: Pending) {
         let Pending(id) = pending;
         let hash = self.device.stream_hash(UNKNOWN_STREAM);

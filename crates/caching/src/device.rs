@@ -1,7 +1,8 @@
 //! What the allocator asks of a device.
 //!
-//! Few calls and plain numbers, so that the same algorithm runs on a driver, on a [`Counter`](crate::Counter) that
-//! only counts, or on a [`Script`](crate::Script) that answers as a recorded driver did. A device never calls back.
+//! Few calls and plain numbers, so that the same algorithm runs on a driver, on a
+//! [`Counter`](crate::Counter) that only counts, or on a [`Script`](crate::Script) that answers as
+//! a recorded driver did. A device never calls back.
 
 use memtrace_format::snapshot::PoolId;
 
@@ -35,8 +36,8 @@ pub trait Device {
     /// Gives addresses back (`cuMemAddressFree`).
     fn unreserve(&mut self, addr: u64, size: u64);
 
-    /// Puts memory behind a range, `chunk` bytes a piece (`cuMemCreate`, `cuMemMap`); `false` if there is not enough,
-    /// and then nothing of the range is mapped.
+    /// Puts memory behind a range, `chunk` bytes a piece (`cuMemCreate`, `cuMemMap`); `false` if
+    /// there is not enough, and then nothing of the range is mapped.
     fn map(&mut self, addr: u64, size: u64, chunk: u64, stream: u64) -> bool;
 
     /// Takes the memory behind a range back, once the work of `stream` is done.
@@ -51,8 +52,8 @@ pub trait Device {
     /// Waits for an event.
     fn synchronize(&mut self, event: u64);
 
-    /// Whether it was for another reason than a want of memory that the last [`Self::alloc`], [`Self::reserve`] or
-    /// [`Self::map`] failed: then nothing else is tried.
+    /// Whether it was for another reason than a want of memory that the last [`Self::alloc`],
+    /// [`Self::reserve`] or [`Self::map`] failed: then nothing else is tried.
     fn broken(&self) -> bool {
         false
     }
@@ -60,22 +61,25 @@ pub trait Device {
     /// Whether the calling thread's current stream is being captured into a graph.
     fn capturing(&mut self) -> bool;
 
-    /// Whether an allocation on a stream is one of those that [`Route::Ask`](crate::Route::Ask) names.
+    /// Whether an allocation on a stream is one of those that
+    /// [`Route::Ask`](crate::Route::Ask) names.
     fn wants(&mut self, route: u64, stream: u64) -> bool {
         let _ = (route, stream);
         false
     }
 
-    /// What PyTorch leaves to chance about the blocks that were given back during a capture, once it is over; who knows
-    /// what it was can say so. It looks at them in the order in which a hash of *its own* pointers puts them; here that is
-    /// the order of the frees. And it remembers streams named during a capture by such a pointer, also when what it
-    /// points to has long gone, so that a block may inherit those of another and not wait at all.
+    /// What PyTorch leaves to chance about the blocks that were given back during a capture, once
+    /// it is over; who knows what it was can say so. It looks at them in the order in which a hash
+    /// of *its own* pointers puts them; here that is the order of the frees. And it remembers
+    /// streams named during a capture by such a pointer, also when what it points to has long gone,
+    /// so that a block may inherit those of another and not wait at all.
     fn after_capture(&mut self, blocks: &mut [AfterCapture]) {
         let _ = blocks;
     }
 
-    /// What PyTorch hashes a stream by. It visits streams in the order of its hash table, so that exactly equal
-    /// histories need the same number; it is (1 << 56 | device << 48 | stream id) there.
+    /// What PyTorch hashes a stream by. It visits streams in the order of its hash
+    /// table, so that exactly equal histories need the same number; it is (1 <<
+    /// 56 | device << 48 | stream id) there.
     fn stream_hash(&self, stream: u64) -> u64 {
         stream
     }

@@ -82,7 +82,8 @@ pub trait Sink {
         self.event(event);
     }
 
-    /// A block of `block` bytes was given back. Unless its free `waits`, the next event completes it.
+    /// A block of `block` bytes was given back. Unless its free `waits`,
+    /// the next event completes it.
     fn given_back(&mut self, event: &Event, block: u64, waits: bool) {
         let _ = (block, waits);
         self.event(event);

@@ -1,7 +1,8 @@
 //! Expandable segments: a large range of addresses, with memory behind the part that is in use.
 //!
-//! One reservation belongs to one stream of one pool. Memory comes and goes in chunks of 2 MiB (small pool) or one large
-//! segment's size. A block without memory behind it is *unmapped*, and stands in a set of its own.
+//! One reservation belongs to one stream of one pool. Memory comes and goes in chunks of 2
+//! MiB (small pool) or one large segment's size. A block without memory behind it is
+//! *unmapped*, and stands in a set of its own.
 
 use crate::allocator::{Allocator, Request};
 use crate::blocks::{Block, Ix, NONE};
@@ -37,7 +38,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         Some(at)
     }
 
-    /// The first run of free and unmapped blocks that is long enough, by address; or a new reservation.
+    /// The first run of free and unmapped blocks that is long enough, by
+    /// address; or a new reservation.
     fn find_room(&mut self, r: &Request) -> Option<Ix> {
         let pool = &self.pools[r.pool as usize];
         let unmapped = pool.unmapped.range((r.stream, 0, 0)..).take_while(|k| k.0 == r.stream);
@@ -92,7 +94,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         wanted.div_ceil(chunk).saturating_mul(chunk)
     }
 
-    /// Maps memory behind the first `size` bytes of an unmapped block, which may become part of a free neighbour.
+    /// Maps memory behind the first `size` bytes of an unmapped block, which
+    /// may become part of a free neighbour.
     fn map(&mut self, ix: &mut Ix, size: u64) -> bool {
         let block = &self.blocks[*ix];
         let (addr, stream, pool, number) =
@@ -130,7 +133,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         true
     }
 
-    /// Takes the memory behind the whole chunks of a free block back; what lies around them stays free.
+    /// Takes the memory behind the whole chunks of a free block back; what
+    /// lies around them stays free.
     pub(crate) fn unmap(&mut self, ix: Ix) {
         let block = &self.blocks[ix];
         let (addr, size, stream, pool, number) =

@@ -21,7 +21,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         if self.blocks[key.ix].is_expandable() {
             let mut others = pool.free.from(key).skip(1);
             if r.expandable {
-                // Among expandable blocks: rather one that can't grow much, as long as the next is better.
+                // Among expandable blocks: rather one that can't grow
+                // much, as long as the next is better.
                 for next in others {
                     if !self.blocks[key.ix].is_expandable()
                         || self.room(next.ix) >= self.room(key.ix)
@@ -47,8 +48,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         Some(key.ix)
     }
 
-    /// A block at exactly this address, out of one free block of the stream (`UntypedStorage._resize_with_addr_`): what lies
-    /// before it there is handed out first and given back afterwards. Looks at all free blocks of the stream.
+    /// A block at exactly this address, out of one free block of the stream
+    /// (`UntypedStorage._resize_with_addr_`): what lies before it there is handed out first and
+    /// given back afterwards. Looks at all free blocks of the stream.
     ///
     /// # Errors
     /// No block can begin there, or not all of it is free.
@@ -194,7 +196,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.stats.requested_bytes.down(small, requested);
     }
 
-    /// Makes `from`, a neighbour, part of `into`, if both are free and of one kind. Gives the bytes won.
+    /// Makes `from`, a neighbour, part of `into`, if both are free and of
+    /// one kind. Gives the bytes won.
     pub(crate) fn merge(&mut self, into: Ix, from: Ix) -> u64 {
         if from == NONE {
             return 0;

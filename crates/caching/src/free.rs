@@ -1,17 +1,19 @@
 //! The free blocks of a pool, in the order in which they are looked for.
 //!
-//! Every request looks for the first block that is large enough, and every free takes neighbours out and puts one block in:
-//! five searches for a request and its free. So each stream has its blocks in *bins* by size, 32 for each doubling, and a
-//! bit for each bin that has some: the first bin that can hold what is wanted follows from the size, the next one that
-//! does from the bits. Inside a bin the order is exact, by the whole key. A bin is a short list, and a tree where a program
-//! has many blocks of one size.
+//! Every request looks for the first block that is large enough, and every free takes neighbours
+//! out and puts one block in: five searches for a request and its free. So each stream has its
+//! blocks in *bins* by size, 32 for each doubling, and a bit for each bin that has some: the first
+//! bin that can hold what is wanted follows from the size, the next one that does from the bits.
+//! Inside a bin the order is exact, by the whole key. A bin is a short list, and a tree where a
+//! program has many blocks of one size.
 
 use std::collections::BTreeSet;
 
 use crate::blocks::Ix;
 use crate::sizes::MIN_BLOCK;
 
-/// Where a free block stands: streams apart, small before large, older segments first, low addresses first.
+/// Where a free block stands: streams apart, small before large, older
+/// segments first, low addresses first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FreeKey {
     pub stream: u64,
@@ -100,7 +102,8 @@ impl FreeBlocks {
         std::iter::successors(last(&key), last)
     }
 
-    /// The one behind `key`, of any stream; the first of all behind nothing. For walks during which blocks go.
+    /// The one behind `key`, of any stream; the first of all behind
+    /// nothing. For walks during which blocks go.
     pub fn after(&self, key: Option<&FreeKey>) -> Option<FreeKey> {
         let from = key.map_or(FreeKey::least(0, 0), |key| key.next());
         let (Ok(at) | Err(at)) = self.find(from.stream);

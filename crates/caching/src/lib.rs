@@ -1,15 +1,16 @@
 //! PyTorch's caching allocator, over any device.
 //!
-//! An exact re-implementation of the algorithm behind `torch.cuda` (the `native` backend of PyTorch 2.15): the same
-//! requests get the same addresses, the same events in the same order and the same statistics. Over a [`Counter`] it
-//! answers what would have happened: with other settings, on a smaller card. Over a [`Script`] it repeats a recorded
-//! history and so proves that it is exact.
+//! An exact re-implementation of the algorithm behind `torch.cuda` (the `native` backend of PyTorch
+//! 2.15): the same requests get the same addresses, the same events in the same order and the same
+//! statistics. Over a [`Counter`] it answers what would have happened: with other settings, on a
+//! smaller card. Over a [`Script`] it repeats a recorded history and so proves that it is exact.
 //!
-//! What it must never do: guess. Where PyTorch's behaviour is a matter of hash order, the order is PyTorch's
-//! (`visit.rs`); where it is a matter of chance, the tests say so. Each operation costs O(log n).
+//! What it must never do: guess. Where PyTorch's behaviour is a matter of hash
+//! order, the order is PyTorch's (`visit.rs`); where it is a matter of chance, the
+//! tests say so. Each operation costs O(log n).
 //!
-//! The facts: observed on the unmodified 2.15 binary, as vectors in `tests/data/allocator` and by differential runs in
-//! `tests/e2e/allocator_differential.py`.
+//! The facts: observed on the unmodified 2.15 binary, as vectors in `tests/data/allocator` and by
+//! differential runs in `tests/e2e/allocator_differential.py`.
 
 #![forbid(unsafe_code)]
 // Product names in prose are not code.

@@ -58,7 +58,8 @@ impl Pointers {
         Ok(Some(block))
     }
 
-    /// Gives back what was handed out at an address, and says how large it was; address 0 is nothing.
+    /// Gives back what was handed out at an address, and says how large it
+    /// was; address 0 is nothing.
     ///
     /// # Errors
     /// Nothing is handed out there: never was, or not any more, or it is the middle of a block.
@@ -78,7 +79,8 @@ impl Pointers {
         allocator.free(id).map(|()| size)
     }
 
-    /// Another stream uses what lies at an address. Memory that is not ours is none of our business, as in PyTorch.
+    /// Another stream uses what lies at an address. Memory that is not ours is
+    /// none of our business, as in PyTorch.
     pub fn record_stream<D: Device, S: Sink>(
         &self,
         allocator: &mut Allocator<D, S>,

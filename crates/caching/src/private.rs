@@ -16,7 +16,8 @@ fn hash(id: PoolId) -> u64 {
     if id.0 != 0 { id.0 } else { id.1 }
 }
 
-/// What stands for an id in a table: ids of users count up, and so do those of graphs, so that half a word is plenty.
+/// What stands for an id in a table: ids of users count up, and so do those of
+/// graphs, so that half a word is plenty.
 fn key(id: PoolId) -> u64 {
     (id.0 << 32) | (id.1 & 0xffff_ffff)
 }
@@ -59,8 +60,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         if small { private.small } else { private.large }
     }
 
-    /// A block from this pool, whatever the routes say; the pool is made if it is not there. For a replay, which knows
-    /// where a block came from but not what the program did to get it from there.
+    /// A block from this pool, whatever the routes say; the pool is made if it is
+    /// not there. For a replay, which knows where a block came from but not what
+    /// the program did to get it from there.
     ///
     /// # Errors
     /// There is no memory.
@@ -153,7 +155,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         Ok(())
     }
 
-    /// Segments of this pool come from an allocator of its own (`MemPool(allocator=…)`), never from expandable segments.
+    /// Segments of this pool come from an allocator of its own
+    /// (`MemPool(allocator=…)`), never from expandable segments.
     ///
     /// # Errors
     /// There is no such pool.
@@ -181,7 +184,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         flat
     }
 
-    /// A graph's capture begins: from now on the device is asked whether the current stream is being captured.
+    /// A graph's capture begins: from now on the device is asked whether
+    /// the current stream is being captured.
     pub fn capture_begins(&mut self) {
         self.captures += 1;
     }
@@ -191,8 +195,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         self.captures = self.captures.saturating_sub(1);
     }
 
-    /// A free block of one of the pools that are for this. Not if the request is for a private pool anyway. PyTorch forgets
-    /// expandable segments here: none of their blocks will do, and what is found is cut by the rule of other segments.
+    /// A free block of one of the pools that are for this. Not if the request is for a private pool
+    /// anyway. PyTorch forgets expandable segments here: none of their blocks will do, and what is
+    /// found is cut by the rule of other segments.
     pub(crate) fn borrow_from_pools(&mut self, r: &mut Request) -> Option<Ix> {
         let small = self.pools[r.pool as usize].small;
         if self.pools[r.pool as usize].is_private() {

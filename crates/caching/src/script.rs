@@ -1,8 +1,10 @@
-//! A device that answers as a recorded driver did: the same addresses, and memory when there was some.
+//! A device that answers as a recorded driver did: the same addresses, and
+//! memory when there was some.
 //!
-//! It is made of the segment events of a trace. Asked for a segment, it looks at what comes next: if that is a segment
-//! of this size, here it is; if it is something else, there was no memory. That is an oracle, so whoever wants to know
-//! whether the refusals were right keeps books beside it ([`Script::with_capacity`]).
+//! It is made of the segment events of a trace. Asked for a segment, it looks at what comes
+//! next: if that is a segment of this size, here it is; if it is something else, there was no
+//! memory. That is an oracle, so whoever wants to know whether the refusals were right keeps
+//! books beside it ([`Script::with_capacity`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -106,13 +108,15 @@ impl Script {
         self.hashes.insert(stream, hash);
     }
 
-    /// Allocations on these streams belong to [`Route::Ask`](crate::Route::Ask) of this number, and no others.
+    /// Allocations on these streams belong to
+    /// [`Route::Ask`](crate::Route::Ask) of this number, and no others.
     pub fn set_wanted(&mut self, route: u64, streams: impl IntoIterator<Item = u64>) {
         self.wanted.retain(|(other, _)| *other != route);
         self.wanted.extend(streams.into_iter().map(|s| (route, s)));
     }
 
-    /// What PyTorch left to chance ([`Device::after_capture`]): the order, and how many of the first did not wait.
+    /// What PyTorch left to chance ([`Device::after_capture`]): the order, and
+    /// how many of the first did not wait.
     pub fn set_order(&mut self, addrs: impl IntoIterator<Item = u64>, done: usize) {
         self.done = done;
         self.order.clear();
@@ -209,7 +213,8 @@ impl Device for Script {
         self.back(Action::SegmentFree, addr, size);
     }
 
-    /// The base is where this pool and stream first map something outside all reservations that there are.
+    /// The base is where this pool and stream first map something outside
+    /// all reservations that there are.
     fn reserve(&mut self, size: u64, chunk: u64, stream: u64, pool: PoolId) -> Option<u64> {
         let known = |addr: u64| {
             let before = self.reservations.range(..=addr).next_back();

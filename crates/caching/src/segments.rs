@@ -164,7 +164,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         }
     }
 
-    /// With `max_split_size`: gives back just enough oversize segments of the stream, the one that fits or the largest.
+    /// With `max_split_size`: gives back just enough oversize segments of the
+    /// stream, the one that fits or the largest.
     fn release_oversize(&mut self, r: &Request) -> bool {
         let max_split = self.settings.max_split_size;
         if max_split == u64::MAX {
@@ -173,8 +174,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         let wanted = r.size.max(max_split);
         let pool = &self.pools[r.pool as usize];
         let from = FreeKey::least(r.stream, wanted);
-        // A split block can't go back. PyTorch does not look; there, blocks of this size are never split unless the
-        // setting changed under way, and then the driver refuses.
+        // A split block can't go back. PyTorch does not look; there, blocks of this size are never
+        // split unless the setting changed under way, and then the driver refuses.
         let can_go = |k: &FreeKey| {
             let block = &self.blocks[k.ix];
             !block.is_expandable() && !block.is_split()

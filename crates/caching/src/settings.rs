@@ -1,9 +1,10 @@
 //! The settings of the allocator, from `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`.
 //!
-//! The grammar is the one that PyTorch 2.15 was seen to have, its leniencies included: white space does not count; a
-//! separator is any one of `,` `:` `[` `]`, so `max_split_size_mb,64]` is fine; numbers are read as C reads them, with
-//! whatever follows ignored; `large_segment_size_mb` counts first, wherever it stands. What PyTorch refuses is refused in
-//! its words. Settings that change nothing here are read and named in [`Parsed::notes`].
+//! The grammar is the one that PyTorch 2.15 was seen to have, its leniencies included: white space
+//! does not count; a separator is any one of `,` `:` `[` `]`, so `max_split_size_mb,64]` is fine;
+//! numbers are read as C reads them, with whatever follows ignored; `large_segment_size_mb` counts
+//! first, wherever it stands. What PyTorch refuses is refused in its words. Settings that change
+//! nothing here are read and named in [`Parsed::notes`].
 
 use std::fmt;
 
@@ -36,7 +37,8 @@ pub enum Reserve {
 pub struct Settings {
     /// `backend`.
     pub backend: Backend,
-    /// `max_split_size_mb` in bytes, [`u64::MAX`] for none: blocks of this size and more are never split.
+    /// `max_split_size_mb` in bytes, [`u64::MAX`] for none: blocks of this
+    /// size and more are never split.
     pub max_split_size: u64,
     /// `max_non_split_rounding_mb` in bytes: how much larger than wanted such a block may be.
     pub max_non_split_rounding: u64,
@@ -92,8 +94,9 @@ impl Settings {
         settings.change(conf).map(|notes| Parsed { settings, notes })
     }
 
-    /// A configuration that is set under way: PyTorch forgets what was said about sizes and garbage, keeps the rest, and
-    /// then goes as far as it understands. Gives what is to be said about it, as in [`Parsed`].
+    /// A configuration that is set under way: PyTorch forgets what was said about sizes
+    /// and garbage, keeps the rest, and then goes as far as it understands. Gives what is
+    /// to be said about it, as in [`Parsed`].
     ///
     /// # Errors
     /// What PyTorch refuses; what came before it counts.
@@ -120,7 +123,8 @@ impl Settings {
 pub struct Parsed {
     /// The settings.
     pub settings: Settings,
-    /// One line for each key that changes nothing here, and for each value that PyTorch ignores with a warning.
+    /// One line for each key that changes nothing here, and for each value
+    /// that PyTorch ignores with a warning.
     pub notes: Vec<String>,
 }
 
@@ -285,7 +289,8 @@ impl Parsed {
         Ok(i)
     }
 
-    /// `[class:value,…]`. Classes are tags that only C++ code can put on a stream; nothing here can carry one.
+    /// `[class:value,…]`. Classes are tags that only C++ code can put on a
+    /// stream; nothing here can carry one.
     fn reserve_by_class(&mut self, tokens: &Tokens, at: usize) -> Result<usize, ConfError> {
         if !tokens.is(at, "[") {
             return Ok(at);

@@ -1,4 +1,5 @@
-//! Sizes: what a request is rounded to, which pool it belongs to, how much is asked of the driver for it.
+//! Sizes: what a request is rounded to, which pool it belongs to, how much
+//! is asked of the driver for it.
 
 use crate::settings::Settings;
 

@@ -1,5 +1,5 @@
-//! The state as a snapshot has it: segments with their blocks. And the other way round: an allocator that begins with the
-//! segments of a snapshot.
+//! The state as a snapshot has it: segments with their blocks. And the other way round: an
+//! allocator that begins with the segments of a snapshot.
 
 use memtrace_format::snapshot::{self, BlockState, Segment};
 
@@ -11,7 +11,8 @@ use crate::expandable::Reservation;
 use crate::sizes::SMALL_SEGMENT;
 
 impl<D: Device, S: Sink> Allocator<D, S> {
-    /// All segments by address, as `torch.cuda.memory._snapshot()` lists them: of an expandable one each mapped range.
+    /// All segments by address, as `torch.cuda.memory._snapshot()` lists them: of
+    /// an expandable one each mapped range.
     pub fn segments(&self, device: i64) -> Vec<Segment> {
         let begins = |b: &Block| b.mapped && (b.prev == NONE || !self.blocks[b.prev].mapped);
         let mut heads: Vec<Ix> =
@@ -67,8 +68,9 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         segment
     }
 
-    /// Begins with these segments: what a program had when recording began. Expandable ones lie in `reservations` (base,
-    /// size); one that lies in none is left out. Gives the blocks that are in use. Statistics begin with them.
+    /// Begins with these segments: what a program had when recording began. Expandable ones lie in
+    /// `reservations` (base, size); one that lies in none is left out. Gives the blocks that are
+    /// in use. Statistics begin with them.
     pub fn begin_with(
         &mut self,
         segments: &[Segment],
@@ -204,7 +206,8 @@ impl<D: Device, S: Sink> Allocator<D, S> {
         (ix != NONE && self.blocks[ix].mapped).then_some(ix)
     }
 
-    /// Bytes in free blocks of private pools: what PyTorch's message about a failure calls allocated in them.
+    /// Bytes in free blocks of private pools: what PyTorch's message about
+    /// a failure calls allocated in them.
     pub fn cached_in_private_pools(&self) -> u64 {
         let pools = self.pools.iter().filter(|p| p.is_private());
         pools.flat_map(|p| p.free.iter()).map(|key| key.size).sum()

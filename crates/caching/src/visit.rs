@@ -1,10 +1,12 @@
 //! The order in which PyTorch visits streams and pools.
 //!
-//! PyTorch keeps waiting events by stream, and pools that nobody holds any more, in hash tables, and walks them as they
-//! lie. Which free completes first, and which pool gives its segments back first, follows from that. So the table here
-//! places its keys the same way: open addressing over a power of two of slots, the slot from Fibonacci hashing, a richer
-//! entry makes room for a poorer one (Robin Hood), removal shifts back what follows, and the table grows before it is
-//! more than half full. That the order is the same is checked against PyTorch, in `tests/e2e/allocator_differential.py`.
+//! PyTorch keeps waiting events by stream, and pools that nobody holds any more, in hash tables,
+//! and walks them as they lie. Which free completes first, and which pool gives its segments back
+//! first, follows from that. So the table here places its keys the same way: open addressing over a
+//! power of two of slots, the slot from Fibonacci hashing, a richer entry makes room for a poorer
+//! one (Robin Hood), removal shifts back what follows, and the table grows before it is more than
+//! half full. That the order is the same is checked against PyTorch, in
+//! `tests/e2e/allocator_differential.py`.
 
 /// 2^64 divided by the golden ratio.
 const FIBONACCI: u64 = 11_400_714_819_323_198_485;
@@ -110,7 +112,8 @@ impl<V> Visit<V> {
         }
     }
 
-    /// Puts the entry at a slot; whoever was there moves on. Gives back the one for whom there is no place.
+    /// Puts the entry at a slot; whoever was there moves on. Gives back
+    /// the one for whom there is no place.
     fn place(&mut self, first: usize, mut new: Entry<V>) -> Option<Entry<V>> {
         let lookups = self.lookups();
         let mut at = first;
@@ -127,7 +130,8 @@ impl<V> Visit<V> {
                     }
                     new.distance += 1;
                     if new.distance == lookups {
-                        // Undone: the new one waits in our hands, the one that found no place is where it began.
+                        // Undone: the new one waits in our hands, the one
+                        // that found no place is where it began.
                         if let Some(there) = &mut self.slots[first] {
                             std::mem::swap(there, &mut new);
                         }

@@ -1,4 +1,5 @@
-//! The recorded runs of PyTorch 2.15 in `tests/data/allocator`, repeated: every address, size, order, refusal and statistic.
+//! The recorded runs of PyTorch 2.15 in `tests/data/allocator`, repeated: every address,
+//! size, order, refusal and statistic.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

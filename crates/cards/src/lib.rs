@@ -1,12 +1,14 @@
 //! Which GPUs this machine has, as CUDA's driver and NVML say.
 //!
-//! The driver (`cudarc`, which opens it when it is first asked) says which cards a program would see, under the numbers that it
-//! would see them by: `CUDA_VISIBLE_DEVICES` counts. No context is made. One takes some hundred MiB of the card and seconds of
-//! time, and may be what a neighbour's job then lacks; so how much memory is free is asked of NVML, which needs none.
+//! The driver (`cudarc`, which opens it when it is first asked) says which cards a program would
+//! see, under the numbers that it would see them by: `CUDA_VISIBLE_DEVICES` counts. No context is
+//! made. One takes some hundred MiB of the card and seconds of time, and may be what a
+//! neighbour's job then lacks; so how much memory is free is asked of NVML, which needs none.
 //! Where there is no NVML, nobody knows.
 //!
-//! Whoever asks does so in a process of its own, and waits no longer than it likes: a driver that is broken may hang, or end
-//! the process. What is preloaded there should not be a recorder: it would record the question.
+//! Whoever asks does so in a process of its own, and waits no longer than it likes: a driver
+//! that is broken may hang, or end the process. What is preloaded there should not be a
+//! recorder: it would record the question.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write;
@@ -129,7 +131,8 @@ const NVML_SUCCESS: c_int = 0;
 
 impl Nvml {
     fn open() -> Option<Nvml> {
-        // SAFETY: opens NVIDIA's library by its name, and calls a function with the signature that is documented for it.
+        // SAFETY: opens NVIDIA's library by its name, and calls a function with the
+        // signature that is documented for it.
         unsafe {
             let library = Library::new("libnvidia-ml.so.1").ok()?;
             let init = library.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2").ok()?;
@@ -150,8 +153,8 @@ impl Nvml {
         Some(CStr::from_bytes_until_nul(&text).ok()?.to_string_lossy().into_owned())
     }
 
-    /// The name that NVML knows a device by, and how much of its memory is free. The driver's identifier of a part of a card is the
-    /// part's, so that the memory is the part's, too.
+    /// The name that NVML knows a device by, and how much of its memory is free. The driver's
+    /// identifier of a part of a card is the part's, so that the memory is the part's, too.
     fn memory(&self, uuid: &CUuuid) -> Option<(String, u64)> {
         type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
         type Ask = unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int;

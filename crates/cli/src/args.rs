@@ -12,7 +12,8 @@ pub(crate) use memtrace_options::{Format, Permissions, Stacks};
 use crate::settings::{Settings, and_variables, behind, behind_all, help, long_help, words};
 use crate::units;
 
-/// The flight recorder for GPU memory: every allocation of a program, with the line of code behind it.
+/// The flight recorder for GPU memory: every allocation of a program, with
+/// the line of code behind it.
 #[derive(Debug, Parser)]
 #[command(
     name = "memtrace",
@@ -53,8 +54,9 @@ Without `memtrace run`:\n  \
 
 /// Run a program and record its GPU memory.
 ///
-/// memtrace becomes the program: process id, signals and exit code are the program's own. When it ends, or
-/// runs out of GPU memory, each process that used the GPU leaves a snapshot in the output folder.
+/// memtrace becomes the program: process id, signals and exit code are the program's
+/// own. When it ends, or runs out of GPU memory, each process that used the GPU
+/// leaves a snapshot in the output folder.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = RUN, after_long_help = and_variables(RUN))]
 pub(crate) struct Run {
@@ -64,7 +66,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) settings: Settings,
 
-    /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    /// With --format json: spell out every stack, as PyTorch's viewer wants it;
+    /// the file may be eighty times as large
     #[arg(long, requires = "format", display_order = behind(&FORMAT))]
     pub(crate) expand: bool,
 
@@ -72,7 +75,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "ON|OFF", default_value = "on", hide_possible_values = true, display_order = behind_all())]
     pub(crate) record: Switch,
 
-    /// The list in which the processes of this run say what they do, for whoever has started `memtrace run` and will read it
+    /// The list in which the processes of this run say what they do, for whoever has
+    /// started `memtrace run` and will read it
     #[arg(long, hide = true)]
     pub(crate) list: Option<PathBuf>,
 
@@ -111,15 +115,17 @@ pub(crate) struct Files {
     #[arg(required = true, value_name = "FILE|DIR")]
     pub(crate) files: Vec<PathBuf>,
 
-    /// The most memory that reading one file may take [default: 1GiB, or 16 times the file if that is more]
+    /// The most memory that reading one file may take [default: 1GiB, or
+    /// 16 times the file if that is more]
     #[arg(long, value_name = "SIZE", value_parser = units::parse, display_order = 900)]
     pub(crate) max_memory: Option<u64>,
 }
 
 /// Say what the peak was, who held it, and what is left.
 ///
-/// Reads snapshots of memtrace and of every PyTorch since 2.1: pickle or JSON, also packed with gzip or zstd. Several
-/// files (ranks, dumps) each get a heading, by rank; with --json they are a list.
+/// Reads snapshots of memtrace and of every PyTorch since 2.1: pickle or JSON,
+/// also packed with gzip or zstd. Several files (ranks, dumps) each get a heading,
+/// by rank; with --json they are a list.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace summary memtrace-host-4711-0.pickle\n  \
@@ -146,8 +152,9 @@ pub(crate) struct Summary {
 
 /// Say who has the rest: memory by owner, adding up to what the device itself says is in use.
 ///
-/// Owners are libraries: PyTorch, NCCL, cuBLAS, your own. What has no size in any API (contexts, modules, graphs) is
-/// measured by what the device said before and after; what is left is printed as unexplained.
+/// Owners are libraries: PyTorch, NCCL, cuBLAS, your own. What has no size in any API
+/// (contexts, modules, graphs) is measured by what the device said before and after;
+/// what is left is printed as unexplained.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace report memtrace-host-4711-0.pickle\n  \
@@ -171,8 +178,8 @@ pub(crate) struct Report {
 
 /// Say whether PyTorch's viewers can show a file, and why not.
 ///
-/// Checks how the file is written, whether its sums are sums, and whether its history agrees with its
-/// segments. Exits with 0 if all files are sound, 1 if one is not, 2 if one can't be read.
+/// Checks how the file is written, whether its sums are sums, and whether its history agrees with
+/// its segments. Exits with 0 if all files are sound, 1 if one is not, 2 if one can't be read.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace check snapshot.pickle\n  \
@@ -188,10 +195,11 @@ pub(crate) struct Check {
 
 /// Write the snapshots that processes could not write because they were killed.
 ///
-/// A recorded process leaves a black box (*.blackbox) if it dies by a signal, or of a full machine: it holds
-/// everything up to the last call. Prints the path of each snapshot and removes the black box. Without FILE or DIR, lists
-/// the black boxes that there are: whose, how large, alive or dead. Exits with 0 if each black box of a dead process is a
-/// snapshot now (or one is listed), 1 if there was none or some could not be read, 2 if all failed.
+/// A recorded process leaves a black box (*.blackbox) if it dies by a signal, or of a full machine:
+/// it holds everything up to the last call. Prints the path of each snapshot and removes the black
+/// box. Without FILE or DIR, lists the black boxes that there are: whose, how large, alive or dead.
+/// Exits with 0 if each black box of a dead process is a snapshot now (or one is listed), 1 if
+/// there was none or some could not be read, 2 if all failed.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace recover                                        what is there?\n  \
@@ -214,7 +222,8 @@ pub(crate) struct Recover {
     #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = words::<Format>())]
     pub(crate) format: Format,
 
-    /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    /// With --format json: spell out every stack, as PyTorch's viewer wants it;
+    /// the file may be eighty times as large
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
 
@@ -228,7 +237,8 @@ pub(crate) struct Recover {
 
 /// Write a snapshot of a running process, which notices nothing.
 ///
-/// Reads the black box of the process from outside; the process is neither stopped nor attached to. Prints the path.
+/// Reads the black box of the process from outside; the process is neither
+/// stopped nor attached to. Prints the path.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace snapshot 4711\n  \
@@ -245,7 +255,8 @@ pub(crate) struct Snapshot {
     #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = words::<Format>())]
     pub(crate) format: Format,
 
-    /// With --format json: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    /// With --format json: spell out every stack, as PyTorch's viewer wants it;
+    /// the file may be eighty times as large
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
 
@@ -255,8 +266,8 @@ pub(crate) struct Snapshot {
 
 /// Look up source lines for C++ frames, which a recorder leaves as library and offset.
 ///
-/// Needs the libraries, as they were, with debug information; frames of others stay as they are. Adds the functions
-/// that the compiler has inlined.
+/// Needs the libraries, as they were, with debug information; frames of others stay as they are.
+/// Adds the functions that the compiler has inlined.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace symbolize memtrace-host-4711-0.pickle\n  \
@@ -269,16 +280,18 @@ pub(crate) struct Symbolize {
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) out: Option<PathBuf>,
 
-    /// Of JSON: spell out every stack, as PyTorch's viewer wants it; the file may be eighty times as large
+    /// Of JSON: spell out every stack, as PyTorch's viewer wants it; the
+    /// file may be eighty times as large
     #[arg(long)]
     pub(crate) expand: bool,
 }
 
 /// Say whether a program would have fitted: with other settings, on a smaller card.
 ///
-/// Takes the requests out of a snapshot (memtrace's, or PyTorch's since 2.1) and asks them of PyTorch's own allocator again,
-/// on a card that only counts. First it repeats the recorded run and says how much of it comes out equal. Exits with 0
-/// if the program fits under all settings given, 1 if it runs out of memory.
+/// Takes the requests out of a snapshot (memtrace's, or PyTorch's since 2.1) and asks them of
+/// PyTorch's own allocator again, on a card that only counts. First it repeats the recorded
+/// run and says how much of it comes out equal. Exits with 0 if the program fits under all
+/// settings given, 1 if it runs out of memory.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace replay --capacity 40GiB memtrace-host-4711-0.pickle\n  \
@@ -289,16 +302,18 @@ pub(crate) struct Replay {
     #[command(flatten)]
     pub(crate) files: Files,
 
-    /// Settings as PYTORCH_CUDA_ALLOC_CONF has them, '' for none; may be given more than once [default: those of the
-    /// recording]
+    /// Settings as PYTORCH_CUDA_ALLOC_CONF has them, '' for none; may be given more than
+    /// once [default: those of the recording]
     #[arg(long, value_name = "SETTINGS")]
     pub(crate) conf: Vec<String>,
 
-    /// Memory of the card, such as 40GiB [default: the recorded card, if memtrace wrote it down, or as much as it takes]
+    /// Memory of the card, such as 40GiB [default: the recorded card, if memtrace
+    /// wrote it down, or as much as it takes]
     #[arg(long, value_name = "SIZE", value_parser = units::parse)]
     pub(crate) capacity: Option<u64>,
 
-    /// Memory that others take: the context, libraries, other processes [default: as recorded, or none]
+    /// Memory that others take: the context, libraries, other processes
+    /// [default: as recorded, or none]
     #[arg(long, value_name = "SIZE", value_parser = units::parse)]
     pub(crate) device_overhead: Option<u64>,
 
@@ -311,10 +326,11 @@ pub(crate) struct Replay {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// Search the settings under which a program would have needed the smallest card, and print the line to export.
+/// Search the settings under which a program would have needed the smallest
+/// card, and print the line to export.
 ///
-/// Replays a snapshot under some dozens of settings and combines the best of them. Exits with 0 if it fits under the
-/// best, 1 if not.
+/// Replays a snapshot under some dozens of settings and combines the best of them. Exits with 0
+/// if it fits under the best, 1 if not.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace tune memtrace-host-4711-0.pickle\n  \
@@ -324,11 +340,13 @@ pub(crate) struct Tune {
     #[command(flatten)]
     pub(crate) files: Files,
 
-    /// Memory of the card, such as 40GiB [default: the recorded card, if memtrace wrote it down, or as much as it takes]
+    /// Memory of the card, such as 40GiB [default: the recorded card, if memtrace
+    /// wrote it down, or as much as it takes]
     #[arg(long, value_name = "SIZE", value_parser = units::parse)]
     pub(crate) capacity: Option<u64>,
 
-    /// Memory that others take: the context, libraries, other processes [default: as recorded, or none]
+    /// Memory that others take: the context, libraries, other processes
+    /// [default: as recorded, or none]
     #[arg(long, value_name = "SIZE", value_parser = units::parse)]
     pub(crate) device_overhead: Option<u64>,
 
@@ -339,9 +357,10 @@ pub(crate) struct Tune {
 
 /// Say whether memtrace works here, and what it sees of a program.
 ///
-/// Without CMD, checks the installation. With CMD, runs it under recording, too, and reports which entry points of CUDA
-/// which library called, what went past memtrace, how much room is left, and what recording cost. Exits with 0 if all is
-/// well, 1 if something is wrong (each finding says what to do), 2 if the program can't be run.
+/// Without CMD, checks the installation. With CMD, runs it under recording, too, and reports which
+/// entry points of CUDA which library called, what went past memtrace, how much room is left, and
+/// what recording cost. Exits with 0 if all is well, 1 if something is wrong (each finding says
+/// what to do), 2 if the program can't be run.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace doctor\n  \
@@ -370,8 +389,9 @@ pub(crate) struct Doctor {
 
 /// List this machine's GPUs, and those that `run --virtual` can be.
 ///
-/// A real GPU is listed under the number by which a program would see it, with what is free of its memory. No context is made.
-/// With --real exits with 0 if there is one, 1 if there is none, 2 if CUDA's driver is there and can't be used.
+/// A real GPU is listed under the number by which a program would see it, with what is free of its
+/// memory. No context is made. With --real exits with 0 if there is one, 1 if there is none, 2 if
+/// CUDA's driver is there and can't be used.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
     memtrace devices\n  \
@@ -379,7 +399,8 @@ pub(crate) struct Doctor {
     memtrace devices --json                                 virtual ones alone\n  \
     memtrace run --virtual a100-40*4 -- python train.py")]
 pub(crate) struct Devices {
-    /// Print a JSON list of the virtual ones, with the source of each number; with --real, of the real ones
+    /// Print a JSON list of the virtual ones, with the source of each
+    /// number; with --real, of the real ones
     #[arg(long)]
     pub(crate) json: bool,
 

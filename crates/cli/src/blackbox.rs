@@ -1,7 +1,8 @@
 //! A black box as a file on this machine.
 //!
-//! The file is sparse and hundreds of megabytes long; only what is in use is read, and the ring a batch at a time. It is
-//! never mapped: a mapping of a file that somebody cuts short would kill this process.
+//! The file is sparse and hundreds of megabytes long; only what is in use is read, and
+//! the ring a batch at a time. It is never mapped: a mapping of a file that somebody
+//! cuts short would kill this process.
 
 use std::fs::File;
 use std::io;

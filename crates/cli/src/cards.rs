@@ -1,8 +1,9 @@
 //! The cards of this machine.
 //!
-//! CUDA's driver is asked in a process of its own, which is this program once more. A driver that is broken may hang or end
-//! the process, and a recorder that is preloaded into this one would record the question: there it is not loaded. What
-//! else is preloaded stays, so under `memtrace run --virtual` the cards are the virtual ones, and are called so.
+//! CUDA's driver is asked in a process of its own, which is this program once more. A driver that
+//! is broken may hang or end the process, and a recorder that is preloaded into this one would
+//! record the question: there it is not loaded. What else is preloaded stays, so under
+//! `memtrace run --virtual` the cards are the virtual ones, and are called so.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -22,12 +23,14 @@ use crate::run::{RECORDER, as_it_is};
 use crate::say::Answer;
 use crate::units::size;
 
-/// How long the driver may take. Where nothing keeps it awake it wakes each card, a second or two apiece.
+/// How long the driver may take. Where nothing keeps it awake it wakes
+/// each card, a second or two apiece.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// How often it is looked whether it is done.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What the driver's library loads into every process, and what NVTX does: tools that are not meant for this one.
+/// What the driver's library loads into every process, and what NVTX does:
+/// tools that are not meant for this one.
 const INJECTED: [&str; 2] = ["CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"];
 
 /// What there is.
@@ -87,7 +90,8 @@ fn asked(command: &mut Command, patience: Duration) -> Here {
     }
 }
 
-/// What a program prints, if it ends in time. One that hangs in the kernel can't be ended, and is not waited for.
+/// What a program prints, if it ends in time. One that hangs in the kernel
+/// can't be ended, and is not waited for.
 fn output(command: &mut Command, patience: Duration) -> Result<String, String> {
     let cannot = |e: std::io::Error| format!("CUDA's driver can't be asked: {e}");
     // No pipe: whoever hangs would hold it open.

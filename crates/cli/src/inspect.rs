@@ -1,9 +1,9 @@
-//! Can something be preloaded into this program? Asked before it is started, because the answer of the
-//! system is silence: a static or setuid program simply runs unrecorded, and one of another architecture
-//! fills the terminal with the loader's complaints.
+//! Can something be preloaded into this program? Asked before it is started, because the answer of
+//! the system is silence: a static or setuid program simply runs unrecorded, and one of another
+//! architecture fills the terminal with the loader's complaints.
 //!
-//! A script is what its first line says, so the interpreter is looked at, and through `env` the program that
-//! it will find. What a program starts later can't be known here.
+//! A script is what its first line says, so the interpreter is looked at, and through `env` the
+//! program that it will find. What a program starts later can't be known here.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -145,7 +145,8 @@ pub(crate) fn inspect(program: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The beginning of a file that can be executed; `None` if we may not see it, which the system may not mind.
+/// The beginning of a file that can be executed; `None` if we may not see
+/// it, which the system may not mind.
 fn look(path: &Path) -> Result<Option<Vec<u8>>, Refusal> {
     let (Ok(found), Ok(me)) = (fs::metadata(path), fs::metadata("/proc/self")) else {
         return Ok(None);

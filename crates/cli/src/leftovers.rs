@@ -1,8 +1,10 @@
-//! What processes leave behind when they are killed: the list of a run, and files that nobody finishes. Both are cleared
-//! by the next `memtrace run` or `memtrace recover` that comes by; black boxes, which are worth something, never are.
+//! What processes leave behind when they are killed: the list of a run, and files that nobody
+//! finishes. Both are cleared by the next `memtrace run` or `memtrace recover` that comes by; black
+//! boxes, which are worth something, never are.
 //!
-//! The name of a list says whose it is: of this machine, in which namespace of process numbers, by number and by the
-//! time since the machine started. So the list of a run that goes on somewhere else stays.
+//! The name of a list says whose it is: of this machine, in which namespace of
+//! process numbers, by number and by the time since the machine started. So the list
+//! of a run that goes on somewhere else stays.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -29,7 +31,8 @@ fn namespace_number() -> String {
     namespace().chars().filter(char::is_ascii_digit).collect()
 }
 
-/// When a process began, in the kernel's ticks since the machine did: a number that is given again has another one.
+/// When a process began, in the kernel's ticks since the machine did: a number
+/// that is given again has another one.
 fn began(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets may have brackets and blanks in it.

@@ -1,8 +1,8 @@
-//! The black boxes that there are: `memtrace recover` without a name lists them, and `memtrace run` mentions those of dead
-//! processes when they hold much memory.
+//! The black boxes that there are: `memtrace recover` without a name lists them, and `memtrace run`
+//! mentions those of dead processes when they hold much memory.
 //!
-//! They are looked for where the recorder puts them. Only this user's are opened; of what is in them, names are shown
-//! with whatever a terminal would obey made visible.
+//! They are looked for where the recorder puts them. Only this user's are opened; of what is in
+//! them, names are shown with whatever a terminal would obey made visible.
 
 use std::collections::BTreeSet;
 use std::env;

@@ -13,8 +13,8 @@ use memtrace_options::{PERMISSIONS, Words};
 
 use crate::args::{Format, Permissions};
 
-/// Who may read what this command writes, as it was told or as the variable says. A value that nobody knows means the default,
-/// as in the recorder.
+/// Who may read what this command writes, as it was told or as the variable says. A value that
+/// nobody knows means the default, as in the recorder.
 pub(crate) fn readers(told: Option<Permissions>) -> Readers {
     let named = || Permissions::named(&std::env::var(PERMISSIONS.variable).ok()?);
     match told.or_else(named).unwrap_or_default() {
@@ -45,8 +45,8 @@ pub(crate) fn write_unnamed(
 }
 
 impl Unnamed {
-    /// Gives it the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. A reader never sees half a file, and no
-    /// file is ever overwritten.
+    /// Gives it the first name that is free: `memtrace-HOST-PID[-rankR]-N.pickle`. A reader never
+    /// sees half a file, and no file is ever overwritten.
     pub(crate) fn place(self) -> io::Result<PathBuf> {
         let Unnamed { new, stem, extension } = self;
         let name = |n| {

@@ -1,8 +1,9 @@
-//! Which black box a process has mapped: the one truth about whose it is and whether it is still written.
+//! Which black box a process has mapped: the one truth about whose it is
+//! and whether it is still written.
 //!
-//! `/proc/PID/maps` lists the mapping as long as the process runs, whatever happened to the file's name; a number that
-//! was given to another process, a zombie, and a process that became another program by `exec` don't list it. Nothing
-//! is stopped and nothing attached to.
+//! `/proc/PID/maps` lists the mapping as long as the process runs, whatever happened to the file's
+//! name; a number that was given to another process, a zombie, and a process that became another
+//! program by `exec` don't list it. Nothing is stopped and nothing attached to.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,7 +1,8 @@
-//! `memtrace recover` and `memtrace snapshot`: snapshots from black boxes, of dead and of living processes.
+//! `memtrace recover` and `memtrace snapshot`: snapshots from black boxes,
+//! of dead and of living processes.
 //!
-//! Exit codes of `recover`: 0, each black box of a dead process is a snapshot now; 1, nothing was there to
-//! recover, or some could be read and others not; 2, nothing could be read or written.
+//! Exit codes of `recover`: 0, each black box of a dead process is a snapshot now; 1, nothing was
+//! there to recover, or some could be read and others not; 2, nothing could be read or written.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -50,8 +51,8 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
     Ok(Answer::page(all.page, all.written > 0 && all.bad == 0))
 }
 
-/// How many of the paths may be seen to together: a folder alone, since what is in it may be named, too, or files that are
-/// not the same.
+/// How many of the paths may be seen to together: a folder alone, since what is in it may be named,
+/// too, or files that are not the same.
 fn at_once(paths: &[PathBuf]) -> usize {
     let mut seen = BTreeSet::new();
     let is_new =
@@ -77,8 +78,8 @@ struct Job {
 }
 
 impl Recovery<'_> {
-    /// Sees to the black boxes that these paths stand for. They are read on all processors; what became of each is said, and its
-    /// snapshot named, in their order.
+    /// Sees to the black boxes that these paths stand for. They are read on all processors; what
+    /// became of each is said, and its snapshot named, in their order.
     fn of(&mut self, batch: &[PathBuf]) {
         let mut jobs = Vec::new();
         for path in batch {
@@ -97,7 +98,8 @@ impl Recovery<'_> {
         memtrace_workers::each(&jobs, work, |done| {
             let Some(job) = order.next() else { return ControlFlow::Break(()) };
             match done {
-                // Those that come before it, and those that are read beside it, have made room when they are gone.
+                // Those that come before it, and those that are read beside
+                // it, have made room when they are gone.
                 Ok(Err(Trouble::NoRoom(_))) if jobs.len() > 1 => later.push(job),
                 Ok(done) => self.settle(job, done),
                 Err(panic) => self.settle(job, Err(Trouble::Other(panic.to_string()))),
@@ -175,8 +177,8 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// One that lies about in a folder, where anybody may have put it: it must be this user's, and a link one that the
-    /// recorder makes, which has the black box's own name.
+    /// One that lies about in a folder, where anybody may have put it: it must be this user's, and
+    /// a link one that the recorder makes, which has the black box's own name.
     pub(crate) fn open(name: &Path) -> Result<Found, String> {
         let about = fs::symlink_metadata(name).map_err(|e| e.to_string())?;
         let user = memtrace_files::user().map_err(|e| e.to_string())?;
@@ -422,7 +424,8 @@ fn cannot_write(e: &io::Error, folder: &Path) -> Trouble {
     }
 }
 
-/// Removes the file and the links to it: the one that led here, and the one in the process's output folder.
+/// Removes the file and the links to it: the one that led here, and the
+/// one in the process's output folder.
 fn remove(found: &Found, out: Option<&Path>) {
     let real = &found.real;
     let link = out.and_then(|out| Some(out.join(real.file_name()?)));

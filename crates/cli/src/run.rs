@@ -1,8 +1,9 @@
 //! `memtrace run`: sets the stage and becomes the program.
 //!
-//! There is no parent that waits. The environment is prepared, then this process is replaced, so the
-//! program's id, its signals, its terminal and its exit code are what they would be without memtrace.
-//! Everything that could go wrong is looked at before, because afterwards there is nobody left to explain.
+//! There is no parent that waits. The environment is prepared, then this process is
+//! replaced, so the program's id, its signals, its terminal and its exit code are what they
+//! would be without memtrace. Everything that could go wrong is looked at before, because
+//! afterwards there is nobody left to explain.
 
 use std::convert::Infallible;
 use std::env;
@@ -28,8 +29,9 @@ use crate::say::tell;
 use crate::standin::Folder;
 use crate::{HandOn, leftovers, orphans};
 
-/// What PyTorch and Triton compile and time on one GPU they keep for the next run. What they find out on a virtual
-/// one must not be found by a run on a real card, so it is kept apart, unless the user has said where.
+/// What PyTorch and Triton compile and time on one GPU they keep for the next run. What
+/// they find out on a virtual one must not be found by a run on a real card, so it is kept
+/// apart, unless the user has said where.
 const CACHES: [(&str, &str); 3] = [
     ("PYTORCH_KERNEL_CACHE_PATH", "torch-kernels"),
     ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
@@ -64,8 +66,8 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
         }
         preload.push(library);
         let out = out_folder(args.settings.of(&OUT).map(Path::new))?;
-        // The recorder tells this process, which the user started, from those that it starts; these say in the list
-        // what they have written.
+        // The recorder tells this process, which the user started, from those that it starts; these
+        // say in the list what they have written.
         let root = if args.list.is_some() { parent_id() } else { std::process::id() };
         command.env(RUN_PID.variable, root.to_string());
         let list = RUN_LIST.variable;
@@ -147,8 +149,8 @@ fn list(
     all.join(OsStr::new(":"))
 }
 
-/// The runtime of `AddressSanitizer` ends a program in which it isn't the first library, unless it is told not to look. A program
-/// that needs the runtime has it loaded behind what is preloaded.
+/// The runtime of `AddressSanitizer` ends a program in which it isn't the first library, unless it
+/// is told not to look. A program that needs the runtime has it loaded behind what is preloaded.
 const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "verify_asan_link_order=0");
 
 /// A setting in front of those that were there, which win.
@@ -161,7 +163,8 @@ fn with_setting(old: Option<OsString>, setting: &str) -> OsString {
     all
 }
 
-/// The runtimes of compilers' sanitizers, which replace functions of the C library and must come before everybody else.
+/// The runtimes of compilers' sanitizers, which replace functions of the C library
+/// and must come before everybody else.
 pub(crate) fn is_sanitizer(path: &[u8]) -> bool {
     let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     ["asan", "tsan", "lsan", "msan", "hwasan", "ubsan"].iter().any(|name| {
@@ -171,8 +174,8 @@ pub(crate) fn is_sanitizer(path: &[u8]) -> bool {
     })
 }
 
-/// The value of `LD_PRELOAD`: sanitizers that the user preloads, then ours, then what else was there. The loader takes blanks for
-/// separators too.
+/// The value of `LD_PRELOAD`: sanitizers that the user preloads, then ours, then what else was
+/// there. The loader takes blanks for separators too.
 fn preloaded(ours: &[PathBuf], old: Option<OsString>) -> OsString {
     let old = old.unwrap_or_default();
     let parts = old.as_bytes().split(|b| b": ".contains(b));
@@ -182,9 +185,10 @@ fn preloaded(ours: &[PathBuf], old: Option<OsString>) -> OsString {
     list(new, Some(OsStr::from_bytes(&others.join(&b':')).to_owned()), b":")
 }
 
-/// The same file by a path that glibc's loader alone can read. A program that this one starts may have another C library: musl's
-/// loader would load ours, miss glibc under it and give up. A file that it can't find it passes over. glibc puts the program's
-/// folder in the place of `$ORIGIN`; from there it goes up to the root.
+/// The same file by a path that glibc's loader alone can read. A program that this one starts
+/// may have another C library: musl's loader would load ours, miss glibc under it and give up. A
+/// file that it can't find it passes over. glibc puts the program's folder in the place of
+/// `$ORIGIN`; from there it goes up to the root.
 fn only_for_glibc(library: &Path) -> PathBuf {
     /// Folders are not deeper; there is nothing above the root.
     const UP: usize = 24;
@@ -257,8 +261,9 @@ pub(crate) fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(out)
 }
 
-/// Where the processes of a run say what they hold of its virtual cards: a name that nobody can guess, in memory if
-/// there is a folder for that. The first process that needs it makes the file, and the last one takes it away.
+/// Where the processes of a run say what they hold of its virtual cards: a name that nobody can
+/// guess, in memory if there is a folder for that. The first process that needs it makes the
+/// file, and the last one takes it away.
 fn cards_of_run() -> PathBuf {
     let random = || RandomState::new().hash_one(std::process::id());
     let name = format!("memtrace-cards1-{}-{:016x}{:016x}", std::process::id(), random(), random());

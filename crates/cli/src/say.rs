@@ -1,6 +1,6 @@
-//! What goes to the user: answers on standard output, trouble on standard error. Nothing of the command is printed past
-//! this module, and all that it prints is a [`Page`], a line that is made one, JSON, or the command's own words; see
-//! [`memtrace_format::screen`].
+//! What goes to the user: answers on standard output, trouble on standard error. Nothing of the
+//! command is printed past this module, and all that it prints is a [`Page`], a line that is made
+//! one, JSON, or the command's own words; see [`memtrace_format::screen`].
 
 use std::io::{self, Write};
 
@@ -35,7 +35,8 @@ impl Answer {
         Ok(Answer { text: Text::Json(value), yes })
     }
 
-    /// What this command has written of itself, for another program; nothing in it comes from a file or a process.
+    /// What this command has written of itself, for another program; nothing
+    /// in it comes from a file or a process.
     pub(crate) fn written(text: String) -> Answer {
         Answer { text: Text::Own(text), yes: true }
     }

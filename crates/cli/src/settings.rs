@@ -1,4 +1,5 @@
-//! Options that are settings: their names, words and help are those of the table in `memtrace-options`.
+//! Options that are settings: their names, words and help are those of the
+//! table in `memtrace-options`.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;

@@ -57,7 +57,8 @@ fn one(
     Ok(Answer::page(page, true))
 }
 
-/// The file to write. One that is packed is not packed again, so it keeps its name only in another folder.
+/// The file to write. One that is packed is not packed again, so it keeps
+/// its name only in another folder.
 fn target(path: &Path, args: &Symbolize, packed: bool) -> Result<PathBuf, Failure> {
     let named = |out: &str| Failure::new(format!("{}: name the {out}", path.display()));
     match &args.out {

@@ -1,5 +1,5 @@
-//! Files that mean harm, in every command that reads them (issue F, A6): what they take is bounded, and their names reach
-//! no terminal raw.
+//! Files that mean harm, in every command that reads them (issue F, A6): what they take is bounded,
+//! and their names reach no terminal raw.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -189,7 +189,8 @@ fn bombs_go_off_in_little_memory() {
     let file = |name: &str, bytes: &[u8]| {
         fs::write(folder.path().join(name), bytes).expect("written");
     };
-    // More than a GiB each: of zeros, of nested lists, of empty lists behind a pickle's beginning, of blanks before JSON.
+    // More than a GiB each: of zeros, of nested lists, of empty lists behind a
+    // pickle's beginning, of blanks before JSON.
     let packed = |begin: &[u8], with: u8, members: usize| {
         let member = gzip(&vec![with; 16 << 20]);
         [gzip(begin), member.repeat(members)].concat()
@@ -253,7 +254,8 @@ fn bombs_go_off_in_little_memory() {
 #[test]
 fn small_files_that_refer_to_large_things_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
-    // A text of a mebibyte, and two hundred thousand frames, entries or keys that have it for a name.
+    // A text of a mebibyte, and two hundred thousand frames, entries or
+    // keys that have it for a name.
     let long = "n".repeat(1 << 20);
     let text = |t: &str| [b"X", &(t.len() as u32).to_le_bytes()[..], t.as_bytes()].concat();
     let begin =

@@ -1,5 +1,6 @@
-//! What can't be read is said, and the rest is answered (issue F, A5, A6, B11): files of a folder that are passed by, things
-//! among the snapshots of a file, pipes, names that are commands, padding.
+//! What can't be read is said, and the rest is answered (issue F, A5, A6, B11):
+//! files of a folder that are passed by, things among the snapshots of a file,
+//! pipes, names that are commands, padding.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]

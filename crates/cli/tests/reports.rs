@@ -1,4 +1,5 @@
-//! What is printed, as text: the help is the reference of the command line, the reports are what users read.
+//! What is printed, as text: the help is the reference of the command
+//! line, the reports are what users read.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]

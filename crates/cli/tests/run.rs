@@ -1,4 +1,5 @@
-//! `memtrace run`: what the program finds, that it is the program that runs, and each thing that can't be.
+//! `memtrace run`: what the program finds, that it is the program that
+//! runs, and each thing that can't be.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -185,8 +186,8 @@ fn a_command_that_is_not_there() {
     assert_eq!(none.output().expect("started").status.code(), Some(2));
 }
 
-/// What looks like an option of ours before the program is one that there is not; behind it, or behind `--`, it is the
-/// program's.
+/// What looks like an option of ours before the program is one that there is not; behind it,
+/// or behind `--`, it is the program's.
 #[test]
 fn options_that_there_are_not() {
     let here = Installation::new("bin");

@@ -1,5 +1,5 @@
-//! The stand-ins for NVIDIA's libraries: the loader takes them, and a look-up in one of them ends in the
-//! virtual GPU. The virtual GPU here is a library with one function.
+//! The stand-ins for NVIDIA's libraries: the loader takes them, and a look-up in one of them ends
+//! in the virtual GPU. The virtual GPU here is a library with one function.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]

@@ -42,7 +42,8 @@ fn said(output: &Output, folder: &Path) -> (Option<i32>, String, String) {
 
 const BOXES: usize = 40;
 
-/// A folder of black boxes that all want the same name for their snapshots, some of them damaged, and one a link.
+/// A folder of black boxes that all want the same name for their snapshots,
+/// some of them damaged, and one a link.
 fn boxes() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let of_nobody = tempfile::tempdir_in(folder.path()).expect("a folder").keep();

@@ -2,8 +2,8 @@
 //!
 //! Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the
 //! tuning guide of each architecture (shared memory and its opt-in maximum, reserved shared memory,
-//! single to double precision). The share of the L2 cache that may be set aside is not in that table:
-//! it is what cards of the architecture report, in sixteenths, and an estimate where noted.
+//! single to double precision). The share of the L2 cache that may be set aside is not in that
+//! table: it is what cards of the architecture report, in sixteenths, and an estimate where noted.
 
 const KIB: u32 = 1024;
 

@@ -5,13 +5,13 @@
 //! sm_CC,MEMORY,COUNTSM[*N][,lazy][,placement=WHERE]    sm_90,80GiB,132SM*8
 //! ```
 //!
-//! `*N` asks for N equal GPUs. `lazy` lets work on streams finish as late as it may, when the host next
-//! waits for something; without it, work finishes at once. The two runs bracket the real card. `placement`
-//! says at which addresses memory is given out: as drivers do on Linux (the default) or ascending, as on Windows and
-//! under WSL.
+//! `*N` asks for N equal GPUs. `lazy` lets work on streams finish as late as it may, when the host
+//! next waits for something; without it, work finishes at once. The two runs bracket the real card.
+//! `placement` says at which addresses memory is given out: as drivers do on Linux (the default) or
+//! ascending, as on Windows and under WSL.
 //!
-//! A wrong word must end in one sentence that says what is wrong and what to write instead; it never
-//! falls back to some other GPU.
+//! A wrong word must end in one sentence that says what is wrong and what to write instead; it
+//! never falls back to some other GPU.
 
 use crate::Limits;
 use crate::profiles::{CONTEXT_ESTIMATE, Profile, find, profiles};

@@ -1,19 +1,22 @@
 //! Files that memtrace makes and opens, in folders where others may have put traps.
 //!
-//! A file is made under a name that nobody can guess and that nothing has yet (`O_EXCL`), and gets its own name when it is
-//! complete ([`NewFile`]): a link, a device or a FIFO that stands at that name is never written through, a reader never
-//! sees half a file, and no file of somebody's is overwritten, except by [`NewFile::replace`] the one that the user named.
-//! Files hold paths and command lines, so they are their owner's alone unless the user wants otherwise ([`Readers`]).
+//! A file is made under a name that nobody can guess and that nothing has yet (`O_EXCL`), and gets
+//! its own name when it is complete ([`NewFile`]): a link, a device or a FIFO that stands at that
+//! name is never written through, a reader never sees half a file, and no file of somebody's is
+//! overwritten, except by [`NewFile::replace`] the one that the user named. Files hold paths and
+//! command lines, so they are their owner's alone unless the user wants otherwise ([`Readers`]).
 //!
-//! The writer holds a lock on its file until then. The kernel lets go of it when the process dies, however it dies; so
-//! whoever gets the lock knows that nobody will finish the file ([`clear_abandoned`]). Where a file system has no locks,
-//! nothing is cleared.
+//! The writer holds a lock on its file until then. The kernel lets go of it when the process dies,
+//! however it dies; so whoever gets the lock knows that nobody will finish the file
+//! ([`clear_abandoned`]). Where a file system has no locks, nothing is cleared.
 //!
-//! A file is opened without following a link and without waiting ([`open`]), and must be a plain one.
+//! A file is opened without following a link and without waiting
+//! ([`open`]), and must be a plain one.
 //!
-//! The kernel gives a new descriptor the lowest number that is free. In somebody else's process that may be 0, 1 or 2, and
-//! then the program reads our file as its input or writes its output into it; or it is a number that the program would have
-//! got next. So every file goes to a higher number at once ([`aside`]).
+//! The kernel gives a new descriptor the lowest number that is free. In somebody else's
+//! process that may be 0, 1 or 2, and then the program reads our file as its input or writes
+//! its output into it; or it is a number that the program would have got next. So every file
+//! goes to a higher number at once ([`aside`]).
 
 #![forbid(unsafe_code)]
 
@@ -31,8 +34,8 @@ const PREFIX: &str = ".memtrace-";
 const SUFFIX: &str = ".part";
 /// Letters and digits between.
 const RANDOM: usize = 16;
-/// The lowest numbers for descriptors of ours, best first: the limit on them may be low (`ulimit -n`). The last one is
-/// beyond standard input, output and error.
+/// The lowest numbers for descriptors of ours, best first: the limit on them may be low
+/// (`ulimit -n`). The last one is beyond standard input, output and error.
 const NUMBERS: [i32; 4] = [200, 60, 15, FIRST_OWN];
 /// No program has its standard input, output or error here.
 const FIRST_OWN: i32 = 3;
@@ -116,8 +119,8 @@ impl NewFile {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Gives it a name that the user has chosen, instead of the plain file or the link to one that may be there. A file
-    /// keeps its permissions; what a link leads to stays as it is.
+    /// Gives it a name that the user has chosen, instead of the plain file or the link to one that
+    /// may be there. A file keeps its permissions; what a link leads to stays as it is.
     ///
     /// # Errors
     /// Those of the file system; also if something else is there.
@@ -141,13 +144,15 @@ impl NewFile {
     }
 }
 
-/// May this link be replaced by a file? `/dev/stdout` and its like may not, whatever they lead to at the moment.
+/// May this link be replaced by a file? `/dev/stdout` and its like may not,
+/// whatever they lead to at the moment.
 fn may_go(link: &Path) -> bool {
     let to_descriptor = fs::read_link(link).is_ok_and(|to| to.starts_with("/proc"));
     !to_descriptor && fs::metadata(link).map_or(true, |to| to.is_file())
 }
 
-/// Renames, but never over something. Where a file system can do neither that nor hard links, a look and a rename must do.
+/// Renames, but never over something. Where a file system can do neither that nor hard
+/// links, a look and a rename must do.
 fn take_name(file: NamedTempFile, name: &Path) -> Result<File, PersistError> {
     match file.persist_noclobber(name) {
         Err(e)
@@ -209,7 +214,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     plain(path, OpenOptions::new().read(true))
 }
 
-/// Opens a file to which several processes of one user add lines; it is made, for its owner alone, if it is not there.
+/// Opens a file to which several processes of one user add lines; it is made, for
+/// its owner alone, if it is not there.
 ///
 /// # Errors
 /// Those of the file system; `InvalidInput` for anything but a plain file of one's own.

@@ -140,7 +140,8 @@ fn another_file_of_the_same_name_is_not_removed() {
     assert!(path.exists());
 }
 
-/// A program that has closed its standard input, output or error must not find a file of ours there.
+/// A program that has closed its standard input, output or error must not
+/// find a file of ours there.
 #[test]
 fn files_have_numbers_that_no_program_uses() {
     use std::os::fd::AsRawFd;

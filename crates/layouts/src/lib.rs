@@ -1,9 +1,10 @@
 //! Records of ours, held against the ones that they stand for. For tests only.
 //!
-//! A hook reads CUDA's records by declarations of our own: they name the fields that matter, leave out what comes behind
-//! them, and need no header. A slip in one is a wrong size in a snapshot. [`same_layout`] compares such a declaration with
-//! another one of the same record, made by others from NVIDIA's headers (`cudarc`): where they differ, the tests do not compile.
-//! [`unchecked`] finds the declarations that nobody compares, so that a test can say why of each.
+//! A hook reads CUDA's records by declarations of our own: they name the fields that matter, leave
+//! out what comes behind them, and need no header. A slip in one is a wrong size in a snapshot.
+//! [`same_layout`] compares such a declaration with another one of the same record, made by others
+//! from NVIDIA's headers (`cudarc`): where they differ, the tests do not compile. [`unchecked`]
+//! finds the declarations that nobody compares, so that a test can say why of each.
 
 #![forbid(unsafe_code)]
 
@@ -14,9 +15,11 @@ use std::path::Path;
 /// Size and alignment are the same, and each field of ours is where theirs is and as large.
 ///
 /// * `Ours = Theirs { .. }` for the whole record, `Ours => Theirs { .. }` for its beginning.
-/// * `Ours = [Theirs, Others] { .. }`, or with `=>`: the same of several, whose fields have the same names.
-/// * Every field of ours is listed: `field: theirs`, `field: first .. last` for one that stands for several, `field: _` for one that
-///   only keeps room. Theirs may be a field of a field: `location.id`.
+/// * `Ours = [Theirs, Others] { .. }`, or with `=>`: the same of several,
+///   whose fields have the same names.
+/// * Every field of ours is listed: `field: theirs`, `field: first .. last` for one
+///   that stands for several, `field: _` for one that only keeps room. Theirs may
+///   be a field of a field: `location.id`.
 ///
 /// ```
 /// # use memtrace_layouts::same_layout;
@@ -64,7 +67,8 @@ use std::path::Path;
 /// same_layout!(Ours => Theirs { at: x .. y });
 /// ```
 ///
-/// Nor one of another size, though what is behind it is in its place, nor the beginning of a record for the whole:
+/// Nor one of another size, though what is behind it is in its place, nor the
+/// beginning of a record for the whole:
 ///
 /// ```compile_fail,E0080
 /// # use memtrace_layouts::same_layout;
@@ -158,8 +162,8 @@ pub const fn size_of_field<R, F>(_: fn(&R) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Records with a layout of C's that no [`same_layout`] of their own file, or of `layouts.rs` in the folder of its name, is
-/// about: `file: Name`, by the path from `sources`.
+/// Records with a layout of C's that no [`same_layout`] of their own file, or of `layouts.rs` in
+/// the folder of its name, is about: `file: Name`, by the path from `sources`.
 ///
 /// # Panics
 /// The sources can't be read.

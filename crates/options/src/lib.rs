@@ -1,8 +1,8 @@
 //! What a user may ask of memtrace: every `MEMTRACE_*` variable, in one table.
 //!
-//! The recorder, the virtual GPU and the command read by it. Help, completions, the manual page and the table in `docs/running.md`
-//! are written from it. So a new variable is a row of [`ALL`] and a line where it is read, and a test fails where
-//! one of the two is missing.
+//! The recorder, the virtual GPU and the command read by it. Help, completions, the manual page and
+//! the table in `docs/running.md` are written from it. So a new variable is a row of [`ALL`] and a
+//! line where it is read, and a test fails where one of the two is missing.
 //!
 //! This crate is data. It reads no environment and prints nothing.
 
@@ -278,7 +278,8 @@ table! {
     }
 }
 
-/// Variables of those who build and test memtrace, which scripts and tests read. With `_` at the end: all that begin so.
+/// Variables of those who build and test memtrace, which scripts and tests read.
+/// With `_` at the end: all that begin so.
 pub const DEVELOPMENT: &[&str] =
     &["MEMTRACE_BUILD", "MEMTRACE_TORCH", "MEMTRACE_PYTHON", "MEMTRACE_PYTHON3_", "MEMTRACE_TEST_"];
 

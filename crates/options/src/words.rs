@@ -1,4 +1,5 @@
-//! Settings that are one of some words, each as a type: whoever reads one can't forget a word or take it for another's.
+//! Settings that are one of some words, each as a type: whoever reads one can't
+//! forget a word or take it for another's.
 
 use crate::{CONTEXT, FORMAT, LOG_LEVEL, PERMISSIONS, QUIET, STACKS, Setting, VIRTUAL_LOG};
 

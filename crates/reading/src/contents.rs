@@ -140,8 +140,8 @@ fn damaged(how: &str, e: &io::Error) -> String {
     format!("damaged {how} file: {e}")
 }
 
-/// All that there is to read, `length` bytes or more; `None` if that is more than `most`. Of what is no snapshot only the beginning, by which it is
-/// named: it may have no end.
+/// All that there is to read, `length` bytes or more; `None` if that is more than `most`. Of what
+/// is no snapshot only the beginning, by which it is named: it may have no end.
 fn bounded(mut from: impl Read, length: u64, most: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     (&mut from).take(HEAD).read_to_end(&mut bytes)?;

@@ -1,4 +1,5 @@
-//! One gzip member after the other, and the zeros with which tapes and block devices fill up what is behind them.
+//! One gzip member after the other, and the zeros with which tapes and block
+//! devices fill up what is behind them.
 
 use std::io::{self, Read};
 

@@ -12,7 +12,8 @@ const OLD_TORCH_SAVE: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8
 /// How much of a text is looked at.
 const HEAD: usize = 4096;
 
-/// Says what a file is, by how it begins and by its name. `None`: a snapshot perhaps, or nothing that is known.
+/// Says what a file is, by how it begins and by its name. `None`: a
+/// snapshot perhaps, or nothing that is known.
 pub fn kind(bytes: &[u8], path: &Path) -> Option<String> {
     let file = quoted(path);
     if bytes.is_empty() {

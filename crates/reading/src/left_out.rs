@@ -1,4 +1,5 @@
-//! Files of a folder that look as if they were meant, and can't be read as they are: the user hears of each kind.
+//! Files of a folder that look as if they were meant, and can't be read as
+//! they are: the user hears of each kind.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -24,7 +25,8 @@ const PACKERS: [(&[&str], &str); 9] = [
 /// Of each kind so many are named.
 const NAMED: usize = 3;
 
-/// Why a file of a folder is left out though it looks as if it were meant, by its name and by what it is.
+/// Why a file of a folder is left out though it looks as if it were meant,
+/// by its name and by what it is.
 pub(crate) fn left_out(path: &Path) -> Option<String> {
     if is_snapshot(path) {
         return no_file(path);

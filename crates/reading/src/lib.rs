@@ -1,11 +1,12 @@
 //! Files from a disk, as every command takes them.
 //!
-//! A user names files, several files or a folder, gzipped or not, and now and then something that is no snapshot. Here is
-//! worked out which files are meant and in which order ([`find`]), what is in them ([`snapshots`]), and what it is if it
-//! is something else ([`kind`]).
+//! A user names files, several files or a folder, gzipped or not, and now and then something that
+//! is no snapshot. Here is worked out which files are meant and in which order ([`find`]), what is
+//! in them ([`snapshots`]), and what it is if it is something else ([`kind`]).
 //!
-//! A file comes from anywhere. So what is read of it, what it unpacks to and what is built of that is bounded by a
-//! [`Limit`], and nothing but a file that was named is waited for, for some seconds: a pipe in a folder is passed by.
+//! A file comes from anywhere. So what is read of it, what it unpacks to and what is built of that
+//! is bounded by a [`Limit`], and nothing but a file that was named is waited for, for some
+//! seconds: a pipe in a folder is passed by.
 
 #![forbid(unsafe_code)]
 // Product names in prose are not code.
@@ -47,7 +48,8 @@ impl Limit {
     /// A plain file may always take so many times its length.
     const TIMES: u64 = 16;
 
-    /// So many bytes; `None`: [`Limit::USUAL`], or sixteen times what the file has on the disk if that is more.
+    /// So many bytes; `None`: [`Limit::USUAL`], or sixteen times what the
+    /// file has on the disk if that is more.
     pub fn new(bytes: Option<u64>) -> Limit {
         Limit { bytes, several: false, tell: |_| {} }
     }
@@ -58,7 +60,8 @@ impl Limit {
         Limit { several, ..self }
     }
 
-    /// What to do once if the file is a pipe that somebody has open and writes nothing to: it is waited for.
+    /// What to do once if the file is a pipe that somebody has open and
+    /// writes nothing to: it is waited for.
     #[must_use]
     pub fn telling(self, tell: fn(&Path)) -> Limit {
         Limit { tell, ..self }

@@ -1,5 +1,6 @@
-//! A file is opened so that nobody waits for ever: a pipe with a name (a FIFO) may have nobody who writes to it. Where somebody
-//! has it open and writes nothing, the user is told what is waited for.
+//! A file is opened so that nobody waits for ever: a pipe with a name (a FIFO) may
+//! have nobody who writes to it. Where somebody has it open and writes nothing,
+//! the user is told what is waited for.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Cursor, Read, Seek};
@@ -23,7 +24,8 @@ const PIPES: u64 = 0x5049_5045;
 pub(crate) struct Opened {
     /// What has been read already, and the rest.
     pub(crate) bytes: io::Chain<Cursor<Vec<u8>>, Waiting>,
-    /// What it takes on the disk. A sparse file is longer; what is no file has no length, it may have no end either.
+    /// What it takes on the disk. A sparse file is longer; what is no file has
+    /// no length, it may have no end either.
     pub(crate) on_disk: u64,
     /// How long a file is; anything else is as long as it turns out to be.
     pub(crate) length: u64,
@@ -52,7 +54,8 @@ impl Read for Waiting {
     }
 }
 
-/// Opens what a user has named, alone or among several. `tell`: a writer of that pipe is waited for.
+/// Opens what a user has named, alone or among several. `tell`: a writer
+/// of that pipe is waited for.
 pub(crate) fn open(path: &Path, several: bool, tell: fn(&Path)) -> Result<Opened, String> {
     let unread = |e: io::Error| format!("cannot be read: {e}");
     // Without waiting, for now; and a terminal does not become this process's own.
@@ -86,7 +89,8 @@ pub(crate) fn open(path: &Path, several: bool, tell: fn(&Path)) -> Result<Opened
     Ok(Opened { bytes, on_disk, length })
 }
 
-/// How many blocks a file has is asked for only then: of one that was just written, not every file system knows it yet.
+/// How many blocks a file has is asked for only then: of one that was just written,
+/// not every file system knows it yet.
 fn has_holes(mut file: &File, length: u64) -> io::Result<bool> {
     if length == 0 {
         return Ok(false);
@@ -116,8 +120,8 @@ fn is_silent(pipe: &File, patience: Duration) -> io::Result<bool> {
     }
 }
 
-/// Until somebody writes, or has written. One that was named alone is read however slow its writer is; of several the
-/// others wait for their answers.
+/// Until somebody writes, or has written. One that was named alone is read however slow its writer
+/// is; of several the others wait for their answers.
 fn wait(pipe: &mut Waiting, several: bool) -> Result<Vec<u8>, String> {
     let unread = |e: io::Error| format!("cannot be read: {e}");
     let all = if several { AMONG_SEVERAL } else { ALONE };

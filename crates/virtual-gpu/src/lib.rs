@@ -1,24 +1,25 @@
 //! The public CUDA APIs with no GPU behind them.
 //!
 //! One shared library, preloaded into a program, answers what NVIDIA documents: the runtime, the
-//! driver, NVML, and the libraries above them as far as PyTorch imports them. It accounts for device memory
-//! to the byte and computes nothing, so an unmodified program goes through the motions of a training
-//! run on a machine without a GPU, and its memory behaviour can be watched.
+//! driver, NVML, and the libraries above them as far as PyTorch imports them. It accounts for
+//! device memory to the byte and computes nothing, so an unmodified program goes through the
+//! motions of a training run on a machine without a GPU, and its memory behaviour can be watched.
 //!
-//! It stands *above* the static CUDA runtimes and instead of NVIDIA's libraries, which are never entered:
-//! no undocumented table is answered, no handshake is played. Everything that is virtual says so;
-//! everything that is not supported says its name once and answers its API's own "not supported".
+//! It stands *above* the static CUDA runtimes and instead of NVIDIA's libraries, which are
+//! never entered: no undocumented table is answered, no handshake is played. Everything
+//! that is virtual says so; everything that is not supported says its name once and
+//! answers its API's own "not supported".
 //!
-//! Layers: `gpu` is the machine, without any API's name in it. `runtime`, `driver` and `nvml` put the
-//! three APIs on top of it, `libs` the mathematical and communication libraries. What no file writes
-//! by hand is made by `build.rs` from the tables in `api/`.
+//! Layers: `gpu` is the machine, without any API's name in it. `runtime`, `driver` and `nvml` put
+//! the three APIs on top of it, `libs` the mathematical and communication libraries. What no file
+//! writes by hand is made by `build.rs` from the tables in `api/`.
 //!
 //! # How to add a function of CUDA
 //!
 //! Every public function is exported already; one that nobody wrote says that it is not supported.
-//! * Of the driver, or of both APIs: its declaration in `entries!` of a file of `driver`, and its body
-//!   in a file of `gpu/call` if it takes more than a line. If the runtime has a twin, a row of class
-//!   `twin` in `api/behaviour.tsv`. Three files at most.
+//! * Of the driver, or of both APIs: its declaration in `entries!` of a file of `driver`, and its
+//!   body in a file of `gpu/call` if it takes more than a line. If the runtime has a twin, a row of
+//!   class `twin` in `api/behaviour.tsv`. Three files at most.
 //! * Of the runtime alone, because the driver has other parameters or another answer: a file of
 //!   `runtime`, with a line that says what differs.
 //! * Of the libraries: a row of another class in `api/behaviour.tsv` (see `build.rs`), or a file of
@@ -29,8 +30,8 @@
 //! 1. A member of `Toolkit` in `crates/devices/src/toolkit.rs`. The compiler then asks for its
 //!    answers there, and in the next file.
 //! 2. `runtime/by_toolkit.rs`: functions whose parameters are other ones under the same name.
-//! 3. `scripts/gen_cuda_api.py` with its headers writes `api/*.tsv`. The build then stops at each twin
-//!    whose parameters parted, and at each field of `layout::all` that moved.
+//! 3. `scripts/gen_cuda_api.py` with its headers writes `api/*.tsv`. The build then stops at each
+//!    twin whose parameters parted, and at each field of `layout::all` that moved.
 //! 4. `runtime/properties.rs`: its layout of `cudaDeviceProp`, if that is another one.
 //! 5. `crates/cli/src/standin.rs` for libraries whose numbers don't follow the toolkit's.
 //!
@@ -110,8 +111,8 @@ pub mod entry {
     include!(concat!(env!("OUT_DIR"), "/entry.rs"));
 
     /// The newest interface of a driver function that is not newer than `version` (12040 is CUDA
-    /// 12.4), for the per-thread default stream if asked so. A name with its suffix (`cuMemAlloc_v2`) means
-    /// that one interface, whatever the version.
+    /// 12.4), for the per-thread default stream if asked so. A name with its suffix
+    /// (`cuMemAlloc_v2`) means that one interface, whatever the version.
     pub fn lookup(name: &str, version: u32, per_thread: bool) -> Option<*const c_void> {
         let first = ENTRIES.partition_point(|entry| entry.name < name);
         let last = ENTRIES.partition_point(|entry| entry.name <= name);

@@ -1,5 +1,5 @@
-//! The built library, seen as the loader sees it: everything that PyTorch imports is there, and nothing
-//! else is shown to the program that it is loaded into.
+//! The built library, seen as the loader sees it: everything that PyTorch imports is there, and
+//! nothing else is shown to the program that it is loaded into.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]

@@ -1,11 +1,13 @@
-//! Every record that callers pass to the virtual GPU is held against `cudarc`'s, or stands here with the reason.
+//! Every record that callers pass to the virtual GPU is held against
+//! `cudarc`'s, or stands here with the reason.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use memtrace_layouts::unchecked;
 
-/// Of NVIDIA's, but `cudarc` doesn't have them; `api/layouts.tsv`, which is made from NVIDIA's headers, has NVML's.
+/// Of NVIDIA's, but `cudarc` doesn't have them; `api/layouts.tsv`, which is
+/// made from NVIDIA's headers, has NVML's.
 const NOT_IN_CUDARC: [&str; 1] = ["nvml/memory.rs: Process"];
 
 /// A part of records that are compared, and compared there.

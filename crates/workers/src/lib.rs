@@ -1,16 +1,21 @@
-//! Many jobs, done on as many threads as there are processors, and their results in the order of the jobs.
+//! Many jobs, done on as many threads as there are processors, and their
+//! results in the order of the jobs.
 //!
-//! One pool for all that the command does at leisure: black boxes to recover, settings to try, libraries to read. What a
-//! user sees does not depend on how many threads there were: results are taken in the order of the jobs, in the
-//! thread that asked. With one processor, or where no thread can be started, the jobs are done one after the other there.
+//! One pool for all that the command does at leisure: black boxes to recover, settings to try,
+//! libraries to read. What a user sees does not depend on how many threads there were: results are
+//! taken in the order of the jobs, in the thread that asked. With one processor, or where no thread
+//! can be started, the jobs are done one after the other there.
 //!
-//! * Memory is bounded. Jobs are made as they are needed; at most [`window`] of them are under way or done and not yet
-//!   taken. A slow job holds up the taking of those behind it, and so, after a while, their beginning.
+//! * Memory is bounded. Jobs are made as they are needed; at most [`window`] of them are
+//!   under way or done and not yet taken. A slow job holds up the taking of those behind it,
+//!   and so, after a while, their beginning.
 //! * A job that panics gives [`Panicked`] in its place. The others go on.
-//! * Whoever takes results may have enough: jobs that are under way are waited for, those that wait are not begun.
+//! * Whoever takes results may have enough: jobs that are under way are waited
+//!   for, those that wait are not begun.
 //!
-//! Jobs come to the threads by a channel that many may read from (`crossbeam-channel`), which the standard library doesn't have:
-//! whoever is free takes the next, and the asking thread takes back what nobody has begun.
+//! Jobs come to the threads by a channel that many may read from (`crossbeam-channel`),
+//! which the standard library doesn't have: whoever is free takes the next, and the asking
+//! thread takes back what nobody has begun.
 
 #![forbid(unsafe_code)]
 
@@ -62,7 +67,8 @@ pub fn each<J: Send, R: Send>(
     pool(processors(), jobs, work, take);
 }
 
-/// The results of all jobs, in their order. If one panics, so does this, when those before it are done.
+/// The results of all jobs, in their order. If one panics, so does this,
+/// when those before it are done.
 pub fn map<J: Send, R: Send>(
     jobs: impl IntoIterator<Item = J>,
     work: impl Fn(J) -> R + Sync,
@@ -89,14 +95,15 @@ fn processors() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// How many jobs of so many threads may have been given out without their results being taken: enough that nobody waits for work while
-/// the others are about equally fast.
+/// How many jobs of so many threads may have been given out without their results being taken:
+/// enough that nobody waits for work while the others are about equally fast.
 pub fn window(threads: usize) -> usize {
     2 * threads
 }
 
 fn run<J, R>(work: &impl Fn(J) -> R, job: J) -> Done<R> {
-    // What a job changed and left half done is seen by nobody: `work` is shared as one that changes nothing of its own.
+    // What a job changed and left half done is seen by nobody: `work` is shared as
+    // one that changes nothing of its own.
     catch_unwind(AssertUnwindSafe(|| work(job))).map_err(Panicked)
 }
 

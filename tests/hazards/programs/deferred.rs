@@ -1,8 +1,10 @@
-//! Frees that wait for events, of blocks in pools of high numbers, written down by two threads until the process is killed.
+//! Frees that wait for events, of blocks in pools of high numbers, written down by two
+//! threads until the process is killed.
 //!
-//! `deferred run LEDGER SEED` does it, and says in the mapped file how many events of each thread are written. `deferred expect
-//! SEED THREAD N` says what of a thread's blocks is there after N of its events, and after N + 1: a line each of
-//! address and state, by a model in the plainest possible terms.
+//! `deferred run LEDGER SEED` does it, and says in the mapped file how many events of each
+//! thread are written. `deferred expect SEED THREAD N` says what of a thread's blocks is
+//! there after N of its events, and after N + 1: a line each of address and state, by a
+//! model in the plainest possible terms.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;

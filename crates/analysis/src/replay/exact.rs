@@ -1,8 +1,8 @@
 //! The recorded run itself, again: the same settings, and the answers of the recorded driver.
 //!
-//! What comes out is compared with the trace, event for event. A difference is a fact about this file: something that the
-//! trace does not tell (settings changed under way, blocks older than the trace whose size is not known) or another
-//! release of PyTorch.
+//! What comes out is compared with the trace, event for event. A difference is a fact about this
+//! file: something that the trace does not tell (settings changed under way, blocks older than the
+//! trace whose size is not known) or another release of PyTorch.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -37,11 +37,13 @@ pub struct Exact {
     pub peak_active: u64,
     /// The first difference, in words.
     pub difference: Option<String>,
-    /// Blocks of one size stand by the age of their segments, or by address alone as in older releases.
+    /// Blocks of one size stand by the age of their segments, or by
+    /// address alone as in older releases.
     pub by_age: bool,
 }
 
-/// Repeats the recorded run; `None` if expandable segments of the beginning do not go with the settings.
+/// Repeats the recorded run; `None` if expandable segments of the
+/// beginning do not go with the settings.
 pub fn exact(snapshot: &Snapshot, requests: &Requests, settings: &Settings) -> Option<Exact> {
     let with_age = repeat(snapshot, requests, settings, true)?;
     if with_age.difference.is_none() {
@@ -98,8 +100,9 @@ fn repeat(
     })
 }
 
-/// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it, so that no two lie nearer than
-/// that. Maps that are as far apart as all memory in use is large are of different reservations.
+/// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it,
+/// so that no two lie nearer than that. Maps that are as far apart as all memory in use is
+/// large are of different reservations.
 fn total_of(expected: &[Event]) -> u64 {
     let (mut mapped, mut peak) = (0_u64, 0);
     for e in expected {
@@ -124,8 +127,8 @@ fn total_of(expected: &[Event]) -> u64 {
     apart.unwrap_or(1 << 50) / 9 * 8
 }
 
-/// Where the expandable segments of the beginning have their reservations: from the lowest address that is ever mapped in
-/// one, which may be higher than its true base.
+/// Where the expandable segments of the beginning have their reservations: from the lowest address
+/// that is ever mapped in one, which may be higher than its true base.
 fn reservations(
     before: &[Segment],
     expected: &[Event],
@@ -216,7 +219,8 @@ fn segments_before(
         let small = match at_end {
             Some(segment) => segment.small,
             None if !expandable => range.size == sizes::SMALL_SEGMENT,
-            // The range grew or shrank: part of it may be there at the end, or what lies in it tells.
+            // The range grew or shrank: part of it may be there at the
+            // end, or what lies in it tells.
             None => {
                 let end = address + range.size;
                 let overlaps = |s: &&Segment| s.address < end && address < s.address + s.total_size;
@@ -251,8 +255,8 @@ fn segments_before(
             let next = live.peek().map_or(end, |(addr, _)| **addr);
             let size = block.rounded.unwrap_or_else(|| {
                 let rounded = sizes::round(settings, block.requested);
-                // What is too little to be cut off stayed with the block: up to the next one, or to where the next one is
-                // going to be while this one lives.
+                // What is too little to be cut off stayed with the block: up to the next one, or to
+                // where the next one is going to be while this one lives.
                 let next = first_alloc.next_while_alive(addr, next).unwrap_or(next);
                 let rest = (next - addr).saturating_sub(rounded);
                 let cut = small || expandable || rest > sizes::SMALL_LIMIT;
@@ -293,7 +297,8 @@ impl Firsts {
         firsts
     }
 
-    /// The lowest address behind `addr` at which something is handed out before what lies at `addr` goes.
+    /// The lowest address behind `addr` at which something is handed out
+    /// before what lies at `addr` goes.
     fn next_while_alive(&self, addr: u64, end: u64) -> Option<u64> {
         let goes = self.frees.get(&addr).copied().unwrap_or(usize::MAX);
         self.allocs.range(addr + 1..end).find(|(_, n)| **n < goes).map(|(a, _)| *a)

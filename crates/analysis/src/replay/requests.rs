@@ -1,10 +1,10 @@
 //! From what the allocator did to what it was asked.
 //!
-//! A trace entry `alloc` is a request of its size; `free_requested` gives it back, and the free is complete where the
-//! trace says so. Segments that go without a request that needs the room were sent away by `empty_cache`. Directly before a
-//! new segment or an `oom` the allocator may have done that by itself, and would not have to on a larger card: see
-//! `needed`. What there was
-//! before the trace ([`crate::history::rewind`]) is requested first, in the order of addresses.
+//! A trace entry `alloc` is a request of its size; `free_requested` gives it back, and the free is
+//! complete where the trace says so. Segments that go without a request that needs the room were
+//! sent away by `empty_cache`. Directly before a new segment or an `oom` the allocator may have
+//! done that by itself, and would not have to on a larger card: see `needed`. What there was before
+//! the trace ([`crate::history::rewind`]) is requested first, in the order of addresses.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -125,7 +125,8 @@ fn many(n: usize, thing: &str) -> String {
     format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Before PyTorch 2.12 only the segments at the end tell their pool: the pool of each one, by address.
+/// Before PyTorch 2.12 only the segments at the end tell their pool: the
+/// pool of each one, by address.
 fn pools_by_address(
     snapshot: &Snapshot,
     device: usize,
@@ -154,8 +155,8 @@ struct Reader {
     room: Option<u64>,
 }
 
-/// The most that the trace ever has in segments: the device is at least as large. With settings that give segments back
-/// before the device is full it says nothing.
+/// The most that the trace ever has in segments: the device is at least as large. With settings
+/// that give segments back before the device is full it says nothing.
 fn room(snapshot: &Snapshot, trace: &[TraceEntry], before: u64) -> Option<u64> {
     let settings = super::settings(&super::own_conf(snapshot)).ok()?.settings;
     if settings.garbage_collection_threshold > 0.0 || settings.max_split_size != u64::MAX {
@@ -203,7 +204,8 @@ impl Reader {
             let stream = segment.map_or(0, |(_, s)| s.stream);
             let slot = self.slot(addr);
             let pool = self.pool_at(addr);
-            // Where the requested size is the block's own, nothing is lost; else rounding it again gives the block.
+            // Where the requested size is the block's own, nothing is lost;
+            // else rounding it again gives the block.
             self.push_before(What::Alloc { slot, size: live.requested.max(1), stream, pool });
             self.out.seeds.push((addr, slot));
             if live.pending {
@@ -299,8 +301,8 @@ impl Reader {
         end
     }
 
-    /// Whether the allocator itself made room: then the next thing is a segment or an `oom`, none of the segments that
-    /// went would have done for it, and there was no room for it beside them.
+    /// Whether the allocator itself made room: then the next thing is a segment or an `oom`, none
+    /// of the segments that went would have done for it, and there was no room for it beside them.
     fn needed(&self, gone: &[TraceEntry], after: &[TraceEntry]) -> bool {
         let Some(next) = after.first() else { return false };
         let wanted = match next.action {

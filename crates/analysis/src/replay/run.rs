@@ -99,7 +99,8 @@ fn fragmentation(active: u64, reserved: u64) -> f64 {
     if reserved == 0 { 0.0 } else { 1.0 - active as f64 / reserved as f64 }
 }
 
-/// Who listens to a replay: the allocator's events, each with the entry of the trace that caused it.
+/// Who listens to a replay: the allocator's events, each with the entry of
+/// the trace that caused it.
 pub trait Listener: Sink {
     /// What follows is caused by this entry.
     fn at(&mut self, entry: u32);
@@ -161,8 +162,8 @@ pub fn listen<L: Listener>(
     replay.end(requests.device as i64)
 }
 
-/// The smallest capacity on which the requests run to their end, to 2 MiB: found by bisection between what they use at
-/// once and what they take where there is enough.
+/// The smallest capacity on which the requests run to their end, to 2 MiB: found by bisection
+/// between what they use at once and what they take where there is enough.
 pub fn smallest_capacity(requests: &Requests, settings: &Settings, overhead: u64) -> Option<u64> {
     let fits =
         |capacity: u64| run(requests, settings, Card { capacity: Some(capacity), overhead }).fits();

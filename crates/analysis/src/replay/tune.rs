@@ -1,8 +1,9 @@
 //! Settings, tried on all processors.
 //!
-//! Each candidate is one line that somebody could export: the one that they have, with something changed. They are judged by the smallest card on which the program
-//! runs to its end; where that is equal to a hundredth by what they reserve on the card in question, which is lost to
-//! everybody else, and then by how often the driver is called. Two lines that say the same are one.
+//! Each candidate is one line that somebody could export: the one that they have, with something
+//! changed. They are judged by the smallest card on which the program runs to its end; where that
+//! is equal to a hundredth by what they reserve on the card in question, which is lost to everybody
+//! else, and then by how often the driver is called. Two lines that say the same are one.
 
 use std::collections::HashSet;
 
@@ -43,7 +44,8 @@ fn sort(tried: &mut [Tried]) {
     tried.sort_by_key(|t| rank(t, least));
 }
 
-/// Keys that are tried with other values. What else somebody has set is theirs: limits, page-locked memory, collection.
+/// Keys that are tried with other values. What else somebody has set is theirs:
+/// limits, page-locked memory, collection.
 const TRIED: [&str; 4] = [
     "expandable_segments",
     "max_split_size_mb",
@@ -51,8 +53,8 @@ const TRIED: [&str; 4] = [
     "roundup_power2_divisions",
 ];
 
-/// The lines that are worth trying for these requests: those of `own` with something changed, each of them whole. A release that
-/// is known gets only keys that it knows.
+/// The lines that are worth trying for these requests: those of `own` with something changed, each
+/// of them whole. A release that is known gets only keys that it knows.
 pub fn candidates(requests: &Requests, own: &str, release: Option<Release>) -> Vec<String> {
     let read = |line: &str| settings(line).ok().map(|parsed| parsed.settings);
     let mut lines = Vec::new();
@@ -66,7 +68,8 @@ pub fn candidates(requests: &Requests, own: &str, release: Option<Release>) -> V
         // Punctuated in a way of its own, which PyTorch takes: all of it stays.
         lines.extend(changes(requests).iter().map(|change| format!("{own},{change}")));
     }
-    // Two that are fine alone may not go together (`max_split_size_mb` below a large segment's size).
+    // Two that are fine alone may not go together (`max_split_size_mb`
+    // below a large segment's size).
     let is_fine = |line: &String| {
         read(line).is_some() && release.is_none_or(|release| since(line) <= Some(release))
     };

@@ -1,7 +1,8 @@
-//! Page-locked host memory of PyTorch's allocator: what was asked for, and where the rest of it went.
+//! Page-locked host memory of PyTorch's allocator: what was asked for, and
+//! where the rest of it went.
 //!
-//! It rounds requests up to powers of two and keeps what it is given back. So what it holds is what was asked for by those who
-//! have it, what rounding adds to that, and what lies idle.
+//! It rounds requests up to powers of two and keeps what it is given back. So what it holds is what
+//! was asked for by those who have it, what rounding adds to that, and what lies idle.
 
 use std::collections::BTreeMap;
 

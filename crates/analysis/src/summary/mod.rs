@@ -1,12 +1,12 @@
 //! What happened to the memory of each device, in numbers.
 //!
-//! Bytes are what the program asked for, unless a name says otherwise: that is what a trace holds. The
-//! allocator's own count, of rounded blocks, is somewhat larger; it is known for blocks that are alive at the
-//! end, and for the others at least the next multiple of 512. *Allocated* ends when a free is requested,
-//! *active* when it is completed, as PyTorch counts.
+//! Bytes are what the program asked for, unless a name says otherwise: that is what a trace holds.
+//! The allocator's own count, of rounded blocks, is somewhat larger; it is known for blocks that
+//! are alive at the end, and for the others at least the next multiple of 512. *Allocated* ends
+//! when a free is requested, *active* when it is completed, as PyTorch counts.
 //!
-//! Memory that the device layer shows (no framework's allocator asked for it) is added up apart: it lies in
-//! no pool, and PyTorch's own numbers don't hold it.
+//! Memory that the device layer shows (no framework's allocator asked for it) is added up apart: it
+//! lies in no pool, and PyTorch's own numbers don't hold it.
 
 mod device;
 
@@ -47,7 +47,8 @@ pub struct Estimate {
     pub lazy: bool,
     /// Times the program read back a value that nothing had computed, and got zeros.
     pub zero_reads: u64,
-    /// What is known of cuDNN's workspaces; `None` in a file of an older version, or where nothing was asked of cuDNN.
+    /// What is known of cuDNN's workspaces; `None` in a file of an older version,
+    /// or where nothing was asked of cuDNN.
     pub cudnn: Option<Cudnn>,
 }
 
@@ -149,7 +150,8 @@ pub struct Oom {
     pub asked: u64,
     /// Bytes that the device had free.
     pub device_free: u64,
-    /// Bytes allocated at that time: by PyTorch, and, if the driver was asked past it, of the whole process.
+    /// Bytes allocated at that time: by PyTorch, and, if the driver was
+    /// asked past it, of the whole process.
     pub allocated: u64,
     /// Bytes reserved at that time, likewise.
     pub reserved: u64,
@@ -219,7 +221,8 @@ pub struct Device {
     pub before_history: Amount,
     /// Most bytes allocated.
     pub allocated: Peak,
-    /// The same moment in rounded blocks, as `torch.cuda.max_memory_allocated()` counts: at least this.
+    /// The same moment in rounded blocks, as
+    /// `torch.cuda.max_memory_allocated()` counts: at least this.
     pub allocated_rounded: u64,
     /// `allocated_rounded` is exact: the size of every block is known.
     pub rounded_is_exact: bool,
@@ -255,7 +258,8 @@ pub struct Device {
     pub driver: Option<Driver>,
     /// What the device has, if the file says so (virtual GPUs do).
     pub capacity: Option<Capacity>,
-    /// Entries that contradict the segments or each other; the totals then are what can be made of them.
+    /// Entries that contradict the segments or each other; the totals then
+    /// are what can be made of them.
     pub contradictions: usize,
 }
 
@@ -380,7 +384,8 @@ fn host(snapshot: &Snapshot) -> Option<Host> {
     Some(host)
 }
 
-/// What only the process itself could have said, if somebody else wrote the snapshot: it was killed, or was not asked.
+/// What only the process itself could have said, if somebody else wrote the
+/// snapshot: it was killed, or was not asked.
 pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
     let mut unknown = Vec::new();
     let bound = snapshot.memtrace.as_ref().and_then(|told| told.bound_elsewhere.as_ref());

@@ -15,7 +15,8 @@ use crate::failure::Failure;
 use crate::inspect::find;
 use crate::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
 
-/// Parts of the C library and of the compiler, all that the recorder may need: it is loaded into every process.
+/// Parts of the C library and of the compiler, all that the recorder may
+/// need: it is loaded into every process.
 const MAY_NEED: [&str; 7] = [
     "libc.so.6",
     "libgcc_s.so.1",
@@ -115,8 +116,8 @@ pub(super) fn program(command: &OsStr) -> Option<Check> {
     })
 }
 
-/// A function of the runtime's that every program with a context calls is defined in the file itself. A program that was
-/// stripped of its symbols doesn't tell.
+/// A function of the runtime's that every program with a context calls is defined in the file
+/// itself. A program that was stripped of its symbols doesn't tell.
 fn has_runtime(file: &ElfFile64) -> Option<bool> {
     let (elf, endian, data) = (file.elf_header(), file.endian(), file.data());
     let sections = elf.sections(endian, data).ok()?;
@@ -142,7 +143,8 @@ fn needed(bytes: &[u8]) -> Option<Vec<String>> {
         .collect()
 }
 
-/// Lets the Python of this PATH take memory from a virtual GPU, and looks at what the recorder made of its objects.
+/// Lets the Python of this PATH take memory from a virtual GPU, and looks at
+/// what the recorder made of its objects.
 fn python(virtual_gpu: bool) -> Result<Vec<Check>, Failure> {
     let about = "Python";
     let Some(path) = ["python3", "python"].iter().find_map(|name| find(OsStr::new(name)).ok())

@@ -19,7 +19,8 @@ const LEAST: u64 = 1 << 20;
 /// A file that may be no longer than this has no room for one, whatever the folder has.
 const SHORTEST_FILE: u64 = 3 << 20;
 const DRIVER: &str = "libcuda.so.1";
-/// Where containers, WSL and hosted notebooks put CUDA's driver library, and where distributions do.
+/// Where containers, WSL and hosted notebooks put CUDA's driver library,
+/// and where distributions do.
 const DRIVER_FOLDERS: [&str; 9] = [
     "/usr/lib/wsl/lib",
     "/usr/lib64-nvidia",
@@ -32,7 +33,8 @@ const DRIVER_FOLDERS: [&str; 9] = [
     "/usr/lib",
 ];
 
-/// The first folder in which a black box would find room, in the recorder's order, found by writing one.
+/// The first folder in which a black box would find room, in the
+/// recorder's order, found by writing one.
 pub(super) fn black_box(out: Option<&Path>) -> Check {
     let about = "black box";
     let var = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -114,7 +116,8 @@ fn longest_file() -> u64 {
     line.and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(u64::MAX)
 }
 
-/// Is it kept in memory? The recorder takes no other folder than such a one before the output folder.
+/// Is it kept in memory? The recorder takes no other folder than such a
+/// one before the output folder.
 fn is_in_memory(folder: &Path) -> bool {
     let Ok(folder) = fs::canonicalize(folder) else { return false };
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -128,7 +131,8 @@ fn is_in_memory(folder: &Path) -> bool {
     mounts.max_by_key(|(len, _)| *len).is_some_and(|(_, is_memory)| is_memory)
 }
 
-/// Where the loader finds CUDA's driver library: it is asked, and so its cache, `LD_LIBRARY_PATH` and its folders count.
+/// Where the loader finds CUDA's driver library: it is asked, and so its cache,
+/// `LD_LIBRARY_PATH` and its folders count.
 fn loaded_from() -> Result<Option<PathBuf>, Failure> {
     // Lists what it would load, and runs none of it.
     let mut command = this_program()?;

@@ -1,9 +1,10 @@
 //! `memtrace doctor`: does recording work here, and what did it see of a program?
 //!
-//! Nothing is guessed. Each check does what a recorded program would do (load the library, make a file of a black box's
-//! size, read Python's objects) or reads what the recorder wrote down of itself, and says what it saw. A finding
-//! is something that makes a record wrong or impossible, with what to do about it; a note is worth knowing and no more.
-//! The program runs under `memtrace run` as ever, and nothing is attached to it.
+//! Nothing is guessed. Each check does what a recorded program would do (load the library, make a
+//! file of a black box's size, read Python's objects) or reads what the recorder wrote down of
+//! itself, and says what it saw. A finding is something that makes a record wrong or impossible,
+//! with what to do about it; a note is worth knowing and no more. The program runs under
+//! `memtrace run` as ever, and nothing is attached to it.
 
 mod installation;
 mod machine;
@@ -167,7 +168,8 @@ fn run(args: &Doctor, out: &Path, list: &Path) -> Result<ExitStatus, Failure> {
         command.stdout(Stdio::from(io::stderr()));
     }
     let status = command.status().map_err(|e| Failure::new(format!("cannot run memtrace: {e}")))?;
-    // `run` has said why; a program of its own may end with 2 as well, but not without a trace of itself.
+    // `run` has said why; a program of its own may end with 2 as well, but
+    // not without a trace of itself.
     if status.code() == Some(2) && snapshots(out).is_empty() {
         return Err(Failure::told());
     }

@@ -146,7 +146,8 @@ pub(super) fn found_any(processes: &[Process]) -> Check {
 /// Programs that are named.
 const NAMED: usize = 10;
 
-/// What the list of a run says of programs that were started without memtrace. The list has done its work then.
+/// What the list of a run says of programs that were started without
+/// memtrace. The list has done its work then.
 pub(super) fn started_without(list: &Path) -> Vec<Check> {
     let Ok(file) = memtrace_files::open(list) else { return Vec::new() };
     let mut text = Vec::new();
@@ -184,7 +185,8 @@ pub(super) fn python(process: &Process) -> Check {
     if ["no Python in this process", "not looked at"].contains(&said) {
         return Check::new(Level::Note, "Python", said);
     }
-    // What helps depends on what is wrong: another version, the build with the GIL, or nobody's own build.
+    // What helps depends on what is wrong: another version, the build with
+    // the GIL, or nobody's own build.
     let advice = if said == Reason::FreeThreaded.text() {
         "use the build with the GIL (python3.13, not python3.13t)"
     } else if said == Reason::LayoutCheckFailed.text() {

@@ -48,7 +48,8 @@ fn is_of_virtual_gpu(path: &Path) -> bool {
         && standin::names().all(|name| folder.join(name).exists())
 }
 
-/// Settings of PyTorch's that change what there is to see, and variables of ours that change nothing.
+/// Settings of PyTorch's that change what there is to see, and variables
+/// of ours that change nothing.
 pub(super) fn settings() -> Vec<Check> {
     // Set to nothing is set, for PyTorch.
     let set = |name: &str| env::var_os(name).map(|v| v.to_string_lossy().into_owned());
@@ -85,10 +86,12 @@ pub(super) fn settings() -> Vec<Check> {
     found
 }
 
-/// PyTorch's variable by its names. The first one that is set is read, also if it is empty (seen in 2.11 and 2.15).
+/// PyTorch's variable by its names. The first one that is set is read, also if
+/// it is empty (seen in 2.11 and 2.15).
 const CONF: [&str; 3] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// Which values turn PyTorch's allocator off, by either name: any up to 2.6, later only 1 (seen in 2.6, 2.11 and 2.15).
+/// Which values turn PyTorch's allocator off, by either name: any up to 2.6, later
+/// only 1 (seen in 2.6, 2.11 and 2.15).
 fn caching_is_off(value: &str) -> &'static str {
     if value == "1" {
         "PyTorch's allocator is off, each tensor is a call of the driver's"

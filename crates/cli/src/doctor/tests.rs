@@ -1,4 +1,5 @@
-//! What is said of a recorded process: one line for each thing that is wrong, and none for what is right.
+//! What is said of a recorded process: one line for each thing that is
+//! wrong, and none for what is right.
 
 use memtrace_format::key::Memtrace;
 use serde_json::{Value, json};

@@ -22,7 +22,8 @@ pub fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data")
 }
 
-/// `bin/memtrace`, its libraries beside it or in `lib`, `tmp` for temporary files, `work` to run in.
+/// `bin/memtrace`, its libraries beside it or in `lib`, `tmp` for
+/// temporary files, `work` to run in.
 pub struct Installation {
     root: TempDir,
 }
@@ -93,7 +94,8 @@ impl Installation {
     }
 }
 
-/// Standard error, but for what killed processes of others have left on this machine, which any run mentions.
+/// Standard error, but for what killed processes of others have left on
+/// this machine, which any run mentions.
 fn stderr_of(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let is_mine =
@@ -118,7 +120,8 @@ pub fn refused(output: &Output) -> String {
     stderr.trim_end().strip_prefix("memtrace: ").expect("says who speaks").to_owned()
 }
 
-/// The files that an `LD_PRELOAD` means: memtrace's own are named from `$ORIGIN` up to the root and down again.
+/// The files that an `LD_PRELOAD` means: memtrace's own are named from
+/// `$ORIGIN` up to the root and down again.
 pub fn preloaded(env: &str) -> Vec<PathBuf> {
     let entries = var(env, "LD_PRELOAD").expect("set").split(':');
     let meant = |entry: &str| match entry.strip_prefix("$ORIGIN") {

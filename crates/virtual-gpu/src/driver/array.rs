@@ -57,7 +57,8 @@ const FORMATS: [(i32, i32, i32); 8] = [
 ];
 
 impl Element {
-    /// Bytes, and the runtime's description. Formats of video and compressed textures are not offered.
+    /// Bytes, and the runtime's description. Formats of video and
+    /// compressed textures are not offered.
     fn describe(self) -> Result<(u64, [i32; 5])> {
         let known = FORMATS.iter().find(|(format, ..)| *format == self.format);
         let (_, bits, kind) = *known.ok_or(Error::NOT_SUPPORTED)?;

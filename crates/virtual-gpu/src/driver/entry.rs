@@ -42,7 +42,8 @@ pub extern "C" fn cuGetProcAddress_v2(
     driver_query(|| get(name, out, version, flags, status))
 }
 
-/// Undocumented tables are not offered. Who asks for one is nearly always CUDA's own runtime, linked into a program.
+/// Undocumented tables are not offered. Who asks for one is nearly always CUDA's
+/// own runtime, linked into a program.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetExportTable(out: Out<*const c_void>, _id: u64) -> Code {
     log::warn_once(

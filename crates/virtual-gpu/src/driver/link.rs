@@ -1,7 +1,7 @@
 //! The linker in the driver.
 //!
-//! It takes anything and gives an image that a module can be loaded from, in which every name is found:
-//! nothing here reads code.
+//! It takes anything and gives an image that a module can be loaded from, in which every
+//! name is found: nothing here reads code.
 
 use super::{Code, current};
 use crate::gpu::border::{Out, driver};

@@ -67,8 +67,8 @@ pub extern "C" fn cuPointerGetAttribute(out: Out<u8>, number: i32, addr: u64) ->
     driver(|| get(out, number, addr))
 }
 
-/// For an address that CUDA does not know, and for an attribute that it does not have, the answer is 0 and
-/// the call succeeds.
+/// For an address that CUDA does not know, and for an attribute that it does not have,
+/// the answer is 0 and the call succeeds.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuPointerGetAttributes(
     count: u32,

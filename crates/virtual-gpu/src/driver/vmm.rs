@@ -201,8 +201,8 @@ pub extern "C" fn cuMemExportToShareableHandle(
     })
 }
 
-/// In the process that exported it, this is one more handle to the same memory; elsewhere memory that
-/// the other process pays for.
+/// In the process that exported it, this is one more handle to the same memory; elsewhere
+/// memory that the other process pays for.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemImportFromShareableHandle(
     out: Out<u64>,

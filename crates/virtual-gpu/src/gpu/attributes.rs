@@ -1,9 +1,9 @@
 //! What a device says of itself when asked for one number at a time.
 //!
-//! Numbers that differ between cards come from the profile; the rest is the same for every GPU since
-//! compute capability 7.0 and is in the technical specifications of the CUDA programming guide. What
-//! the virtual GPU cannot do (fabric handles, multicast, network cards that reach its memory) is
-//! answered with no, so that programs don't try.
+//! Numbers that differ between cards come from the profile; the rest is the same for every GPU
+//! since compute capability 7.0 and is in the technical specifications of the CUDA programming
+//! guide. What the virtual GPU cannot do (fabric handles, multicast, network cards that reach its
+//! memory) is answered with no, so that programs don't try.
 
 use super::config::Device;
 #[allow(clippy::wildcard_imports, reason = "nearly all of one enumeration")]
@@ -24,7 +24,8 @@ pub fn pci_device_id(gpu: &Device) -> u32 {
     u32::from(gpu.profile.pci_device_id) << 16 | PCI_VENDOR
 }
 
-/// An attribute by its number in `CUdevice_attribute` and `cudaDeviceAttr`. None for an unknown one.
+/// An attribute by its number in `CUdevice_attribute` and
+/// `cudaDeviceAttr`. None for an unknown one.
 pub fn attribute(gpu: &Device, number: i32) -> Option<i32> {
     by_profile(gpu, number).or_else(|| by_specification(number)).or_else(|| ability(number))
 }

@@ -1,20 +1,24 @@
 //! The cards that the processes of a run share.
 //!
-//! `memtrace run --virtual` names a file in the environment, `MEMTRACE_VIRTUAL_CARDS`. The first process of the run that
-//! needs memory makes it, each that does has a slot in it, and in the slot what it holds of each card, by the
-//! card's number in the machine. What is in use on a card is the sum over the slots of processes that live. A process
-//! without that variable, or that can't open the file, has cards of its own, which is said if there was a name.
+//! `memtrace run --virtual` names a file in the environment, `MEMTRACE_VIRTUAL_CARDS`. The first
+//! process of the run that needs memory makes it, each that does has a slot in it, and in the slot
+//! what it holds of each card, by the card's number in the machine. What is in use on a card is the
+//! sum over the slots of processes that live. A process without that variable, or that can't open
+//! the file, has cards of its own, which is said if there was a name.
 //!
-//! Nothing here may depend on a process ending well. A slot says whose it is by the process's number, its start time,
-//! and a hash of what its present program was started with (the auxiliary vector, which holds addresses chosen at random),
-//! so a process that was killed, whose number was given to another, or that has become another program counts for
-//! nothing. Whether a process lives is looked at when somebody asks how full a card is and before a request is
-//! refused, never otherwise. Every change is one word of one's own slot. The lock only keeps two requests from both
-//! being granted, or both refused, when one fits: it is a word that whoever waits too long takes over.
+//! Nothing here may depend on a process ending well. A slot says whose it is by the process's
+//! number, its start time, and a hash of what its present program was started with (the
+//! auxiliary vector, which holds addresses chosen at random), so a process that was killed,
+//! whose number was given to another, or that has become another program counts for nothing.
+//! Whether a process lives is looked at when somebody asks how full a card is and before a
+//! request is refused, never otherwise. Every change is one word of one's own slot. The lock
+//! only keeps two requests from both being granted, or both refused, when one fits: it is a word
+//! that whoever waits too long takes over.
 //!
-//! All of the file is reserved before it is mapped, as a page without memory behind it would be a SIGBUS in the program.
-//! The last process that ends takes it away; one that nobody was left to take away goes when the next run makes its own.
-//! Who opens the file to take a seat, or to take it away, has it locked meanwhile (`flock`), which ends with the process.
+//! All of the file is reserved before it is mapped, as a page without memory behind it would be a
+//! SIGBUS in the program. The last process that ends takes it away; one that nobody was left to
+//! take away goes when the next run makes its own. Who opens the file to take a seat, or to take it
+//! away, has it locked meanwhile (`flock`), which ends with the process.
 
 use super::error::{Error, Result};
 use super::{config, file, log};
@@ -177,7 +181,8 @@ impl Table {
             if holder != seen {
                 (seen, since) = (holder, Instant::now());
             }
-            // It is held for some hundred instructions: whoever has it so long was stopped or killed among them.
+            // It is held for some hundred instructions: whoever has it so
+            // long was stopped or killed among them.
             expected = if since.elapsed() > PATIENCE { holder } else { 0 };
             sleep(Duration::from_micros(20));
         }
@@ -190,7 +195,8 @@ impl Table {
         slots.iter().enumerate().filter_map(|(number, slot)| Some((number, slot, slot.who()?)))
     }
 
-    /// A slot for a process: its own of before it became another program, an unused one, or a dead one's.
+    /// A slot for a process: its own of before it became another program,
+    /// an unused one, or a dead one's.
     fn claim(&self, who: Who) -> Option<usize> {
         let _turn = self.turn();
         let same = |slot: &Slot| slot.who().is_some_and(|w| w.same_process(&who));
@@ -202,7 +208,8 @@ impl Table {
         Some(place)
     }
 
-    /// What the others hold of a card. Those that ended are asked after only if `looked` says so, and lose their slot.
+    /// What the others hold of a card. Those that ended are asked after only if
+    /// `looked` says so, and lose their slot.
     fn others(&self, own: usize, card: usize, here: &Who, looked: bool) -> u64 {
         let mut sum = 0u64;
         for (_, slot, who) in self.taken().filter(|(number, ..)| *number != own) {
@@ -305,8 +312,8 @@ impl Door {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: pages are aligned enough, any bytes are a table, and all access is atomic. It is unmapped only in
-        // `glance`, which lets nobody keep it.
+        // SAFETY: pages are aligned enough, any bytes are a table, and all access is atomic. It is
+        // unmapped only in `glance`, which lets nobody keep it.
         Ok(unsafe { &*at.cast::<Table>() })
     }
 
@@ -451,8 +458,8 @@ pub fn holders(card: usize, used: u64) -> Vec<(u32, u64)> {
     }
 }
 
-/// The process ends: it says so, and takes the file away if nobody else is there. The run's first process does that too,
-/// if it has no seat, since others may have been killed.
+/// The process ends: it says so, and takes the file away if nobody else is there. The run's first
+/// process does that too, if it has no seat, since others may have been killed.
 extern "C" fn ending() {
     let bye = || {
         let me = std::process::id();

@@ -24,7 +24,8 @@ extern "C" fn loading() {
 }
 
 #[used]
-// SAFETY: the loader calls what lies in this section once, as a C function, after the C library has begun.
+// SAFETY: the loader calls what lies in this section once, as a C
+// function, after the C library has begun.
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = loading;
 

@@ -1,11 +1,11 @@
 //! What is known of the bytes in device memory, though there is none.
 //!
 //! Programs put small things on the device and read them back: pointer tables, sizes, a scalar that
-//! was copied over, a counter that was set to zero. So what the host copies or sets, up to 64 KiB at
-//! a time, is remembered as a *record* and comes back on reading. Kernels compute nothing, but they
-//! might have written anywhere: a record is believed for 32 launches if exactly it is read, and for
-//! 4 if a part of it is (a reused block is then likely: without the rule, PyTorch reads an old
-//! pointer table as a size). Everything else reads as zeros.
+//! was copied over, a counter that was set to zero. So what the host copies or sets, up to 64 KiB
+//! at a time, is remembered as a *record* and comes back on reading. Kernels compute nothing, but
+//! they might have written anywhere: a record is believed for 32 launches if exactly it is read,
+//! and for 4 if a part of it is (a reused block is then likely: without the rule, PyTorch reads an
+//! old pointer table as a size). Everything else reads as zeros.
 //!
 //! When something of the size of a number is read and nobody has written it, the program is
 //! probably asking for a result, such as how many elements passed a filter. It gets zero, goes on

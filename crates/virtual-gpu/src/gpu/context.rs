@@ -1,7 +1,7 @@
 //! Contexts: what a process holds on a device.
 //!
-//! Each device has a *primary* context, which the runtime makes at the first call that needs one and
-//! the driver API shares by counted references. `cuCtxCreate` makes further ones. Every context
+//! Each device has a *primary* context, which the runtime makes at the first call that needs one
+//! and the driver API shares by counted references. `cuCtxCreate` makes further ones. Every context
 //! costs its device some memory before anything is allocated; how much is in the profile.
 
 use super::error::{Error, Result};

@@ -1,9 +1,9 @@
 //! The symbols of a device binary.
 //!
 //! Compilers hand the driver a module as a 64-bit ELF file for the device, whose symbol table says
-//! which functions and variables it has and how large those are. That is all the virtual GPU wants to
-//! know of it. The caller gives an address and no length, so the length is taken from the file's own
-//! header. Other forms (PTX, fat binaries) are not looked into.
+//! which functions and variables it has and how large those are. That is all the virtual GPU wants
+//! to know of it. The caller gives an address and no length, so the length is taken from the file's
+//! own header. Other forms (PTX, fat binaries) are not looked into.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,8 @@ fn text(bytes: &[u8], at: usize) -> Option<String> {
     Some(String::from_utf8_lossy(&tail[..len]).into_owned())
 }
 
-/// The length of the file that begins with this header: its tables of sections and segments are last.
+/// The length of the file that begins with this header: its tables of
+/// sections and segments are last.
 fn length(header: &[u8]) -> Option<usize> {
     let is_ours = header.starts_with(b"\x7fELF\x02\x01");
     let table = |offset, entry| {
@@ -91,7 +92,8 @@ pub fn symbols(file: &[u8]) -> Option<Symbols> {
 /// Reads the symbols of a file in memory that starts here.
 ///
 /// # Safety
-/// `image` is null, or a module image as the driver API takes it: a whole file, of one of its formats.
+/// `image` is null, or a module image as the driver API takes it: a whole
+/// file, of one of its formats.
 pub unsafe fn symbols_at(image: *const u8) -> Option<Symbols> {
     if image.is_null() {
         return None;

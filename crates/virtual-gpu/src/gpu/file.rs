@@ -25,7 +25,8 @@ pub fn export(ticket: &[u8; TICKET]) -> Option<i32> {
     Some(file.into_raw_fd())
 }
 
-/// The same file by a descriptor that is not 0, 1 or 2, also where those are closed: a program reads and writes there.
+/// The same file by a descriptor that is not 0, 1 or 2, also where those are
+/// closed: a program reads and writes there.
 pub fn aside(file: File) -> io::Result<File> {
     if file.as_raw_fd() < 3 { file.try_clone() } else { Ok(file) }
 }
@@ -37,8 +38,8 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The ticket that a descriptor leads to. The descriptor stays the caller's, and so does its place in the
-/// file.
+/// The ticket that a descriptor leads to. The descriptor stays the
+/// caller's, and so does its place in the file.
 pub fn import(fd: i32) -> Option<[u8; TICKET]> {
     if fd < 0 {
         return None;

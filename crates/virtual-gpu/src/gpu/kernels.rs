@@ -2,9 +2,9 @@
 //!
 //! Three ways lead to a kernel: the code that the compiler generates registers host functions that
 //! stand for kernels; the driver API loads modules and asks for functions by name; libraries
-//! (`cudaLibrary…`) do the same without a context. A kernel computes nothing, so all that is known of
-//! it is its name and what was set on it. Registers, static shared memory and the like can't be known
-//! without reading machine code; the answers are constants that fit any kernel.
+//! (`cudaLibrary…`) do the same without a context. A kernel computes nothing, so all that is known
+//! of it is its name and what was set on it. Registers, static shared memory and the like can't be
+//! known without reading machine code; the answers are constants that fit any kernel.
 
 use super::error::{Error, Result};
 use super::handle::{NumberMap, Table};
@@ -29,8 +29,8 @@ struct Module {
     variables: Vec<(String, u64, u64)>,
 }
 
-/// A host function that stands for a kernel. Registration is on the way of every program's start, so
-/// it keeps the pointer to the name and nothing else.
+/// A host function that stands for a kernel. Registration is on the way of every program's start,
+/// so it keeps the pointer to the name and nothing else.
 struct Registered {
     name: usize,
     module: u64,
@@ -99,8 +99,8 @@ impl Kernels {
         self.modules.get_mut(module).ok_or(Error::INVALID_HANDLE)
     }
 
-    /// The one name of a kernel that may be called by its host function or by its handle: the handle, once
-    /// there is one.
+    /// The one name of a kernel that may be called by its host function or by its
+    /// handle: the handle, once there is one.
     fn identity(&mut self, function: u64) -> Result<u64> {
         if self.live.get(function).is_some() {
             return Ok(function);

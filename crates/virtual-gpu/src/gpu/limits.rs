@@ -1,7 +1,7 @@
 //! Limits of a device (`cudaLimit`): numbers that a program may set and read back.
 //!
-//! Nothing runs that could reach them. The stack and heap that a device keeps for kernels are part of
-//! the context's own memory, and a change of them is not counted.
+//! Nothing runs that could reach them. The stack and heap that a device keeps for kernels are part
+//! of the context's own memory, and a change of them is not counted.
 
 use super::error::{Error, Result};
 use crate::constants as c;

@@ -1,11 +1,11 @@
 //! Which addresses of a range are free, and the lowest place where a request fits.
 //!
-//! The one rule here is that a request gets the lowest address that takes it, so two runs of a program give the same
-//! addresses; `heap` makes a driver's rules of it.
-//! Free ranges are kept by address and, beside that, in classes of like size (powers of two of the
-//! grain), each ordered by address. Every range of a class well above the request fits, so only the
-//! first of each such class is a candidate; the one or two classes around the request are searched
-//! in address order and only below the best candidate so far.
+//! The one rule here is that a request gets the lowest address that takes it, so two runs of a
+//! program give the same addresses; `heap` makes a driver's rules of it. Free ranges are kept by
+//! address and, beside that, in classes of like size (powers of two of the grain), each ordered by
+//! address. Every range of a class well above the request fits, so only the first of each such
+//! class is a candidate; the one or two classes around the request are searched in address order
+//! and only below the best candidate so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 

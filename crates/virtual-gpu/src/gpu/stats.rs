@@ -1,4 +1,5 @@
-//! What a recorder wants to know of the virtual GPU: that it is one, which, and how far to trust the run.
+//! What a recorder wants to know of the virtual GPU: that it is one,
+//! which, and how far to trust the run.
 
 use super::border::Out;
 use super::config::machine;

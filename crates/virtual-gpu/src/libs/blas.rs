@@ -1,8 +1,9 @@
 //! cuBLAS: the modes that programs set and read back, versions and names. The maths is in
 //! `api/behaviour.tsv`, all of it launches.
 //!
-//! Workspace: PyTorch brings its own (`cublasSetWorkspace`), from its own allocator, so that the memory is
-//! accounted where it belongs. What cuBLAS takes by itself when nobody brings any is not modelled.
+//! Workspace: PyTorch brings its own (`cublasSetWorkspace`), from its own allocator,
+//! so that the memory is accounted where it belongs. What cuBLAS takes by itself
+//! when nobody brings any is not modelled.
 
 use super::versions;
 use super::{Library, session};

@@ -1,12 +1,12 @@
 //! Sizes that the real libraries would ask for, modelled.
 //!
-//! None of these are documented by NVIDIA, so each states where it comes from; none is measured. They
-//! are used by `api/behaviour.tsv`, in elements unless they say bytes. What a model can't know is 0, never a
-//! guess that looks like a measurement.
+//! None of these are documented by NVIDIA, so each states where it comes from; none is measured.
+//! They are used by `api/behaviour.tsv`, in elements unless they say bytes. What a model can't know
+//! is 0, never a guess that looks like a measurement.
 //!
-//! Dense solvers: the work arrays that LAPACK documents for the routine of the same name, with a block of
-//! 32 columns where LAPACK asks for "N times the optimal block size". cuSOLVER's algorithms are not
-//! LAPACK's, but must hold the same intermediate results.
+//! Dense solvers: the work arrays that LAPACK documents for the routine of the same name, with a
+//! block of 32 columns where LAPACK asks for "N times the optimal block size". cuSOLVER's
+//! algorithms are not LAPACK's, but must hold the same intermediate results.
 
 use crate::constants as c;
 use crate::gpu;
@@ -73,8 +73,8 @@ pub fn sort_copy(elements: i64, bytes_each: i64) -> i64 {
     elements.max(0) * bytes_each
 }
 
-/// cuDNN's dropout keeps the state of a random generator for each resident thread: bytes, taken as 16 a
-/// thread (a Philox counter); an estimate.
+/// cuDNN's dropout keeps the state of a random generator for each resident thread: bytes, taken as
+/// 16 a thread (a Philox counter); an estimate.
 pub fn dropout_states() -> i64 {
     let Ok(device) = gpu::device(gpu::current_device()) else { return 0 };
     let threads = device.profile.sms * device.profile.limits().max_threads_per_sm;

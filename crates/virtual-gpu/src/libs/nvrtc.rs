@@ -1,9 +1,9 @@
 //! NVRTC: programs that are never compiled.
 //!
-//! A program keeps its source and the names that were asked for. "Compiling" it always works, since
-//! nothing is read; the image is a comment that says so, which is enough for `cuModuleLoadData` here. A
-//! lowered name is the expression as it was given: it only has to come back in
-//! `cuModuleGetFunction`.
+//! A program keeps its source and the names that were asked for. "Compiling" it always works,
+//! since nothing is read; the image is a comment that says so, which is enough for
+//! `cuModuleLoadData` here. A lowered name is the expression as it was given: it only has to
+//! come back in `cuModuleGetFunction`.
 
 use super::{Library, Status, versions};
 use crate::constants as c;

@@ -1,8 +1,8 @@
 //! cuSPARSE: matrices that know their size. The rest is in `api/behaviour.tsv`.
 //!
-//! A sparse matrix descriptor keeps rows, columns and the number of stored elements, because programs
-//! allocate by them. For a product of sparse matrices that number depends on the data: it stays what was
-//! given at creation (0), and so such a result is empty.
+//! A sparse matrix descriptor keeps rows, columns and the number of stored elements, because
+//! programs allocate by them. For a product of sparse matrices that number depends on the data: it
+//! stays what was given at creation (0), and so such a result is empty.
 
 use super::blas::property;
 use super::{Library, versions};

@@ -1,10 +1,12 @@
 //! Which versions the libraries claim to be.
 //!
-//! PyTorch compares a library's version with the one it was built with and refuses an older cuDNN, so the
-//! answer must fit the PyTorch in this process, not some constant of ours. NVIDIA's own libraries are
-//! not loaded and need not be installed, so the answer is read from what pip wrote, in this order:
+//! PyTorch compares a library's version with the one it was built with and refuses an older
+//! cuDNN, so the answer must fit the PyTorch in this process, not some constant of ours.
+//! NVIDIA's own libraries are not loaded and need not be installed, so the answer is read
+//! from what pip wrote, in this order:
 //!
-//! 1. `MEMTRACE_VIRTUAL_CUDNN_VERSION` (cuDNN only: `9.10.2` or `91002`), for a PyTorch that pip did not install;
+//! 1. `MEMTRACE_VIRTUAL_CUDNN_VERSION` (cuDNN only: `9.10.2` or `91002`), for
+//!    a PyTorch that pip did not install;
 //! 2. the packages installed beside it (`nvidia_cudnn_cu13-9.26.0.51.dist-info`);
 //! 3. the packages that its own metadata requires (`nvidia-cudnn-cu13==9.26.0.51`);
 //! 4. a default for the CUDA version that its libraries are linked with.
@@ -20,7 +22,8 @@ use std::sync::OnceLock;
 /// Major, minor, patch.
 pub type Version = [u32; 3];
 
-/// Packages by plain name (`cudnn`, `cublas`, `cuda-runtime`, `cuda-toolkit`), without vendor and CUDA version.
+/// Packages by plain name (`cudnn`, `cublas`, `cuda-runtime`,
+/// `cuda-toolkit`), without vendor and CUDA version.
 type Packages = BTreeMap<String, Version>;
 
 /// cuDNN's version.

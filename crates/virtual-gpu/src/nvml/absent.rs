@@ -1,7 +1,7 @@
 //! What the virtual GPU has none of: sensors, links, parts.
 //!
-//! NVML has an answer for cards that lack them, and monitoring programs expect to get it. So unlike a
-//! function that is missing here, these say nothing on standard error.
+//! NVML has an answer for cards that lack them, and monitoring programs expect to get it. So unlike
+//! a function that is missing here, these say nothing on standard error.
 
 use super::{Code, answer, device};
 use crate::constants as c;

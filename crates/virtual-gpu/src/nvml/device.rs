@@ -255,8 +255,8 @@ pub extern "C" fn nvmlDeviceGetTopologyCommonAncestor(of: u64, to: u64, out: Out
     })
 }
 
-/// No fabric: state 0, which means that it is not supported. Version 2 and 3 differ in length only, and
-/// say it in their version field.
+/// No fabric: state 0, which means that it is not supported. Version 2 and 3 differ in length
+/// only, and say it in their version field.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetGpuFabricInfoV(of: u64, record: Out<u8>) -> Code {
     answer(|| {

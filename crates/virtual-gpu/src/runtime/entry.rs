@@ -32,7 +32,8 @@ pub(crate) fn look_up(
         .ok_or_else(|| if crate::entry::exists(&name) { Missing::Version } else { Missing::Name }))
 }
 
-/// Whether the function is there is said in the status, and in the code only if nobody looks at that.
+/// Whether the function is there is said in the status, and in the code
+/// only if nobody looks at that.
 fn entry_point(
     name: Text,
     out: Out<*const c_void>,

@@ -1,8 +1,8 @@
 //! `cudaDeviceProp`, in the layouts of CUDA 12 and 13.
 //!
-//! The record is a list of attributes under other names, plus the device's name, size and ids. CUDA 12
-//! programs ask for `cudaGetDeviceProperties_v2`, CUDA 13 programs for the plain name, so the symbol
-//! says which layout is meant.
+//! The record is a list of attributes under other names, plus the device's name, size and ids.
+//! CUDA 12 programs ask for `cudaGetDeviceProperties_v2`, CUDA 13 programs for the plain name, so
+//! the symbol says which layout is meant.
 
 use super::{Code, ordinal};
 #[allow(clippy::wildcard_imports, reason = "most of one enumeration")]

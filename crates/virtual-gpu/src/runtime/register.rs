@@ -1,6 +1,6 @@
-//! What the code that the compiler generates calls when a program starts and ends: its kernels and
-//! variables. Nothing of this wakes CUDA, and in a child of a process that had woken it all of it is
-//! left undone.
+//! What the code that the compiler generates calls when a program starts and ends: its
+//! kernels and variables. Nothing of this wakes CUDA, and in a child of a process that
+//! had woken it all of it is left undone.
 
 use super::Code;
 use crate::gpu::border::{Out, runtime, runtime_query};
@@ -61,8 +61,8 @@ pub extern "C" fn __cudaRegisterVar(
     }
 }
 
-/// A managed variable is the program's own pointer, which this call fills in. It lives as long as the
-/// process.
+/// A managed variable is the program's own pointer, which this call fills
+/// in. It lives as long as the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterManagedVar(
     _module: u64,

@@ -21,7 +21,8 @@ pub fn later(api: Api, stream: u64, action: Action) -> Result {
     work::submit(stream, action)
 }
 
-/// Copies in stream order, one after the other: where to, where from, and how many bytes, `count` of each.
+/// Copies in stream order, one after the other: where to, where from, and
+/// how many bytes, `count` of each.
 pub fn batch(api: Api, [dsts, srcs, sizes]: [In<u64>; 3], count: usize, stream: u64) -> Result {
     api.device()?;
     let ends = dsts.list(count).into_iter().zip(srcs.list(count));

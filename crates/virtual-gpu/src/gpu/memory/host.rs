@@ -1,8 +1,9 @@
 //! Host memory that CUDA knows of: pinned, managed, registered.
 //!
-//! This memory is real, since the program reads and writes it. What CUDA allocates comes from a range
-//! of its own, so that its addresses are the same in every run too. Managed memory is not counted
-//! against a device: it may move away at any time, and more of it may exist than a card has.
+//! This memory is real, since the program reads and writes it. What CUDA allocates
+//! comes from a range of its own, so that its addresses are the same in every run too.
+//! Managed memory is not counted against a device: it may move away at any time, and
+//! more of it may exist than a card has.
 
 use super::{Book, Error, Kind, Result, address};
 

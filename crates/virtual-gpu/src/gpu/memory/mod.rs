@@ -7,7 +7,8 @@
 //! * physical memory comes in chunks of 2 MiB;
 //! * a request above 1 MiB takes whole chunks; smaller ones share chunks, in units of 512 bytes,
 //!   and a chunk that holds nothing any more goes back;
-//! * freeing what is not the start of an allocation is an invalid argument, so a double free is one.
+//! * freeing what is not the start of an allocation is an invalid
+//!   argument, so a double free is one.
 //!
 //! One lock guards everything here ([`book`]). It is never held while a callback of the program
 //! runs, nor while the lock of `work` is.
@@ -360,8 +361,8 @@ impl Book {
         Ok(())
     }
 
-    /// Everything in a device's primary context goes: `cudaDeviceReset`. Reserved addresses and mappings stay, as they
-    /// belong to the process.
+    /// Everything in a device's primary context goes: `cudaDeviceReset`. Reserved addresses and
+    /// mappings stay, as they belong to the process.
     pub fn reset(&mut self, device: usize, primary: u64) {
         let inside = |found: &Allocation| [0, primary].contains(&found.context);
         self.free_all(|found| found.device == device && (found.is_devices() || inside(found)));

@@ -1,7 +1,7 @@
 //! Stream-ordered allocation: `cudaMallocAsync` and its pools.
 //!
-//! A pool holds physical memory (*reserved*) and gives parts of it out (*used*). It grows in steps of
-//! 32 MiB, by less when the device has no such step left, and gives memory back at the next
+//! A pool holds physical memory (*reserved*) and gives parts of it out (*used*). It grows in steps
+//! of 32 MiB, by less when the device has no such step left, and gives memory back at the next
 //! synchronisation, down to its release threshold, or when it is trimmed. The driver can put any of
 //! a pool's pages under any address, so a pool does not fragment: counters are enough.
 
@@ -199,9 +199,9 @@ impl Book {
         Ok(start)
     }
 
-    /// The graph and all its copies are gone. What it has allocated and not freed lives on, as CUDA says,
-    /// until the program frees it; and a program may yet free what a graph that never ran would have
-    /// allocated.
+    /// The graph and all its copies are gone. What it has allocated and not freed lives on,
+    /// as CUDA says, until the program frees it; and a program may yet free what a graph
+    /// that never ran would have allocated.
     pub fn disown_graph_range(&mut self, addr: u64) -> Result {
         let (state, owned) = self.graph_range(addr)?;
         *owned = false;
@@ -221,8 +221,8 @@ impl Book {
         }
     }
 
-    /// Memory of a graph begins to exist. It comes from the device's pool for graphs, which keeps what
-    /// it has until it is trimmed.
+    /// Memory of a graph begins to exist. It comes from the device's pool for graphs, which
+    /// keeps what it has until it is trimmed.
     pub fn materialise(&mut self, addr: u64) -> Result {
         let found = *self.allocations.get(&addr).ok_or(Error::INVALID_VALUE)?;
         if *self.graph_range(addr)?.0 == GraphState::Live {

@@ -1,8 +1,8 @@
 //! Virtual memory management: addresses, physical memory, and what lies where.
 //!
-//! The three are separate ledgers. Reserving addresses costs nothing; creating physical memory costs
-//! the device its size; mapping joins the two. Physical memory goes back when its last handle has
-//! been released and its last mapping is gone, in whichever order.
+//! The three are separate ledgers. Reserving addresses costs nothing; creating physical memory
+//! costs the device its size; mapping joins the two. Physical memory goes back when its last handle
+//! has been released and its last mapping is gone, in whichever order.
 
 use super::{Allocation, Book, CHUNK, Error, Kind, Result};
 

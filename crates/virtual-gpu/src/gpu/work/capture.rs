@@ -1,8 +1,8 @@
 //! Capture: work of streams becomes a graph.
 //!
-//! A capture begins in one stream; others are drawn in when they wait for an event that was recorded
-//! in it, and must have been waited for in turn when it ends. What would make the host depend on
-//! work that is only being written down is refused and spoils the capture.
+//! A capture begins in one stream; others are drawn in when they wait for an event that was
+//! recorded in it, and must have been waited for in turn when it ends. What would make the host
+//! depend on work that is only being written down is refused and spoils the capture.
 
 use super::graph::Graph;
 use super::{Action, NON_BLOCKING, Work, work};
@@ -60,8 +60,8 @@ pub struct Info {
     pub id: u64,
     /// The graph that is being made.
     pub graph: u64,
-    /// Where the handles of the nodes lie that the next node will depend on. Good until the stream is
-    /// used again.
+    /// Where the handles of the nodes lie that the next node will depend on.
+    /// Good until the stream is used again.
     pub nodes: *const u64,
     /// As many edges, all without data.
     pub edges: *const u64,
@@ -69,8 +69,9 @@ pub struct Info {
     pub count: usize,
 }
 
-/// What calls do first that could disturb a capture: allocations, queries, synchronous copies. The mode of
-/// the thread and of the captures decide; a refused call spoils the captures that it would disturb.
+/// What calls do first that could disturb a capture: allocations, queries, synchronous
+/// copies. The mode of the thread and of the captures decide; a refused call spoils
+/// the captures that it would disturb.
 pub fn guard() -> Result {
     let mut work = work();
     if work.capturing == 0 {
@@ -294,7 +295,8 @@ impl Work {
         }))
     }
 
-    /// `cudaStreamUpdateCaptureDependencies`: replaces what the next node will depend on, or adds to it.
+    /// `cudaStreamUpdateCaptureDependencies`: replaces what the next node
+    /// will depend on, or adds to it.
     pub fn update_frontier(&mut self, stream: u64, nodes: Vec<u64>, replace: bool) -> Result {
         let capture = self.stream(stream)?.capture.ok_or(Error::ILLEGAL_STATE)?;
         self.active(capture)?;

@@ -367,8 +367,8 @@ impl Work {
         self.destroy_graph(gone.graph)
     }
 
-    /// `cudaGraphExecUpdate`: takes over the parameters of a graph of the same shape. False if the shape
-    /// is another.
+    /// `cudaGraphExecUpdate`: takes over the parameters of a graph of the same
+    /// shape. False if the shape is another.
     pub fn update_exec(&mut self, exec: u64, graph: u64) -> Result<(bool, Due)> {
         let old = self.exec(exec)?.graph;
         let shape = |graph: &Graph| -> Vec<(i32, usize)> {

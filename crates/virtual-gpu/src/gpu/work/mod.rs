@@ -8,8 +8,8 @@
 //! Time is counted, not measured: every launch takes [`LAUNCH_NANOSECONDS`]. Programs that choose
 //! by timing (auto-tuners) then choose the same in every run.
 //!
-//! A capturing stream does nothing: its work becomes nodes of a graph, and is done when the graph is
-//! launched.
+//! A capturing stream does nothing: its work becomes nodes of a graph, and
+//! is done when the graph is launched.
 
 mod action;
 mod capture;
@@ -31,8 +31,8 @@ use graph::{Exec, Graph};
 use object::Object;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What every launch is taken to last: as long as a kernel of a training step, so that an auto-tuner, which
-/// repeats a launch until enough time has passed, does not repeat it for ever.
+/// What every launch is taken to last: as long as a kernel of a training step, so that an
+/// auto-tuner, which repeats a launch until enough time has passed, does not repeat it for ever.
 const LAUNCH_NANOSECONDS: u64 = 100_000;
 
 /// `cudaStreamLegacy` and `cudaStreamPerThread`, which are numbers and not handles.

@@ -206,7 +206,8 @@ fn events_are_asked_for_time_only_if_they_keep_it() {
     assert_eq!(work.exportable_event(start), Err(Error::INVALID_HANDLE));
 }
 
-/// All that goes through the process's one machine, in one test, as captures are seen by every thread.
+/// All that goes through the process's one machine, in one test, as
+/// captures are seen by every thread.
 #[test]
 fn graphs_do_their_work_when_they_are_launched() {
     context::touch(0).unwrap();

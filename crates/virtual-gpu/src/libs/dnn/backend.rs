@@ -1,12 +1,13 @@
 //! cuDNN's backend: operation graphs, engines, plans.
 //!
-//! A descriptor is a bag of attributes. One attribute of another descriptor's is kept as that descriptor was
-//! when it was set, as the manual has it (descriptors are finalized before). The heuristics know the engines that
-//! `workspace` has for a graph's convolution, without knobs, and one without a workspace for every other graph.
+//! A descriptor is a bag of attributes. One attribute of another descriptor's is kept as that
+//! descriptor was when it was set, as the manual has it (descriptors are finalized before). The
+//! heuristics know the engines that `workspace` has for a graph's convolution, without knobs, and
+//! one without a workspace for every other graph.
 //!
-//! The protocol of the getter: asked without room it tells how many elements there are; asked with room it
-//! fills them in, and where they are descriptors, it fills the descriptors that the caller made and tells how many: PyTorch 2.15
-//! asks for fewer than there are and takes that number.
+//! The protocol of the getter: asked without room it tells how many elements there are; asked with
+//! room it fills them in, and where they are descriptors, it fills the descriptors that the caller
+//! made and tells how many: PyTorch 2.15 asks for fewer than there are and takes that number.
 
 mod graph;
 
@@ -78,8 +79,9 @@ impl Bag {
         self.attributes.extend(known);
     }
 
-    /// What the heuristics find: each engine for their graph, in the order in which to try them. Asked for something to fall
-    /// back on they leave out the first: PyTorch does so when memory was short for it, or it rounds and may not.
+    /// What the heuristics find: each engine for their graph, in the order in which to try them.
+    /// Asked for something to fall back on they leave out the first: PyTorch does so when memory
+    /// was short for it, or it rounds and may not.
     fn configurations(&self) -> Value {
         let graph = self.attributes.get(&c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
         let graph = graph.map(|graph| (c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph.clone()));
@@ -280,7 +282,8 @@ mod tests {
         assert_eq!(status, 0);
     }
 
-    /// A convolution's graph, as callers describe it: ResNet-50's last stage, the gradient of a filter of one pixel.
+    /// A convolution's graph, as callers describe it: ResNet-50's last stage,
+    /// the gradient of a filter of one pixel.
     fn convolution() -> *mut c_void {
         let tensor = |dims: [i64; 4]| {
             let bag = create(c::CUDNN_BACKEND_TENSOR_DESCRIPTOR);
@@ -314,7 +317,8 @@ mod tests {
         graph
     }
 
-    /// The workspaces that the heuristics' configurations say, in their order; the tests' card has tensor cores.
+    /// The workspaces that the heuristics' configurations say, in their
+    /// order; the tests' card has tensor cores.
     fn workspaces<const ROOM: usize>(mode: i32) -> Vec<i64> {
         let (graph, descriptor) = (convolution(), c::CUDNN_TYPE_BACKEND_DESCRIPTOR);
         let heuristics = create(c::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
@@ -341,7 +345,8 @@ mod tests {
             .collect()
     }
 
-    /// Issue F, B17: PyTorch asks for one configuration, and for something to fall back on when memory is short.
+    /// Issue F, B17: PyTorch asks for one configuration, and for something
+    /// to fall back on when memory is short.
     #[test]
     fn a_convolution_has_engines_in_order() {
         let copies = 32 * (512 + 2048) * 49 * 4;

@@ -1,8 +1,10 @@
-//! What was planned and how its workspace is known: the numbers by which a reader judges a run's peaks.
+//! What was planned and how its workspace is known: the numbers by which a
+//! reader judges a run's peaks.
 //!
-//! A plan whose need isn't known is taken to need nothing, so peaks are lower bounds; that is said once, when the process
-//! ends, with their number, and the numbers are in every snapshot (`memtrace.virtual.cudnn`). Of each convolution the
-//! first plan counts; a program that had to do with another one later says so by its own allocations.
+//! A plan whose need isn't known is taken to need nothing, so peaks are lower bounds; that is said
+//! once, when the process ends, with their number, and the numbers are in every snapshot
+//! (`memtrace.virtual.cudnn`). Of each convolution the first plan counts; a program that had to do
+//! with another one later says so by its own allocations.
 
 use super::problem::Problem;
 use super::workspace::Source;
@@ -11,10 +13,11 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// Different convolutions without a workspace; read as the process ends, when no lock may be waited for.
+/// Different convolutions without a workspace; read as the process ends,
+/// when no lock may be waited for.
 static UNKNOWN: AtomicU64 = AtomicU64::new(0);
-/// Different convolutions whose workspace is known from a table, and from the model, and the bytes of the latter: all
-/// together, and the largest.
+/// Different convolutions whose workspace is known from a table, and from the model, and the bytes
+/// of the latter: all together, and the largest.
 static MEASURED: AtomicU64 = AtomicU64::new(0);
 static MODELLED: AtomicU64 = AtomicU64::new(0);
 static MODELLED_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -35,8 +38,8 @@ fn without(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
     let own = own_number();
     if COUNTER.swap(own, Relaxed) != own {
-        // Without room for the handler the line is missing; the snapshot has the number.
-        // SAFETY: the handler reads atomics and writes one line, which is allowed as a process ends.
+        // Without room for the handler the line is missing; the snapshot has the number. SAFETY:
+        // the handler reads atomics and writes one line, which is allowed as a process ends.
         unsafe { libc::atexit(at_end) };
     }
 }

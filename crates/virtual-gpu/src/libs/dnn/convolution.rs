@@ -1,7 +1,8 @@
 //! cuDNN's older convolution interface, which PyTorch takes when the backend is switched off.
 //!
-//! There are two algorithms for each direction: the implicit product with the workspace that the backend would give, and one
-//! that is documented to need none, for callers who have no memory for the first.
+//! There are two algorithms for each direction: the implicit product with the
+//! workspace that the backend would give, and one that is documented to need none, for
+//! callers who have no memory for the first.
 
 use super::problem::{Operation, Problem, Tensor};
 use super::{DNN, SHAPES, Shape, books, workspace};
@@ -80,7 +81,8 @@ fn problem(
     problem.is_sound().then_some(problem)
 }
 
-/// The two algorithms: the implicit product with the backend's workspace, and the one that is documented to need none.
+/// The two algorithms: the implicit product with the backend's workspace, and the
+/// one that is documented to need none.
 const fn algorithms(operation: Operation) -> [i32; 2] {
     match operation {
         Operation::Forward => [

@@ -1,8 +1,8 @@
 //! cuDNN's CTC loss: only its workspace.
 //!
-//! *A model*: the loss is computed from forward and backward probabilities, each of T × N × (2L + 1)
-//! numbers (T steps, N sequences, labels of at most L letters with blanks between them), in single
-//! precision. Both are held. The sizes themselves are not documented, and not measured.
+//! *A model*: the loss is computed from forward and backward probabilities, each of T × N ×
+//! (2L + 1) numbers (T steps, N sequences, labels of at most L letters with blanks between them),
+//! in single precision. Both are held. The sizes themselves are not documented, and not measured.
 
 use super::{DNN, Status, shape};
 use crate::gpu::border::{In, Out};

@@ -1,8 +1,8 @@
 //! A convolution as cuDNN is asked for it: what decides how much workspace it needs.
 //!
-//! There are two ways to ask, the backend's operation graphs and the older descriptors; both end here, so that
-//! what is known of a convolution doesn't depend on how it was asked for. Equal problems are one
-//! problem: programs plan each once and run it many times.
+//! There are two ways to ask, the backend's operation graphs and the older descriptors; both end
+//! here, so that what is known of a convolution doesn't depend on how it was asked for. Equal
+//! problems are one problem: programs plan each once and run it many times.
 
 use crate::constants as c;
 use std::fmt;
@@ -103,7 +103,8 @@ fn joined(list: &[i64]) -> String {
     list.iter().map(i64::to_string).collect::<Vec<_>>().join("x")
 }
 
-/// `forward float32 nchw 32x64x56x56 64x64x3x3 pad 1x1 stride 1x1 dilation 1x1 groups 1`: what a table's line begins with.
+/// `forward float32 nchw 32x64x56x56 64x64x3x3 pad 1x1 stride 1x1 dilation 1x1 groups
+/// 1`: what a table's line begins with.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let layout = if self.x.channels_last || self.y.channels_last { "nhwc" } else { "nchw" };
@@ -127,7 +128,8 @@ impl fmt::Display for Problem {
 pub(super) mod tests {
     use super::*;
 
-    /// A square two-dimensional convolution of single precision: batch, channels in and out, edge, filter, stride.
+    /// A square two-dimensional convolution of single precision: batch,
+    /// channels in and out, edge, filter, stride.
     pub(in super::super) fn square(
         operation: Operation,
         [n, c, k, edge, filter, stride]: [i64; 6],

@@ -1,14 +1,14 @@
 //! cuDNN's recurrent networks: where each weight lies, and how much space a pass needs.
 //!
-//! The weight space is one buffer. It holds, layer by layer and direction by direction, the input matrices of
-//! all gates, then the recurrent ones, then the projection; and behind all matrices, in the same order,
-//! the biases. PyTorch copies its parameters into it and checks every address and shape, so the layout is
-//! fixed by that, and it is dense.
+//! The weight space is one buffer. It holds, layer by layer and direction by direction, the input
+//! matrices of all gates, then the recurrent ones, then the projection; and behind all matrices, in
+//! the same order, the biases. PyTorch copies its parameters into it and checks every address and
+//! shape, so the layout is fixed by that, and it is dense.
 //!
-//! *Temporary space*, a model: the manual gives no sizes. The reserve of a training pass must hold what the
-//! backward pass needs and can't compute again cheaply: the gates of every step and layer, the cell state
-//! of an LSTM, and the output of each layer but the last. The workspace holds one layer's gates. In
-//! inference no reserve is needed. Lower bounds, not measured.
+//! *Temporary space*, a model: the manual gives no sizes. The reserve of a training pass must hold
+//! what the backward pass needs and can't compute again cheaply: the gates of every step and layer,
+//! the cell state of an LSTM, and the output of each layer but the last. The workspace holds one
+//! layer's gates. In inference no reserve is needed. Lower bounds, not measured.
 
 use super::{DNN, Shape, Status, element_bytes, shape};
 use crate::constants as c;
@@ -98,8 +98,8 @@ impl Rnn {
         self.matrices_before(self.pseudo_layers()) + biases
     }
 
-    /// The matrix of a linear layer: first the gates of the input, then those of the state, then the
-    /// projection, if there is one.
+    /// The matrix of a linear layer: first the gates of the input, then those of the state,
+    /// then the projection, if there is one.
     fn matrix(&self, pseudo_layer: i64, linear: i64) -> Option<Part> {
         let (gates, hidden) = (self.gates(), self.hidden);
         let (input, state) = (self.input_of(pseudo_layer), self.output());

@@ -1,4 +1,5 @@
-//! Workspaces that were measured on a card: `MEMTRACE_VIRTUAL_WORKSPACES` names a file that `scripts/gpu_check --learn` wrote.
+//! Workspaces that were measured on a card: `MEMTRACE_VIRTUAL_WORKSPACES` names a file
+//! that `scripts/gpu_check --learn` wrote.
 //!
 //! Lines of text, one of each kind:
 //!
@@ -8,9 +9,10 @@
 //! 134217728 backward_filter float32 nchw 32x512x7x7 2048x512x1x1 pad 0x0 stride 1x1 dilation 1x1 groups 1
 //! ```
 //!
-//! A line of bytes belongs to the device above it. It is taken where the device's name and cuDNN's version are the
-//! same and the words behind the bytes are the convolution's own (`Problem`'s `Display`). A table of another card is no
-//! measurement of this one, so it is left alone, and that is said.
+//! A line of bytes belongs to the device above it. It is taken where the device's name
+//! and cuDNN's version are the same and the words behind the bytes are the convolution's
+//! own (`Problem`'s `Display`). A table of another card is no measurement of this one, so
+//! it is left alone, and that is said.
 
 use super::problem::Problem;
 use crate::gpu::{self, log};

@@ -1,21 +1,27 @@
 //! How much workspace a convolution needs: a table that was measured, or else a model.
 //!
-//! NVIDIA documents neither which engine cuDNN takes nor what it needs. The model has no constants that were fitted; it
-//! has three mechanisms, each the size of something that an engine of its kind must keep in between:
+//! NVIDIA documents neither which engine cuDNN takes nor what it needs. The model has no
+//! constants that were fitted; it has three mechanisms, each the size of something that an
+//! engine of its kind must keep in between:
 //!
-//! * *Layout.* Tensor cores work on channels-last data, and cuDNN's manual says that it transposes and pads other data to call
-//!   them ("Legacy API, Data and Filter Formats"). So what is not channels-last is copied: input, filter and output for
-//!   a forward or backward-data convolution, both inputs for a filter's gradient, which is written as it is made. Channels
-//!   are padded to 16 bytes. A filter of one pixel is the same in both orders; with stride 1 the product needs no copies at all.
-//! * *Partial sums.* The gradient of a one-pixel filter in single precision is one product for each image, whose results are
-//!   added up: the batch times the filter.
-//! * *Winograd.* A 3×3 filter, stride 1, in single precision is transformed to 4×4: 64 bytes for each pair of
-//!   channels, which is what two frameworks' authors found they had to allow (LBANN #437, Chainer #1093).
+//! * *Layout.* Tensor cores work on channels-last data, and cuDNN's manual says that it
+//!   transposes and pads other data to call them ("Legacy API, Data and Filter Formats"). So
+//!   what is not channels-last is copied: input, filter and output for a forward or
+//!   backward-data convolution, both inputs for a filter's gradient, which is written as it is
+//!   made. Channels are padded to 16 bytes. A filter of one pixel is the same in both orders;
+//!   with stride 1 the product needs no copies at all.
+//! * *Partial sums.* The gradient of a one-pixel filter in single precision is one product for each
+//!   image, whose results are added up: the batch times the filter.
+//! * *Winograd.* A 3×3 filter, stride 1, in single precision is transformed to 4×4: 64
+//!   bytes for each pair of channels, which is what two frameworks' authors found they had
+//!   to allow (LBANN #437, Chainer #1093).
 //!
-//! What the model is held to, and by how much it is wrong, stands in `docs/cudnn.md`. It answers for two-dimensional
-//! convolutions without groups of the types and cards named in [`model`]; of all others it says that it doesn't know.
+//! What the model is held to, and by how much it is wrong, stands in `docs/cudnn.md`. It answers
+//! for two-dimensional convolutions without groups of the types and cards named in [`model`]; of
+//! all others it says that it doesn't know.
 //!
-//! An engine with a workspace is followed by one without: where memory is short, PyTorch goes on to that, as on a card.
+//! An engine with a workspace is followed by one without: where memory is short,
+//! PyTorch goes on to that, as on a card.
 
 use super::problem::{Operation, Problem, Tensor};
 use super::{element_bytes, table};
@@ -92,8 +98,8 @@ fn model(problem: &Problem, sm: u32) -> Option<Vec<Engine>> {
     Some(engines)
 }
 
-/// Whether this type is a tensor core's on such a card. Nothing is known of cards from 10.0 on: there the one network that
-/// was compared needed no copies, which is no rule yet.
+/// Whether this type is a tensor core's on such a card. Nothing is known of cards from 10.0 on:
+/// there the one network that was compared needed no copies, which is no rule yet.
 const fn tensor_cores(data_type: i32, sm: u32) -> Option<bool> {
     match (data_type, sm) {
         (_, 100..) => None,
@@ -200,7 +206,8 @@ mod tests {
         }
     }
 
-    /// Single precision may be rounded, or not: two engines, of which the program takes the one it allows.
+    /// Single precision may be rounded, or not: two engines, of which the
+    /// program takes the one it allows.
     #[test]
     fn single_precision_has_both_engines_from_8_0_on() {
         let problem = square(Operation::Forward, [8, 64, 64, 56, 3, 1]);

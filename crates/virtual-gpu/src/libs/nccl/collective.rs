@@ -1,9 +1,9 @@
 //! What collectives do to the small contents that are known.
 //!
-//! The rule is one: every rank holds what this rank holds. So a gather repeats this rank's part; a sum is
-//! the value times the number of ranks; a maximum is the value itself; a part that comes from a peer is
-//! the part that this rank would have sent to itself. Where this rank holds nothing that is known, the
-//! result is forgotten and reads as zeros.
+//! The rule is one: every rank holds what this rank holds. So a gather repeats this rank's part; a
+//! sum is the value times the number of ranks; a maximum is the value itself; a part that comes
+//! from a peer is the part that this rank would have sent to itself. Where this rank holds nothing
+//! that is known, the result is forgotten and reads as zeros.
 
 use super::group::{self, Operation};
 use super::{Comm, NCCL, Status, comm, memory};

@@ -1,13 +1,13 @@
 //! Where ranks that really exist find each other.
 //!
-//! Most of a communicator's ranks are usually pretended, and nothing has to be asked of the others. Splitting
-//! is the exception: who gets which colour is only known to all ranks together. Where torchrun has
-//! started them all on this machine, they can say so.
+//! Most of a communicator's ranks are usually pretended, and nothing has to be asked of the others.
+//! Splitting is the exception: who gets which colour is only known to all ranks together. Where
+//! torchrun has started them all on this machine, they can say so.
 //!
-//! The place is one file in the temporary folder, named by the communicator's unique id, to which each rank
-//! appends a line when it comes, when it splits, and when it leaves; the last one takes the file away. A
-//! process that ends leaves all its meetings. If not all ranks have come within a second, some are taken to be
-//! pretended, and nobody is waited for again.
+//! The place is one file in the temporary folder, named by the communicator's unique id, to which
+//! each rank appends a line when it comes, when it splits, and when it leaves; the last one takes
+//! the file away. A process that ends leaves all its meetings. If not all ranks have come within a
+//! second, some are taken to be pretended, and nobody is waited for again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -139,8 +139,9 @@ impl Meeting {
     }
 }
 
-/// Opens a meeting's file, which is this user's own. The folder is everybody's: where somebody has put a link, a FIFO or
-/// anything else, nothing is followed and nobody is waited for; the ranks are then pretended, which is said once.
+/// Opens a meeting's file, which is this user's own. The folder is everybody's: where somebody has
+/// put a link, a FIFO or anything else, nothing is followed and nobody is waited for; the ranks are
+/// then pretended, which is said once.
 fn open_plain(path: &Path, how: &mut OpenOptions) -> Option<File> {
     static SAID: Once = Once::new();
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;

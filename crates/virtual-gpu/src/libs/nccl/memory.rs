@@ -1,17 +1,21 @@
-//! The memory that NCCL takes of a device: an estimate, by NVIDIA/nccl's public sources and what people measured.
+//! The memory that NCCL takes of a device: an estimate, by NVIDIA/nccl's
+//! public sources and what people measured.
 //!
-//! * *A connection* of one channel to a peer on the same machine has a buffer for each protocol, LL, LL128 and Simple, at the receiver
-//!   (`src/transport/p2p.cc`; sizes in `src/init.cc`, NCCL's variables change them), and little at the sender; both are rounded up to 2 MiB.
-//!   Where the receiver reads (Ampere with NVLink), Simple's lies at the sender.
-//! * *Rings* connect each channel to the next and from the previous rank; with three ranks and more, *trees* connect it once more from
-//!   a peer. NCCL does that at the first operation.
+//! * *A connection* of one channel to a peer on the same machine has a buffer for each protocol,
+//!   LL, LL128 and Simple, at the receiver (`src/transport/p2p.cc`; sizes in `src/init.cc`, NCCL's
+//!   variables change them), and little at the sender; both are rounded up to 2 MiB. Where the
+//!   receiver reads (Ampere with NVLink), Simple's lies at the sender.
+//! * *Rings* connect each channel to the next and from the previous rank; with three ranks and
+//!   more, *trees* connect it once more from a peer. NCCL does that at the first operation.
 //! * *Send and receive* connect to each peer anew, over as many channels as there are for a peer.
-//! * *A pool for the network* is there from the beginning, used or not: 16 pieces for each channel of sends (`src/transport/net.cc`).
+//! * *A pool for the network* is there from the beginning, used or not: 16 pieces for each
+//!   channel of sends (`src/transport/net.cc`).
 //!
-//! How many channels there are NCCL finds out from the wires. Here: two for each link of an A100 or B200, 24 with an H100,
-//! as its logs say; four over PCIe. With that, two of four A100 come to the 544 MiB that were measured, and four of them to 688
-//! (NVIDIA/nccl issue 964); an exchange of eight H100 to 3.39 GiB, where "3.28 GB" were measured (issue 1685).
-//! Not there: NVLink SHARP's buffers, `CollNet`'s, what a new kernel brings, and pinned host memory.
+//! How many channels there are NCCL finds out from the wires. Here: two for each link of an A100 or
+//! B200, 24 with an H100, as its logs say; four over PCIe. With that, two of four A100 come to the
+//! 544 MiB that were measured, and four of them to 688 (NVIDIA/nccl issue 964); an exchange of
+//! eight H100 to 3.39 GiB, where "3.28 GB" were measured (issue 1685). Not there: NVLink SHARP's
+//! buffers, `CollNet`'s, what a new kernel brings, and pinned host memory.
 
 use super::{Comm, Status, by_symbol, ncclMemAlloc, ncclMemFree, versions};
 use crate::constants as c;
@@ -44,7 +48,8 @@ struct Wires {
     chunk: u64,
 }
 
-/// A number that the user gives NCCL in its own variable. No buffer is larger than a terabyte, which no card has.
+/// A number that the user gives NCCL in its own variable. No buffer is larger
+/// than a terabyte, which no card has.
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.trim().parse().ok().map(|number: u64| number.min(1 << 40))
 }
@@ -133,7 +138,8 @@ pub(super) fn connect(handle: *mut c_void, comm: Comm) -> Status {
     if first { take(handle, comm, rings(wires_of(comm)?, comm.ranks)) } else { Ok(()) }
 }
 
-/// The first send to a peer, or the first receive from it, connects to it. Peers on other machines use the pool.
+/// The first send to a peer, or the first receive from it, connects to it.
+/// Peers on other machines use the pool.
 pub(super) fn meet(handle: *mut c_void, comm: Comm, peer: i32, receives: bool) -> Status {
     if peer == comm.rank || peer / MACHINE != comm.rank / MACHINE {
         return Ok(());
@@ -156,8 +162,8 @@ pub(super) fn end(handle: *mut c_void) {
     }
 }
 
-/// Takes memory by NCCL's own public function, where whoever watches memory sees the call, and whose it is. A capture that is
-/// under way doesn't concern it.
+/// Takes memory by NCCL's own public function, where whoever watches memory sees the call, and
+/// whose it is. A capture that is under way doesn't concern it.
 fn take(handle: *mut c_void, comm: Comm, bytes: u64) -> Status {
     const RELAXED: i32 = 2;
     if bytes == 0 {
@@ -187,7 +193,8 @@ fn take(handle: *mut c_void, comm: Comm, bytes: u64) -> Status {
 
 /// A function of the runtime's with one argument, whose code nobody needs.
 fn call<T>(name: &CStr, argument: T) {
-    // SAFETY: the runtime's functions that are named above have one argument of this type and answer a code.
+    // SAFETY: the runtime's functions that are named above have one
+    // argument of this type and answer a code.
     let function: extern "C" fn(T) -> i32 = unsafe { core::mem::transmute(by_symbol(name)) };
     function(argument);
 }

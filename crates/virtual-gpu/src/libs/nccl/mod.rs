@@ -1,15 +1,16 @@
 //! NCCL: communicators of one real and many pretended ranks.
 //!
-//! There is no wire. A communicator knows how many ranks it has and which one this process is, and every
-//! collective acts as if each rank held what this one holds (see `collective`). So one process can be
-//! rank 3 of 8, and two processes that torchrun starts do the same without noticing each other: the
-//! memory that a rank needs doesn't depend on its peers' data, as far as shapes don't.
+//! There is no wire. A communicator knows how many ranks it has and which one this process
+//! is, and every collective acts as if each rank held what this one holds (see
+//! `collective`). So one process can be rank 3 of 8, and two processes that torchrun starts
+//! do the same without noticing each other: the memory that a rank needs doesn't depend on
+//! its peers' data, as far as shapes don't.
 //!
-//! *Splitting*: how many ranks share a colour is only known to all of them together. Ranks that exist
-//! tell each other (see `meeting`). Where some are pretended, the new communicator is taken to be as large as
-//! the old one, unless somebody who knows has said otherwise just before
-//! (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and allocates by that.
-//! What NCCL itself takes from the device is an estimate (see `memory`).
+//! *Splitting*: how many ranks share a colour is only known to all of them together. Ranks that
+//! exist tell each other (see `meeting`). Where some are pretended, the new communicator is taken
+//! to be as large as the old one, unless somebody who knows has said otherwise just before
+//! (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and allocates
+//! by that. What NCCL itself takes from the device is an estimate (see `memory`).
 
 pub(super) mod collective;
 pub(super) mod group;
@@ -351,8 +352,9 @@ extern "C" fn ncclMemFree(addr: u64) -> i32 {
     if free(addr) == 0 { 0 } else { c::ncclUnhandledCudaError }
 }
 
-/// A function of the runtime as the real NCCL, another library, comes to it: where whoever watches memory sees the call,
-/// and that it is NCCL's. Not this library's own scope, which begins with itself.
+/// A function of the runtime as the real NCCL, another library, comes to it: where
+/// whoever watches memory sees the call, and that it is NCCL's. Not this library's
+/// own scope, which begins with itself.
 fn by_symbol(name: &CStr) -> *mut c_void {
     // SAFETY: looks only.
     let found =

@@ -114,7 +114,8 @@ impl Bag {
         self.problem().map_or_else(|| vec![Engine::PLAIN], |problem| workspace::engines(&problem).0)
     }
 
-    /// The engine that this is about. A number that no engine has is refused by nobody, and needs nothing.
+    /// The engine that this is about. A number that no engine has is
+    /// refused by nobody, and needs nothing.
     pub(super) fn engine(&self) -> Engine {
         let index = self.engine_bag().numbers(c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
         let index = index.first().and_then(|index| usize::try_from(*index).ok());
