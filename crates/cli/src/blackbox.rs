@@ -1,4 +1,4 @@
-//! A black box as a file on this machine.
+//! A black box as a file on this machine, and the snapshot that is made of it.
 //!
 //! The file is sparse and hundreds of megabytes long; only what is in use is read, and
 //! the ring a batch at a time. It is never mapped: a mapping of a file that somebody
@@ -7,14 +7,19 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use memtrace_files::NewFile;
-use memtrace_format::blackbox::{BlackBox, Bytes, OpenError};
+use memtrace_files::{NewFile, Readers};
+use memtrace_format::blackbox::{BlackBox, Bytes, OpenError, at};
 use memtrace_format::json::Stacks;
+use memtrace_format::key::Memtrace;
 use memtrace_naming::{Counts, Encoding};
 
 use crate::args::Format;
+use crate::failure::Failure;
+use crate::output::{self, Unnamed};
+use crate::say::tell;
 
 /// How long a process may take to make its black box.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -60,7 +65,7 @@ pub(crate) fn open_alive(file: &File) -> Result<BlackBox<OnDisk<'_>>, OpenError>
 }
 
 /// Writes the snapshot that is in it. `alive`: its process goes on writing it.
-pub(crate) fn snapshot(
+fn snapshot(
     file: &BlackBox<OnDisk<'_>>,
     alive: bool,
     reason: &str,
@@ -76,4 +81,82 @@ pub(crate) fn snapshot(
         Format::JsonExpanded => Encoding::Json(Stacks::Expanded),
     };
     memtrace_naming::snapshot(file, alive, reason, written_us, (new, encoding))
+}
+
+/// Why a black box is no snapshot.
+pub(crate) enum Trouble {
+    /// There is no room for one.
+    NoRoom(String),
+    Other(String),
+}
+
+impl From<Trouble> for Failure {
+    fn from((Trouble::NoRoom(why) | Trouble::Other(why)): Trouble) -> Failure {
+        Failure::new(why)
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Trouble {
+        Trouble::Other(why)
+    }
+}
+
+/// A snapshot that has no name yet.
+pub(crate) struct Written {
+    file: Unnamed,
+    /// So many events were overwritten before they were read.
+    overwritten: u64,
+}
+
+/// Writes the snapshot that is in a black box, as a file without a name.
+pub(crate) fn write(
+    file: &BlackBox<OnDisk<'_>>,
+    alive: bool,
+    reason: &str,
+    folder: &Path,
+    how: (Format, Readers),
+) -> Result<Written, Trouble> {
+    // Where the description is damaged, the header knows this much.
+    let pid = Some(file.header(at::PID));
+    let about =
+        file.about().map_or(Memtrace { pid, ..Memtrace::default() }, |about| about.memtrace);
+    let mut overwritten = 0;
+    let written = output::write_unnamed(folder, Some(&about), how, |new| {
+        overwritten = snapshot(file, alive, reason, new, how.0)?.overwritten;
+        Ok(())
+    });
+    match written {
+        Ok(file) => Ok(Written { file, overwritten }),
+        Err(e) => Err(cannot_write(&e, folder)),
+    }
+}
+
+impl Written {
+    /// Gives the file its name in the folder.
+    pub(crate) fn place(self, folder: &Path) -> Result<PathBuf, Trouble> {
+        let path = self.file.place().map_err(|e| cannot_write(&e, folder))?;
+        if self.overwritten > 0 {
+            tell(&format!(
+                "{}: its program overwrote the {} oldest events before they were read",
+                path.display(),
+                self.overwritten
+            ));
+        }
+        Ok(path)
+    }
+}
+
+fn cannot_write(e: &io::Error, folder: &Path) -> Trouble {
+    if let Some(bad) = e.get_ref().and_then(|e| e.downcast_ref::<OpenError>()) {
+        return bad.to_string().into();
+    }
+    let why = format!(
+        "cannot write a snapshot into {}: {e}; name another folder with --out DIR",
+        folder.display()
+    );
+    match e.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Trouble::NoRoom(why),
+        _ => Trouble::Other(why),
+    }
 }

@@ -19,9 +19,9 @@ use memtrace_format::screen::Page;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::run::{RECORDER, as_it_is};
 use crate::say::Answer;
 use crate::units::size;
+use crate::verbs::run::{RECORDER, as_it_is};
 
 /// How long the driver may take. Where nothing keeps it awake it wakes
 /// each card, a second or two apiece.

@@ -11,38 +11,32 @@
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
 
-mod accounts;
 mod args;
 mod blackbox;
+mod boxes;
 mod cards;
-mod completions;
-mod devices;
-mod doctor;
 mod each;
 mod failure;
-mod inspect;
-mod judge;
+mod found;
 mod leftovers;
-mod man;
-mod orphans;
 mod output;
+mod preloadable;
 mod process;
-mod recover;
-mod replay;
-mod report;
-mod run;
 mod say;
 mod settings;
-pub mod standin;
-mod symbolize;
-mod tune;
+pub mod stand_ins;
 mod units;
+mod verbs;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
 use crate::args::{Args, Command};
+use crate::verbs::{
+    check, completions, devices, doctor, man, recover, replay, report, run, snapshot, summary,
+    symbolize, tune,
+};
 
 /// Makes a program that this process becomes inherit what this process did.
 pub type HandOn = fn(&mut std::process::Command);
@@ -51,16 +45,16 @@ pub type HandOn = fn(&mut std::process::Command);
 pub fn main(hand_on: HandOn) -> ExitCode {
     let answer = match Args::parse().command {
         Command::Run(args) => run::run(&args, hand_on).map(|never| match never {}),
-        Command::Summary(args) => report::summary(&args),
-        Command::Report(args) => accounts::report(&args),
-        Command::Check(args) => judge::check(&args),
+        Command::Summary(args) => summary::summary(&args),
+        Command::Report(args) => report::report(&args),
+        Command::Check(args) => check::check(&args),
         Command::Recover(args) => recover::recover(&args),
-        Command::Snapshot(args) => recover::snapshot(&args),
+        Command::Snapshot(args) => snapshot::snapshot(&args),
         Command::Symbolize(args) => symbolize::symbolize(&args),
         Command::Replay(args) => replay::replay(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Doctor(args) => doctor::doctor(&args),
-        Command::Devices(args) => devices::list(&args),
+        Command::Devices(args) => devices::devices(&args),
         Command::Completions(args) => Ok(completions::completions(&args)),
         Command::Man(args) => man::man(&args),
     };

@@ -33,7 +33,7 @@
 //! 3. `scripts/gen_cuda_api.py` with its headers writes `api/*.tsv`. The build then stops at each
 //!    twin whose parameters parted, and at each field of `layout::all` that moved.
 //! 4. `runtime/properties.rs`: its layout of `cudaDeviceProp`, if that is another one.
-//! 5. `crates/cli/src/standin.rs` for libraries whose numbers don't follow the toolkit's.
+//! 5. `crates/cli/src/stand_ins.rs` for libraries whose numbers don't follow the toolkit's.
 //!
 //! Until then a program that is built for it is refused when CUDA wakes, with a line that says so
 //! (`gpu/program.rs`).

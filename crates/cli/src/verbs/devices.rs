@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::say::{Answer, tell};
 use crate::units;
 
-pub(crate) fn list(args: &Devices) -> Result<Answer, Failure> {
+pub(crate) fn devices(args: &Devices) -> Result<Answer, Failure> {
     if args.ask {
         return cards::answer();
     }

@@ -1,28 +1,22 @@
-//! `memtrace recover` and `memtrace snapshot`: snapshots from black boxes,
-//! of dead and of living processes.
+//! `memtrace recover`: snapshots from the black boxes of dead processes.
 //!
-//! Exit codes of `recover`: 0, each black box of a dead process is a snapshot now; 1, nothing was
+//! Exit codes: 0, each black box of a dead process is a snapshot now; 1, nothing was
 //! there to recover, or some could be read and others not; 2, nothing could be read or written.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io;
+use std::fs;
 use std::ops::ControlFlow;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use memtrace_files::Readers;
-use memtrace_format::blackbox::{BlackBox, OpenError, at};
-use memtrace_format::key::Memtrace;
+use memtrace_format::blackbox::{OpenError, at};
 use memtrace_format::screen::Page;
 
-use crate::args::{Format, Recover, Snapshot};
-use crate::blackbox::{self, OnDisk};
+use crate::args::Recover;
+use crate::blackbox::{self, Trouble, Written};
 use crate::failure::Failure;
-use crate::output::Unnamed;
+use crate::found::{Found, Writer, find, number, runs};
 use crate::say::{Answer, tell};
-use crate::{leftovers, orphans, output, process};
+use crate::{boxes, leftovers, output, process};
 
 /// What became of a black box.
 enum Fate {
@@ -36,7 +30,7 @@ enum Fate {
 
 pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
     if args.paths.is_empty() {
-        return orphans::list(args.json);
+        return boxes::list(args.json);
     }
     let mut all = Recovery { args, page: Page::default(), written: 0, bad: 0 };
     let mut paths = &args.paths[..];
@@ -146,131 +140,6 @@ impl Recovery<'_> {
     }
 }
 
-/// The black boxes that a path stands for, each once.
-pub(crate) fn find(path: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let fail = |e| Failure::new(format!("cannot read {}: {e}", path.display()));
-    if !fs::metadata(path).map_err(fail)?.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let mut found = Vec::new();
-    for entry in fs::read_dir(path).map_err(fail)? {
-        let name = entry.map_err(fail)?.path();
-        if name.extension() == Some(OsStr::new(process::EXTENSION)) {
-            found.push(name);
-        }
-    }
-    found.sort();
-    let mut seen = BTreeSet::new();
-    found.retain(|name| seen.insert(name.canonicalize().unwrap_or_else(|_| name.clone())));
-    Ok(found)
-}
-
-/// A black box that has been opened.
-pub(crate) struct Found {
-    /// As it was found, perhaps a link.
-    name: PathBuf,
-    /// Where it is.
-    pub(crate) real: PathBuf,
-    pub(crate) file: File,
-    /// It is this user's own.
-    ours: bool,
-}
-
-impl Found {
-    /// One that lies about in a folder, where anybody may have put it: it must be this user's, and
-    /// a link one that the recorder makes, which has the black box's own name.
-    pub(crate) fn open(name: &Path) -> Result<Found, String> {
-        let about = fs::symlink_metadata(name).map_err(|e| e.to_string())?;
-        let user = memtrace_files::user().map_err(|e| e.to_string())?;
-        let real = match fs::read_link(name) {
-            Ok(to) => memtrace_files::folder_of(name).join(to),
-            Err(_) => name.to_owned(),
-        };
-        if real.file_name() != name.file_name() {
-            return Err(format!(
-                "a link to {}, which is no black box of this name",
-                real.display()
-            ));
-        }
-        let found = Found::at(name, real)?;
-        if about.uid() != user || !found.ours {
-            return Err("belongs to another user: name it alone to recover it".to_owned());
-        }
-        Ok(found)
-    }
-
-    /// One that the user has named.
-    fn open_named(name: &Path) -> Result<Found, String> {
-        Found::at(name, name.canonicalize().unwrap_or_else(|_| name.to_owned()))
-    }
-
-    fn at(name: &Path, real: PathBuf) -> Result<Found, String> {
-        let file = memtrace_files::open(&real).map_err(|e| match fs::read_link(name) {
-            Ok(to) if e.kind() == io::ErrorKind::NotFound => format!(
-                "the black box {} is gone; folders that are kept in memory are empty after a restart",
-                to.display()
-            ),
-            _ => format!("cannot be read: {e}"),
-        })?;
-        let ours = memtrace_files::is_ours(&file).map_err(|e| e.to_string())?;
-        Ok(Found { name: name.to_owned(), real, file, ours })
-    }
-}
-
-/// What is known of a black box's process.
-pub(crate) enum Writer {
-    /// It lives, under this number.
-    Alive(u64),
-    /// It has ended.
-    Dead,
-    /// It can't be seen from here: for people, why.
-    Unknown(String),
-}
-
-impl Found {
-    /// Does its process live?
-    pub(crate) fn writer(&self, open: &BlackBox<OnDisk<'_>>) -> Result<Writer, String> {
-        let (pid, about) = (open.header(at::PID), open.about().unwrap_or_default().memtrace);
-        let elsewhere = about.pid_namespace.is_some_and(|n| n != leftovers::namespace());
-        if elsewhere {
-            // Its number there may be another process's here.
-            if let Ok(Some(pid)) = process::writer(&self.real, &self.file) {
-                return Ok(Writer::Alive(pid));
-            }
-        } else if runs(pid, &self.real, &self.file)? {
-            return Ok(Writer::Alive(pid));
-        }
-        Ok(match about.host {
-            // A process of another machine can't be seen from here.
-            Some(host) if host != leftovers::here() => {
-                let host: String = host.chars().take(64).flat_map(char::escape_debug).collect();
-                Writer::Unknown(format!("on {host}"))
-            }
-            _ if elsewhere => Writer::Unknown("in another container".to_owned()),
-            _ => Writer::Dead,
-        })
-    }
-}
-
-/// Why a black box is no snapshot.
-enum Trouble {
-    /// There is no room for one.
-    NoRoom(String),
-    Other(String),
-}
-
-impl From<Trouble> for Failure {
-    fn from((Trouble::NoRoom(why) | Trouble::Other(why)): Trouble) -> Failure {
-        Failure::new(why)
-    }
-}
-
-impl From<String> for Trouble {
-    fn from(why: String) -> Trouble {
-        Trouble::Other(why)
-    }
-}
-
 /// A black box that has been read.
 struct Read {
     found: Found,
@@ -325,7 +194,7 @@ fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, 
         Content::Empty
     } else {
         let how = (args.format.expanded(args.expand), output::readers(args.permissions));
-        Content::Snapshot(write(&open, false, "recovered", folder, how)?)
+        Content::Snapshot(blackbox::write(&open, false, "recovered", folder, how)?)
     };
     let end = match writer {
         _ if args.keep => End::Keep,
@@ -357,73 +226,6 @@ impl Read {
     }
 }
 
-fn runs(pid: u64, real: &Path, file: &File) -> Result<bool, String> {
-    process::writes(pid, real, file)
-        .map_err(|e| format!("cannot tell whether process {pid} lives: {e}; run this as its user"))
-}
-
-/// The process id in `memtrace-HOST-PID-START.blackbox`.
-fn number(path: &Path) -> Option<u64> {
-    path.file_stem()?.to_str()?.rsplit('-').nth(1)?.parse().ok()
-}
-
-/// A snapshot that has no name yet.
-struct Written {
-    file: Unnamed,
-    /// So many events were overwritten before they were read.
-    overwritten: u64,
-}
-
-fn write(
-    file: &BlackBox<OnDisk<'_>>,
-    alive: bool,
-    reason: &str,
-    folder: &Path,
-    how: (Format, Readers),
-) -> Result<Written, Trouble> {
-    // Where the description is damaged, the header knows this much.
-    let pid = Some(file.header(at::PID));
-    let about =
-        file.about().map_or(Memtrace { pid, ..Memtrace::default() }, |about| about.memtrace);
-    let mut overwritten = 0;
-    let written = output::write_unnamed(folder, Some(&about), how, |new| {
-        overwritten = blackbox::snapshot(file, alive, reason, new, how.0)?.overwritten;
-        Ok(())
-    });
-    match written {
-        Ok(file) => Ok(Written { file, overwritten }),
-        Err(e) => Err(cannot_write(&e, folder)),
-    }
-}
-
-impl Written {
-    fn place(self, folder: &Path) -> Result<PathBuf, Trouble> {
-        let path = self.file.place().map_err(|e| cannot_write(&e, folder))?;
-        if self.overwritten > 0 {
-            tell(&format!(
-                "{}: its program overwrote the {} oldest events before they were read",
-                path.display(),
-                self.overwritten
-            ));
-        }
-        Ok(path)
-    }
-}
-
-fn cannot_write(e: &io::Error, folder: &Path) -> Trouble {
-    if let Some(bad) = e.get_ref().and_then(|e| e.downcast_ref::<OpenError>()) {
-        return bad.to_string().into();
-    }
-    let why = format!(
-        "cannot write a snapshot into {}: {e}; name another folder with --out DIR",
-        folder.display()
-    );
-    match e.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Trouble::NoRoom(why),
-        _ => Trouble::Other(why),
-    }
-}
-
 /// Removes the file and the links to it: the one that led here, and the
 /// one in the process's output folder.
 fn remove(found: &Found, out: Option<&Path>) {
@@ -437,17 +239,4 @@ fn remove(found: &Found, out: Option<&Path>) {
     if let Err(e) = memtrace_files::remove(real, &found.file) {
         tell(&format!("{} is recovered, but cannot be removed: {e}", real.display()));
     }
-}
-
-pub(crate) fn snapshot(args: &Snapshot) -> Result<Answer, Failure> {
-    let file = process::black_box(args.pid).map_err(Failure::new)?;
-    let open = blackbox::open_alive(&file)
-        .map_err(|e| Failure::new(format!("process {}: {e}", args.pid)))?;
-    let folder = args.out.as_deref().unwrap_or(Path::new("."));
-    let how = (args.format.expanded(args.expand), output::readers(args.permissions));
-    let written = write(&open, true, "snapshot", folder, how);
-    let path = written.and_then(|written| written.place(folder))?;
-    let mut page = Page::default();
-    let _ = writeln!(page, "{}", path.display());
-    Ok(Answer::page(page, true))
 }

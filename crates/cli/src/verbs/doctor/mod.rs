@@ -27,7 +27,8 @@ use crate::args::{Doctor, Format, Recover};
 use crate::cards::{self, Here};
 use crate::failure::Failure;
 use crate::say::Answer;
-use crate::{leftovers, recover};
+use crate::verbs::recover;
+use crate::{found, leftovers};
 
 /// What a check came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +83,12 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         let out = out.unwrap_or(Path::new("."));
         checks.extend(args.command.first().and_then(|c| installation::program(c)));
         let before = snapshots(out);
-        let boxes_before = recover::find(out).unwrap_or_default();
+        let boxes_before = found::find(out).unwrap_or_default();
         let list = leftovers::list_of_run(out);
         let status = run(args, out, &list)?;
         checks.extend(recorded::started_without(&list));
         for path in
-            recover::find(out).unwrap_or_default().into_iter().filter(|p| !boxes_before.contains(p))
+            found::find(out).unwrap_or_default().into_iter().filter(|p| !boxes_before.contains(p))
         {
             let killed = Recover {
                 paths: vec![path],

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use crate::args;
 use crate::each::{Asked, each};
 use crate::failure::Failure;
-use crate::replay::{Recorded, on, row_json, table};
 use crate::say::Answer;
 use crate::units::{percent, size};
+use crate::verbs::replay::{Recorded, on, row_json, table};
 
 /// How many configurations are listed on a screen.
 const LISTED: usize = 8;

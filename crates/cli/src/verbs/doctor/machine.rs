@@ -10,7 +10,7 @@ use memtrace_options::{BLACKBOX, NO_BLACKBOX};
 use super::{Check, Level, this_program};
 use crate::cards::{self, Here};
 use crate::failure::Failure;
-use crate::run::VIRTUAL_GPU;
+use crate::verbs::run::VIRTUAL_GPU;
 
 /// A black box with its whole history at the start takes less than this.
 const BLACK_BOX: u64 = 24 << 20;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use common::{Installation, ok, var};
-use memtrace_cli::standin::names;
+use memtrace_cli::stand_ins::names;
 
 fn folder(here: &Installation) -> PathBuf {
     let env = here.prints(&["run", "--virtual", "h100*2,lazy", "--", "env"]);

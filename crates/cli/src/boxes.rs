@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::blackbox;
 use crate::failure::Failure;
-use crate::recover::{Found, Writer, find};
+use crate::found::{Found, Writer, find};
 use crate::say::{Answer, tell};
 use crate::units::{many, size, span};
 
@@ -28,8 +28,8 @@ const MUCH: u64 = 256 << 20;
 /// Or this part of the file system that they lie in: one in so many.
 const PART: u64 = 20;
 
-/// A black box, and what is known of it.
-struct Orphan {
+/// A black box as the list shows it.
+struct Listed {
     path: PathBuf,
     /// What it takes of its file system.
     bytes: u64,
@@ -62,10 +62,10 @@ fn taken(found: &Found) -> u64 {
     found.file.metadata().map_or(0, |m| m.blocks().saturating_mul(512))
 }
 
-impl Orphan {
-    fn of(found: &Found) -> Option<Orphan> {
+impl Listed {
+    fn of(found: &Found) -> Option<Listed> {
         let (path, bytes) = (found.real.clone(), taken(found));
-        let bad = |why: String| Orphan {
+        let bad = |why: String| Listed {
             path: path.clone(),
             bytes,
             pid: None,
@@ -88,7 +88,7 @@ impl Orphan {
         };
         let (pid, started_us) = (open.header(at::PID), open.header(at::STARTED_NS) / 1000);
         let about = open.about().unwrap_or_default().memtrace;
-        Some(Orphan {
+        Some(Listed {
             pid: Some(pid),
             started_us: Some(started_us),
             about,
@@ -142,26 +142,26 @@ pub(crate) fn list(as_json: bool) -> Result<Answer, Failure> {
     let mut folders = memory_folders();
     let out = env::var_os(OUT.variable).filter(|v| !v.is_empty());
     folders.push(out.map_or(".".into(), PathBuf::from));
-    let orphans: Vec<Orphan> = look(&folders).iter().filter_map(Orphan::of).collect();
+    let all: Vec<Listed> = look(&folders).iter().filter_map(Listed::of).collect();
     if as_json {
-        let list: Vec<Value> = orphans.iter().map(Orphan::to_json).collect();
+        let list: Vec<Value> = all.iter().map(Listed::to_json).collect();
         return Answer::json(&list, true);
     }
     let mut page = Page::default();
-    if orphans.is_empty() {
+    if all.is_empty() {
         let folders: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
         let _ = writeln!(page, "no black box of this user's is in {}", folders.join(", "));
         return Ok(Answer::page(page, true));
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now_us = now.map_or(0, |t| t.as_micros() as u64);
-    for orphan in &orphans {
-        orphan.tell(now_us, &mut page);
+    for one in &all {
+        one.tell(now_us, &mut page);
     }
     page.push_str("\n");
-    let all: u64 = orphans.iter().map(|o| o.bytes).sum();
-    let _ = writeln!(page, "{}, {}", boxes(orphans.len()), size(all));
-    let mut dead = orphans.iter().filter(|o| o.state == "dead");
+    let bytes: u64 = all.iter().map(|o| o.bytes).sum();
+    let _ = writeln!(page, "{}, {}", boxes(all.len()), size(bytes));
+    let mut dead = all.iter().filter(|o| o.state == "dead");
     if let Some(first) = dead.next() {
         let are = match dead.count() + 1 {
             1 => "1 of them is of a process that has died".to_owned(),
@@ -191,8 +191,8 @@ pub(crate) fn mention() {
         if found.iter().map(taken).sum::<u64>() <= limit {
             continue;
         }
-        let dead: Vec<Orphan> =
-            found.iter().filter_map(Orphan::of).filter(|o| o.state == "dead").collect();
+        let dead: Vec<Listed> =
+            found.iter().filter_map(Listed::of).filter(|o| o.state == "dead").collect();
         let bytes: u64 = dead.iter().map(|o| o.bytes).sum();
         if bytes > limit {
             tell(&format!(

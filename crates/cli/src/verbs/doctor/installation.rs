@@ -12,8 +12,8 @@ use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 use super::{Check, Level, machine, recorded, scratch, settings, snapshots, this_program};
 use crate::cards::Here;
 use crate::failure::Failure;
-use crate::inspect::find;
-use crate::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
+use crate::preloadable::find;
+use crate::verbs::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
 
 /// Parts of the C library and of the compiler, all that the recorder may
 /// need: it is loaded into every process.

@@ -7,9 +7,9 @@ use memtrace_format::screen::Page;
 use crate::args;
 use crate::each::each;
 use crate::failure::Failure;
-use crate::report::{modules, rank};
 use crate::say::Answer;
 use crate::units::{count, more, size, sum};
+use crate::verbs::summary::{modules, rank};
 
 pub(crate) fn report(args: &args::Report) -> Result<Answer, Failure> {
     each(&args.files, args.json, |file| {

@@ -127,7 +127,7 @@ pub(crate) fn find(command: &OsStr) -> Result<PathBuf, Refusal> {
 }
 
 /// Says whether a library can be preloaded into a program.
-pub(crate) fn inspect(program: &Path) -> Result<(), Refusal> {
+pub(crate) fn preloadable(program: &Path) -> Result<(), Refusal> {
     let mut path = program.to_owned();
     for _ in 0..MAX_SCRIPTS {
         let Some(head) = look(&path)? else { return Ok(()) };

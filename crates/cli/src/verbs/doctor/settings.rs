@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::{Check, Level};
-use crate::run::{RECORDER, as_it_is, is_sanitizer, misspelt};
-use crate::standin::{self, DRIVER};
+use crate::stand_ins::{self, DRIVER};
+use crate::verbs::run::{RECORDER, as_it_is, is_sanitizer, misspelt};
 
 /// What else is preloaded, and in which order `memtrace run` leaves it.
 pub(super) fn preloaded() -> Vec<Check> {
@@ -42,10 +42,10 @@ pub(super) fn preloaded() -> Vec<Check> {
 
 /// Is this one of the libraries that `memtrace run --virtual` preloads?
 fn is_of_virtual_gpu(path: &Path) -> bool {
-    let names = || standin::names().chain([DRIVER]);
+    let names = || stand_ins::names().chain([DRIVER]);
     let Some(folder) = path.parent() else { return false };
     path.file_name().is_some_and(|name| names().any(|own| name == own))
-        && standin::names().all(|name| folder.join(name).exists())
+        && stand_ins::names().all(|name| folder.join(name).exists())
 }
 
 /// Settings of PyTorch's that change what there is to see, and variables

@@ -24,10 +24,10 @@ use memtrace_options::{
 
 use crate::args::{Run, Switch};
 use crate::failure::Failure;
-use crate::inspect::{find, inspect};
+use crate::preloadable::{find, preloadable};
 use crate::say::tell;
-use crate::standin::Folder;
-use crate::{HandOn, leftovers, orphans};
+use crate::stand_ins::Folder;
+use crate::{HandOn, boxes, leftovers};
 
 /// What PyTorch and Triton compile and time on one GPU they keep for the next run. What
 /// they find out on a virtual one must not be found by a run on a real card, so it is kept
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
     let record = args.record == Switch::On;
     let path = find(name).map_err(|r| Failure::new(r.to_string()))?;
     if record || spec.is_some() {
-        inspect(&path).map_err(|r| Failure::new(r.to_string()))?;
+        preloadable(&path).map_err(|r| Failure::new(r.to_string()))?;
     }
     misspelt().for_each(|remark| tell(&remark));
     let mut command = Command::new(&path);
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
         }
         command.env(OUT.variable, out);
         if !quiet() {
-            orphans::mention();
+            boxes::mention();
         }
     }
     if let Some(spec) = spec {
