@@ -19,7 +19,7 @@ use crate::process::dump;
 use crate::process::dump::Reason;
 use crate::record::guard;
 use crate::stack::room::on_a_large_one;
-use crate::{gauges, labels};
+use crate::{gauges, labels, pytorch};
 
 /// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in `.json`
 /// gets JSON, in `.pickle` or `.pkl` a pickle, any other what `MEMTRACE_FORMAT` says; a file of that name is
@@ -204,14 +204,14 @@ pub unsafe extern "C" fn memtrace_module_called(
     keywords: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: promised by the caller.
-    unsafe { labels::calls::called(function, arguments, count, keywords) }
+    unsafe { pytorch::modules::called(function, arguments, count, keywords) }
 }
 
 /// Python's `PyObject_VectorcallMethod`, and the name (a string of Python's that lives for ever) of the method with which
 /// [`memtrace_module_called`] goes on.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_calls_begin(call: *mut c_void, method: *mut c_void) {
-    labels::calls::begin(call, method);
+    pytorch::modules::begin(call, method);
 }
 
 /// Whenever the module at this address is called, until `watch` is removed: the phase `forward` begins (`sort` 0), the module of
@@ -228,24 +228,24 @@ pub unsafe extern "C" fn memtrace_calls_add(
     number: u32,
 ) {
     let say = match sort {
-        0 => labels::calls::Say::Forward,
+        0 => pytorch::modules::Say::Forward,
         // SAFETY: promised by the caller.
-        1 => labels::calls::Say::Module(unsafe { bytes(name) }.into(), AtomicU64::default()),
-        _ => labels::calls::Say::Number(number),
+        1 => pytorch::modules::Say::Module(unsafe { bytes(name) }.into(), AtomicU64::default()),
+        _ => pytorch::modules::Say::Number(number),
     };
-    labels::calls::add(module.addr(), watch, say);
+    pytorch::modules::add(module.addr(), watch, say);
 }
 
 /// Ends all that `watch` has added.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_calls_remove(watch: u32) {
-    labels::calls::remove(watch);
+    pytorch::modules::remove(watch);
 }
 
 /// The module at this address is gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_calls_forget(module: *const c_void) {
-    labels::calls::forget(module.addr());
+    pytorch::modules::forget(module.addr());
 }
 
 // --- Numbers ---
@@ -291,7 +291,7 @@ pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_operators_learn(text: *const c_char) {
     // SAFETY: promised by the caller.
-    labels::quick::learn(unsafe { bytes(text) });
+    pytorch::quick::learn(unsafe { bytes(text) });
 }
 
 /// Gets ready for operators to leave records with what `device` has. `modes` is the number of PyTorch's dispatch key for dispatch
@@ -306,26 +306,26 @@ pub extern "C" fn memtrace_operators_prepare(
     autocast: u64,
 ) {
     let device = u32::try_from(device).unwrap_or(0);
-    labels::operators::prepare(device, modes, [below, views, autocast]);
+    pytorch::operators::prepare(device, modes, [below, views, autocast]);
 }
 
 /// From here on every operator leaves a record. Returns 0 if PyTorch is not there or does not say its operators, 1 if it says them by
 /// callbacks, 2 if they are seen as they begin.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_start() -> c_int {
-    labels::operators::start() as c_int
+    pytorch::operators::start() as c_int
 }
 
 /// No more records; those that were made can still be read.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_stop() {
-    labels::operators::stop();
+    pytorch::operators::stop();
 }
 
 /// Operators from here on belong to this module, in the caller's own numbering.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_module(number: u32) {
-    labels::operators::module(number);
+    pytorch::operators::module(number);
 }
 
 /// The number of the next record. `lost`, if not null, gets how many found no room so far.
@@ -334,7 +334,7 @@ pub extern "C" fn memtrace_operators_module(number: u32) {
 /// `lost` is null or has room for a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_operators_count(lost: *mut u64) -> u64 {
-    let [count, none] = labels::operators::count();
+    let [count, none] = pytorch::operators::count();
     if !lost.is_null() {
         // SAFETY: promised by the caller.
         unsafe { lost.write(none) };
@@ -354,16 +354,16 @@ pub unsafe extern "C" fn memtrace_operators_read(
     records: usize,
     into: *mut u64,
 ) -> usize {
-    let words = labels::operators::WORDS;
+    let words = pytorch::operators::WORDS;
     // SAFETY: promised by the caller.
     let into = unsafe { std::slice::from_raw_parts_mut(into, records * words) };
-    labels::operators::read(from, into) / words
+    pytorch::operators::read(from, into) / words
 }
 
 /// Records before this number will not be read again.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_release(upto: u64) {
-    labels::operators::release(upto);
+    pytorch::operators::release(upto);
 }
 
 // --- Changes of what is allocated: a record of each, while asked for ---
@@ -372,8 +372,8 @@ pub extern "C" fn memtrace_operators_release(upto: u64) {
 /// label leaves a record; without, one less.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_changes_ask(on: c_int) {
-    labels::torch::attach();
-    labels::changes::ask(on != 0);
+    pytorch::record_functions::attach();
+    pytorch::changes::ask(on != 0);
 }
 
 /// The number of the next record. `lost`, if not null, gets how many found no room so far.
@@ -382,7 +382,7 @@ pub extern "C" fn memtrace_changes_ask(on: c_int) {
 /// `lost` is null or has room for a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
-    let [count, none] = labels::changes::count();
+    let [count, none] = pytorch::changes::count();
     if !lost.is_null() {
         // SAFETY: promised by the caller.
         unsafe { lost.write(none) };
@@ -400,16 +400,16 @@ pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
 /// `into` has room for four words for each record.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_changes_read(from: u64, records: usize, into: *mut u64) -> usize {
-    let words = labels::changes::WORDS;
+    let words = pytorch::changes::WORDS;
     // SAFETY: promised by the caller.
     let into = unsafe { std::slice::from_raw_parts_mut(into, records * words) };
-    labels::changes::read(from, into) / words
+    pytorch::changes::read(from, into) / words
 }
 
 /// Records before this number will not be read again.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_changes_release(upto: u64) {
-    labels::changes::release(upto);
+    pytorch::changes::release(upto);
 }
 
 // --- How recording goes ---

@@ -12,23 +12,23 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, 
 pub struct Hot {
     /// Where the address of the recorder of this process is while it is on: a word that a forked child finds empty.
     pub recorder: AtomicPtr<AtomicUsize>,
-    /// How many trackers ask for changes ([`crate::labels::changes`]).
+    /// How many trackers ask for changes ([`crate::pytorch::changes`]).
     pub changes: AtomicU32,
-    /// Are operators seen as they begin ([`crate::labels::quick`])?
+    /// Are operators seen as they begin ([`crate::pytorch::quick`])?
     pub quick: AtomicBool,
-    /// Does every change of a thread's current stream come by us ([`crate::hooks::streams`])?
+    /// Does every change of a thread's current stream come by us ([`crate::pytorch::streams`])?
     pub streams: AtomicBool,
     /// Which libraries addresses mean now ([`crate::stack::modules`]).
     pub epoch: AtomicU16,
-    /// Uses of blocks that are noted ([`crate::hooks::captures`]).
+    /// Uses of blocks that are noted ([`crate::pytorch::captures`]).
     pub uses: AtomicUsize,
-    /// Blocks that wait for the end of a capture ([`crate::hooks::captures`]).
+    /// Blocks that wait for the end of a capture ([`crate::pytorch::captures`]).
     pub deferred: AtomicUsize,
     /// The interpreter, once there is one that can be walked ([`crate::stack::python::offsets`]).
     pub python: AtomicPtr<()>,
     /// How many code objects have died, plus 1 ([`crate::stack::python::deaths`]).
     pub deaths: AtomicU64,
-    /// Has a block been handed out on another stream than the default one ([`crate::hooks::captures`])?
+    /// Has a block been handed out on another stream than the default one ([`crate::pytorch::captures`])?
     pub other_streams: AtomicBool,
 }
 

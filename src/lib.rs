@@ -12,13 +12,15 @@
 pub mod allocator;
 pub mod api;
 pub mod config;
+pub mod cuda;
 pub mod gauges;
-pub mod hooks;
 pub mod hot;
 pub mod labels;
 pub mod libraries;
+pub mod nccl;
 pub mod os;
 pub mod process;
+pub mod pytorch;
 pub mod record;
 pub mod stack;
 
@@ -41,14 +43,14 @@ fn turn_on() {
     // In this order: what is on can be asked for a snapshot.
     process.remember();
     switch::set(recorder);
-    hooks::conf::note(recorder);
+    pytorch::settings::note(recorder);
     if let Some(labels) = labels::store::existing() {
         labels.mirror_all(recorder);
     }
     tree::began(recorder);
     background::start(process);
-    hooks::torch::attach();
-    labels::torch::attach();
-    hooks::interposers::find();
+    pytorch::allocator::attach();
+    pytorch::record_functions::attach();
+    cuda::interposers::find();
     life::register();
 }

@@ -8,7 +8,7 @@ use memtrace_layouts::unchecked;
 
 /// The rooms that know functions of others'. Records in the rooms below are the
 /// kernel's, the loader's, Python's or our own.
-const ROOMS: [&str; 4] = ["hooks/", "labels/", "process/", "allocator/"];
+const ROOMS: [&str; 6] = ["labels/", "pytorch/", "nccl/", "cuda/", "process/", "allocator/"];
 
 /// Of NVIDIA's, but `cudarc` doesn't have them.
 const NOT_IN_CUDARC: [&str; 3] =
@@ -17,20 +17,20 @@ const NOT_IN_CUDARC: [&str; 3] =
 /// PyTorch's and C++'s.
 const OF_OTHERS: [&str; 6] = [
     "allocator/throw.rs: Location",
-    "hooks/conf.rs: Text",
-    "hooks/pools.rs: Function",
-    "hooks/streams.rs: CudaStream",
-    "hooks/torch.rs: DataPtr",
-    "labels/torch.rs: Callback",
+    "pytorch/allocator.rs: DataPtr",
+    "pytorch/pools.rs: Function",
+    "pytorch/record_functions.rs: Callback",
+    "pytorch/settings.rs: Text",
+    "pytorch/streams.rs: CudaStream",
 ];
 
 /// Nobody else's: code in assembly reads them, or gets them as an answer.
 const OWN: [&str; 5] = [
-    "hooks/lookup.rs: Answer",
-    "hooks/routes.rs: Choice",
-    "hooks/routes.rs: Line",
-    "hooks/routes.rs: Row",
-    "labels/quick.rs: Answer",
+    "cuda/lookup.rs: Answer",
+    "cuda/routes.rs: Choice",
+    "cuda/routes.rs: Line",
+    "cuda/routes.rs: Row",
+    "pytorch/quick.rs: Answer",
 ];
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::hooks::resolve::{MISSING, Real};
+use crate::cuda::resolve::{MISSING, Real};
 use crate::record::guard;
 
 /// Both APIs: all is well.

@@ -10,8 +10,8 @@ use memtrace_caching::Device;
 use memtrace_format::snapshot::PoolId;
 
 use super::cuda;
-use crate::hooks::pools::Function;
-use crate::hooks::{streams, torch};
+use crate::pytorch::pools::Function;
+use crate::pytorch::{allocator, streams};
 use crate::record::guard;
 
 /// `void *(size_t, int device, cudaStream_t)`, as PyTorch wants it of an allocator.
@@ -290,7 +290,7 @@ impl Device for Gpu {
         // SAFETY: a place of ours.
         let code = unsafe { cuda::cuMemAddressReserve(&raw mut addr, size as usize, 0, 0, 0) };
         if code == cuda::SUCCESS {
-            torch::remember_reservation(addr, size);
+            allocator::remember_reservation(addr, size);
             return Some(addr);
         }
         self.failed(Failure::Driver(code));

@@ -15,9 +15,9 @@ use super::throw::{self, Kind};
 use super::{
     Held, Owner, Refusal, bounded, is_one_lost, known_owner, owner, owner_of, owners, say, stack,
 };
-use crate::hooks::pools::Function;
-use crate::hooks::torch;
 use crate::os::message;
+use crate::pytorch::allocator;
+use crate::pytorch::pools::Function;
 use crate::stack::Site;
 
 // --- memtrace as an allocator ---
@@ -71,7 +71,7 @@ pub unsafe extern "C-unwind" fn memtrace_malloc(
 
 /// Throws, if somebody can catch it.
 unsafe fn refuse(device: c_int, refusal: &Refusal) {
-    if torch::native_in_charge() {
+    if allocator::native_in_charge() {
         // PyTorch asks on behalf of a pool of its own, and knows what to do without memory.
         if refusal.kind != Kind::OutOfMemory {
             say(refusal);

@@ -29,9 +29,9 @@ use memtrace_format::event::{NO_STACK, StackId};
 
 use self::device::{Failure, Gpu};
 use self::recording::Recording;
-use crate::hooks::{conf, torch};
 use crate::os::locks::{ForkLock, Guard};
 use crate::os::message;
+use crate::pytorch::{allocator, settings};
 use crate::record::guard;
 use crate::stack::Site;
 
@@ -81,8 +81,8 @@ fn settings() -> Settings {
 
 fn from_environment() -> Settings {
     // Set to nothing is set.
-    let conf = conf::names().iter().find_map(std::env::var_os).unwrap_or_default();
-    let parsed = Settings::parse(&conf::meant(&conf.to_string_lossy()));
+    let conf = settings::names().iter().find_map(std::env::var_os).unwrap_or_default();
+    let parsed = Settings::parse(&settings::meant(&conf.to_string_lossy()));
     // PyTorch reads the same words and refuses them itself.
     parsed.map(|p| p.settings).unwrap_or_default()
 }
@@ -94,10 +94,10 @@ fn from_environment() -> Settings {
 pub fn configure(conf: &str) -> Result<(), String> {
     let mut wanted = settings();
     // What stands before a mistake counts.
-    let meant = conf::meant(conf);
+    let meant = settings::meant(conf);
     let changed = wanted.change(&meant);
     if changed.is_ok() {
-        conf::remember(conf, &meant); // PyTorch's parser is heard only by a library that is preloaded
+        settings::remember(conf, &meant); // PyTorch's parser is heard only by a library that is preloaded
     }
     if wanted.capture_reuse && conf.contains("graph_capture_record_stream_reuse") {
         message!(
@@ -227,7 +227,7 @@ impl Owner {
     fn report(&self, addr: u64, change: i64) {
         let allocated = self.allocator.stats().allocated_bytes.all.current as usize;
         let reserved = self.allocator.reserved() as usize;
-        torch::tell_profiler(addr, change, allocated, reserved, self.ordinal as i8);
+        allocator::tell_profiler(addr, change, allocated, reserved, self.ordinal as i8);
     }
 
     fn refusal(&mut self, failure: &OutOfMemory) -> Refusal {

@@ -11,8 +11,8 @@ use memtrace_format::event::{
 use memtrace_format::replay::PAGE;
 
 use crate::gauges;
-use crate::hooks::torch;
-use crate::labels::{changes, quick};
+use crate::pytorch::allocator;
+use crate::pytorch::{changes, quick};
 use crate::record::guard;
 use crate::record::guard::event;
 
@@ -101,7 +101,7 @@ impl Sink for Recording {
             Action::SegmentAlloc => self.write(Kind::SegmentAlloc, told, flag_small),
             Action::SegmentFree => self.write(Kind::SegmentFree, told, |_| ()),
             Action::SegmentMap => self.write(Kind::SegmentMap, told, |event| {
-                event.extra = torch::reservation_of(told.addr);
+                event.extra = allocator::reservation_of(told.addr);
                 flag_small(event);
             }),
             Action::SegmentUnmap => self.write(Kind::SegmentUnmap, told, |_| ()),

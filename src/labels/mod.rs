@@ -2,20 +2,14 @@
 //!
 //! A thread has one current label, a number; an event copies it, so a range costs nothing per event. Ranges come from
 //! the C functions (and through them from the Python package), from NVTX ([`nvtx`]), and from PyTorch's own
-//! `record_function` ([`torch`]), all of which open and close on the same stack; [`torch`] also carries the label of an
+//! `record_function` ([`record_functions`]), all of which open and close on the same stack; [`record_functions`] also carries the label of an
 //! operation over to the thread that later computes its gradient. Names are kept in [`store`].
 //!
 //! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a name's first sight. A range
 //! that is closed on another thread than it was opened on is left alone there; on its own it ends with the one around it.
 
-pub mod calls;
-pub mod changes;
-pub mod journal;
 pub mod nvtx;
-pub mod operators;
-pub mod quick;
 pub mod store;
-pub mod torch;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Point};
 use memtrace_format::labels::Sort;
 
+use crate::pytorch::{changes, record_functions};
 use crate::record::guard;
 use crate::record::guard::event;
 
@@ -56,10 +51,10 @@ pub fn enter(label: LabelId) -> LabelId {
 }
 
 #[inline]
-fn set(local: &guard::Local, label: LabelId) -> LabelId {
+pub(crate) fn set(local: &guard::Local, label: LabelId) -> LabelId {
     let before = local.label.replace(label);
     if before != label {
-        torch::label_changed(label);
+        record_functions::label_changed(label);
         changes::label(local);
     }
     before
@@ -120,7 +115,7 @@ fn open(label: impl FnOnce(LabelId) -> LabelId) -> u32 {
         let depth = open.depth.get();
         open.depth.set(depth.saturating_add(1));
         guard::local(|local| {
-            torch::opened_or_closed(local);
+            record_functions::opened_or_closed(local);
             if let Some(place) = open.before.get(depth as usize) {
                 place.set(set(local, label(local.label.get())));
             }
@@ -134,7 +129,7 @@ pub fn pop() -> Option<u32> {
     OPEN.with(|open| {
         let depth = open.depth.get().checked_sub(1)?;
         open.depth.set(depth);
-        guard::local(torch::opened_or_closed);
+        guard::local(record_functions::opened_or_closed);
         let Some(place) = open.before.get(depth as usize) else { return Some(depth) };
         let was = guard::local(|local| set(local, place.get()));
         if was != place.get()

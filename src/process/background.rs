@@ -132,7 +132,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
                 }
                 recorder.retire_ahead();
                 recorder.stacks.refresh();
-                crate::hooks::routes::forget_if_unloaded();
+                crate::cuda::routes::forget_if_unloaded();
             });
             if std::panic::catch_unwind(work).is_err() {
                 crate::record::switch::switch_off("an internal error in the background thread");

@@ -28,7 +28,7 @@ use memtrace_naming::{Counts, Encoding, Moment};
 use memtrace_options::Format;
 
 use crate::config::Config;
-use crate::hooks::{conf, deepbind, table};
+use crate::cuda::{deepbind, table};
 use crate::labels::{self, store::Store};
 use crate::os::descriptors;
 use crate::os::memory;
@@ -39,6 +39,7 @@ use crate::process::measure;
 use crate::process::tree;
 use crate::process::tree::Place;
 use crate::process::virtual_gpu;
+use crate::pytorch::settings;
 use crate::record::Recorder;
 use crate::record::live::Live;
 
@@ -303,7 +304,7 @@ fn write(
         &table::name,
         (new, encoding),
         &mut |snapshot, known, namer| {
-            let (settings, conf) = conf::in_force(&recorder.config);
+            let (settings, conf) = settings::in_force(&recorder.config);
             snapshot.allocator_settings = settings;
             let used = recorder.usage.read();
             let about = Memtrace {

@@ -12,14 +12,16 @@ use memtrace_format::blackbox::Life;
 use memtrace_naming::Moment;
 use memtrace_options::RUN_PID;
 
+use crate::cuda::{callers, contexts, words};
 use crate::gauges;
-use crate::hooks::{callers, captures, communicators, contexts, words};
 use crate::libraries::{list, loaded, next};
+use crate::nccl::communicators;
 use crate::os::{age, clock, descriptors, message, signals};
 use crate::process;
 use crate::process::Process;
 use crate::process::background;
 use crate::process::{dump, jumps, measure, starts, tree};
+use crate::pytorch::captures;
 use crate::record::guard;
 use crate::record::switch::{self, ASLEEP, WOKEN, recorder};
 use crate::stack::room::on_a_large_one;

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
-use crate::hooks::contexts;
+use crate::cuda::contexts;
 use crate::libraries::scopes;
 use crate::libraries::{list, next};
 use crate::os::clock;

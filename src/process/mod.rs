@@ -16,7 +16,7 @@ pub mod virtual_gpu;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::config::Config;
-use crate::hooks::table::ROWS;
+use crate::cuda::table::ROWS;
 use crate::os::clock;
 use crate::os::locks::{ForkLock, Turn};
 use crate::record::{Recorder, switch};

@@ -14,13 +14,13 @@ pub enum Work {
     Backward,
     /// A module's forward inside a backward pass: a checkpoint computes it again.
     Again,
-    /// The node that puts a gradient into its place, hooks on it included. Known while a tracker asks ([`crate::labels::changes`]).
+    /// The node that puts a gradient into its place, hooks on it included. Known while a tracker asks ([`crate::pytorch::changes`]).
     Accumulate,
     /// Nobody has looked yet.
     Unknown,
 }
 
-/// What a thread knows of its operators ([`crate::labels::operators`]).
+/// What a thread knows of its operators ([`crate::pytorch::operators`]).
 pub struct Operators {
     /// Those that run inside each other.
     pub depth: Cell<u32>,
@@ -30,7 +30,7 @@ pub struct Operators {
     pub begun: Begun,
 }
 
-/// What a thread knows of the operator that it begins ([`crate::labels::quick`]).
+/// What a thread knows of the operator that it begins ([`crate::pytorch::quick`]).
 pub struct Begun {
     /// The thread's two words of dispatch keys, in PyTorch; null if nobody has looked.
     pub keys: Cell<*const u64>,

@@ -1,0 +1,179 @@
+//! Whose call it is: the program's, or one that CUDA makes inside a call of the program's.
+//!
+//! A runtime call that calls the driver is one event, that of the call which the program made. But a signal can interrupt a thread
+//! anywhere, also inside CUDA, and what its handler calls is the program's own. A runtime call is hardly ever CUDA's: only a library that
+//! stands for it calls its own public functions. A driver call is CUDA's if it returns into CUDA: into the library that the program's call
+//! went to, or one that has a name of NVIDIA's. Another tool may have put its own function in between; then the stack is followed
+//! out of that tool's library.
+//!
+//! A handler's call can be recorded inside a real call, where nothing of ours is held. Where it has interrupted the recorder, or work
+//! of ours, it is counted ([`guard::passes_by`]). What can't be told: the driver call behind a runtime function that has no
+//! door, called by a handler, is taken for that of the call it has interrupted.
+//!
+//! Must leave the program's stack alone: a hook may run on a fiber's, of a few kilobytes. What is rarely asked is a function of its
+//! own here, never inlined, or what it needs would lie on that stack in every call.
+
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::cuda::contexts::{self, is_runtime};
+use crate::cuda::table::{Door, ENTRY_POINTS, EntryPoint};
+use crate::cuda::{callers, resolve};
+use crate::libraries::loaded;
+use crate::libraries::objects;
+use crate::record::guard;
+use crate::stack::{native, room};
+
+/// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
+pub(super) fn also_inside(f: impl FnOnce()) {
+    if guard::is_calling() { guard::reopened(f) } else { f() }
+}
+
+/// A call of the runtime inside a real call is the program's own, from a signal handler. But another tool's library that stands
+/// for CUDA may call its own functions by symbol, and so may a runtime; that is part of the call.
+pub(super) fn of_runtime(door: Door, f: impl FnOnce() -> c_int) -> c_int {
+    if guard::is_calling() && !is_part(door) { guard::reopened(f) } else { f() }
+}
+
+/// Does the library that the program's call went to, or the one behind this door, call itself?
+#[cold]
+#[inline(never)]
+fn is_part(door: Door) -> bool {
+    objects::is_one_library(door.caller, guard::called())
+        || objects::is_one_library(door.caller, door.real)
+}
+
+/// A call of the driver may be CUDA's own.
+pub(super) fn of_driver(door: Door, f: impl FnOnce() -> c_int) -> c_int {
+    if guard::is_calling() && !is_by_cuda(door) { guard::reopened(f) } else { f() }
+}
+
+fn entered(door: Door) {
+    crate::record::switch::wake();
+    contexts::entered(door);
+}
+
+/// Passes a call on. Says, too, whether the call is the program's own.
+pub(super) fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
+    entered(door);
+    if guard::inside() {
+        (inside(door, call), false)
+    } else {
+        (guard::calling(door.real, call), true)
+    }
+}
+
+/// Passes a call on that gives something back, which `before` writes down.
+pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -> c_int {
+    entered(door);
+    if guard::inside() {
+        return inside(door, call);
+    }
+    before();
+    guard::calling(door.real, call)
+}
+
+/// Passes a call on that is not written down: it is CUDA's, or it is a handler's that has interrupted us, and is counted, once.
+#[cold]
+#[inline(never)]
+fn inside(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+    if guard::is_calling() {
+        return call();
+    }
+    guard::passes_by(|| is_runtime(door) || !is_by_cuda(door));
+    guard::unseen(door.real, call)
+}
+
+// --- who calls -----------------------------------------------------------------------------------------
+
+/// What a library that calls the driver is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+enum Whose {
+    /// It has a name of NVIDIA's.
+    Cudas = 1,
+    /// It has functions of these names itself: it may stand between CUDA and us.
+    Tools,
+    /// Any other.
+    Programs,
+}
+
+/// Libraries that have been looked at: first address, the one after the last, and whose ([`Whose`]).
+static KNOWN: [[AtomicUsize; 3]; 16] = [const { [const { AtomicUsize::new(0) }; 3] }; 16];
+
+/// A library was unloaded: another one may come to lie in its place.
+pub fn forget() {
+    for [start, end, _] in &KNOWN {
+        end.store(0, Ordering::SeqCst);
+        start.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Does CUDA make this call, inside another one?
+#[cold]
+#[inline(never)]
+fn is_by_cuda(door: Door) -> bool {
+    let (library, whose) = library_of(door.caller);
+    match whose {
+        Whose::Cudas => true,
+        _ if library.contains(&guard::called()) || library.contains(&door.real) => true,
+        Whose::Tools => room::aside(|| is_through(&library)),
+        Whose::Programs => false,
+    }
+}
+
+/// Has the call come out of CUDA into this library?
+fn is_through(library: &Range<usize>) -> bool {
+    let outside = native::first_outside(|pc| library.contains(&(pc as usize)));
+    outside.is_some_and(|pc| {
+        let (library, whose) = library_of(pc as usize);
+        whose == Whose::Cudas || library.contains(&guard::called())
+    })
+}
+
+fn library_of(caller: usize) -> (Range<usize>, Whose) {
+    for [start, end, whose] in &KNOWN {
+        let range = start.load(Ordering::Acquire)..end.load(Ordering::Acquire);
+        if range.contains(&caller) {
+            let whose = whose.load(Ordering::Relaxed);
+            let is = |w: &Whose| *w as usize == whose;
+            let known = [Whose::Cudas, Whose::Tools].into_iter().find(is);
+            return (range, known.unwrap_or(Whose::Programs));
+        }
+    }
+    room::aside(|| find_out(caller))
+}
+
+#[cold]
+fn find_out(caller: usize) -> (Range<usize>, Whose) {
+    let Some(range) = loaded::range_of(caller) else {
+        return (caller..caller + 1, Whose::Programs); // code that was made as the program ran
+    };
+    let defines = |row: &EntryPoint| loaded::defines(caller, row.symbol);
+    let whose = if resolve::is_nvidias(caller) {
+        Whose::Cudas
+    } else if ENTRY_POINTS.iter().skip(1).any(defines) {
+        Whose::Tools
+    } else {
+        Whose::Programs
+    };
+    // Another library may come in its place as soon as one is closed.
+    if callers::is_closing() {
+        return (range, whose);
+    }
+    for [start, end, place] in &KNOWN {
+        // Empty until its end is there.
+        if start.compare_exchange(0, range.start, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            place.store(whose as usize, Ordering::Relaxed);
+            end.store(range.end, Ordering::Release);
+            // Who began to close one meanwhile may have missed this one.
+            if callers::is_closing() {
+                end.store(0, Ordering::SeqCst);
+                start.store(0, Ordering::SeqCst);
+            }
+            break;
+        }
+    }
+    (range, whose)
+}

@@ -1,0 +1,216 @@
+//! Libraries that bind past us, because they were opened so that their own dependencies come first (`RTLD_DEEPBIND`).
+//!
+//! Such a library calls the driver, and the C library's `dlsym`, as if nothing were preloaded. Who opens it asks for
+//! that so that it finds *its* functions, not to hide what it does; and the driver is one. So the words in which such
+//! calls are bound are sent to where every other library's go, with the real functions behind it as before. Only
+//! functions of the driver's and `dlsym`, `dlvsym` and `dlclose` are, and only where they are bound to the real ones: a runtime
+//! of the library's own stays its own.
+//!
+//! `dlopen` itself must be a jump (it looks at its caller for the search path), so nothing can follow it. What it leaves
+//! behind is a note, and the next `dlsym` (whoever opened the library asks for something in it) finds that and looks
+//! which libraries are new. What a library does before, in its constructors, is not seen.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use memtrace_format::key::{BoundElsewhere, Kept};
+
+use crate::cuda::table::{Api, ENTRY_POINTS};
+use crate::cuda::{lookup, resolve, routes, words};
+use crate::libraries::elf::{Binding, Tables};
+use crate::libraries::loaded;
+use crate::libraries::next;
+use crate::libraries::scopes;
+
+/// How many more look-ups shall look for new libraries.
+pub static PENDING: AtomicU32 = AtomicU32::new(0);
+/// Enough for the opening thread to be among those that ask.
+const LOOKS: u32 = 16;
+
+/// The first row of the driver's.
+const FIRST: usize = Api::cuCtxCreate as usize;
+
+static NEXT_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// `dlopen`: a jump, always.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void {
+    core::arch::naked_asm!(
+        "test esi, 0x108", // RTLD_GLOBAL, RTLD_DEEPBIND
+        "jz 2f",
+        "push rdi",
+        "push rsi",
+        "push rsi", // for the alignment
+        "call {note}",
+        "pop rsi",
+        "pop rsi",
+        "pop rdi",
+        "2:",
+        "mov dword ptr [rip + {pending}], {looks}",
+        "mov rax, qword ptr [rip + {next}]",
+        "test rax, rax",
+        "jz 3f",
+        "jmp rax",
+        "3:",
+        "push rdi",
+        "push rsi",
+        "push rsi", // for the alignment
+        "call {find}",
+        "pop rsi",
+        "pop rsi",
+        "pop rdi",
+        "jmp rax",
+        note = sym note,
+        pending = sym PENDING,
+        looks = const LOOKS,
+        next = sym NEXT_DLOPEN,
+        find = sym find_dlopen,
+    )
+}
+
+extern "C" fn find_dlopen() -> *mut c_void {
+    next::behind(&NEXT_DLOPEN, c"dlopen")
+}
+
+/// Notes how a library is about to be opened.
+unsafe extern "C" fn note(file: *const c_char, flags: c_int) {
+    if file.is_null() {
+        return;
+    }
+    // SAFETY: the caller's argument, a C string.
+    let file = unsafe { CStr::from_ptr(file) };
+    if flags & libc::RTLD_GLOBAL != 0 {
+        scopes::GLOBAL.note(file);
+    }
+    if flags & libc::RTLD_DEEPBIND != 0 {
+        scopes::DEEP.note(file);
+    }
+}
+
+/// Libraries that had been loaded when we last looked.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+
+/// Has a library been opened so?
+pub fn is_used() -> bool {
+    scopes::DEEP.is_used()
+}
+
+/// Looks at the libraries that are new since the last time.
+pub extern "C" fn look() {
+    let left = |n: u32| n.checked_sub(1);
+    if PENDING.fetch_update(Ordering::AcqRel, Ordering::Relaxed, left).is_err() {
+        return;
+    }
+    words::look();
+    let [loaded, _] = loaded::counts();
+    if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
+        let doors = Doors::find();
+        let mut are_led = true;
+        loaded::visit(|_, tables| {
+            for binding in tables.bindings() {
+                are_led &= doors.lead(&binding, tables);
+            }
+            false
+        });
+        if !are_led {
+            SEEN.store(0, Ordering::Release); // the loader is at work on one of them
+        }
+    }
+}
+
+/// The real functions behind our doors. Looked up before the loader's list is gone through, in which it must not be asked
+/// anything.
+struct Doors {
+    dlsym: usize,
+    dlvsym: usize,
+    dlclose: usize,
+    /// NVIDIA's libraries.
+    nvidias: Vec<Tables>,
+}
+
+impl Doors {
+    fn find() -> Doors {
+        let own = |name| next::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
+        let mut nvidias = Vec::new();
+        loaded::visit(|path, tables| {
+            if resolve::is_one_of_nvidias(path, tables) {
+                nvidias.push(tables.clone());
+            }
+            false
+        });
+        let (dlsym, dlclose) = (own(c"dlsym"), own(c"dlclose"));
+        Doors { dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
+    }
+
+    /// Where a call should go that goes to `target` now, or that the loader is yet to bind.
+    fn of(&self, binding: &Binding, target: usize, is_bound: bool) -> Option<usize> {
+        let ours = |real: usize, ours: usize| (!is_bound || target == real).then_some(ours);
+        match binding.name.to_bytes() {
+            b"dlsym" => ours(self.dlsym, lookup::dlsym as *const () as usize),
+            b"dlvsym" => ours(self.dlvsym, lookup::dlvsym as *const () as usize),
+            b"dlclose" => ours(self.dlclose, crate::cuda::closing::dlclose as *const () as usize),
+            name @ [b'c', b'u', ..] => {
+                let row =
+                    FIRST + ENTRY_POINTS[FIRST..].iter().position(|e| e.name.as_bytes() == name)?;
+                let is_its = |library: &Tables| {
+                    library.symbol(binding.name).is_some_and(|f| f.as_ptr() as usize == target)
+                };
+                if !is_bound {
+                    Some(ENTRY_POINTS[row].exported.0 as usize)
+                } else if self.nvidias.iter().any(is_its) {
+                    Some(routes::door_for(Api::from_number(row)?, target))
+                } else {
+                    None
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Sends a call that goes past us where every other one goes. Says whether none does any more.
+    fn lead(&self, binding: &Binding, tables: &Tables) -> bool {
+        let target = binding.target();
+        if loaded::is_own(target) {
+            return true;
+        }
+        // A stub of the library's own would ask the loader, which would bind the call past us, or as any other.
+        let is_bound = !tables.contains(target);
+        let ours = self.of(binding, target, is_bound).filter(|ours| *ours != target);
+        ours.is_none_or(|ours| binding.bind(ours))
+    }
+}
+
+// --- what goes past us all the same ----------------------------------------------------------------------
+
+/// Calls of libraries that are bound to somebody else's function of one of our names: another interposer's, a runtime of
+/// the library's own, the real one. As bound now; a call that the loader is yet to bind is not among them. For a snapshot's
+/// `memtrace` key: allocates.
+pub fn bound_elsewhere() -> Vec<BoundElsewhere> {
+    let mut found: Vec<(String, &'static CStr, usize)> = Vec::new();
+    loaded::visit(|path, tables| {
+        if !tables.contains(bound_elsewhere as *const () as usize) {
+            let library = path.to_string_lossy();
+            let past_us = tables.bindings().filter(|binding| goes_past_us(binding, tables));
+            found.extend(past_us.map(|b| (library.clone().into_owned(), b.name, b.target())));
+        }
+        false
+    });
+    let named = found.into_iter().map(|(library, function, target)| BoundElsewhere {
+        library,
+        function: function.to_str().unwrap_or_default().to_owned(),
+        bound_to: loaded::library_of(target),
+        kept: Kept::NOTHING,
+    });
+    named.collect()
+}
+
+fn goes_past_us(binding: &Binding, tables: &Tables) -> bool {
+    let (name, target) = (binding.name.to_bytes(), binding.target());
+    let is_row = || ENTRY_POINTS.iter().any(|e| e.name.as_bytes() == name);
+    let is_elsewhere = target != 0 && !loaded::is_own(target) && !tables.contains(target);
+    name.starts_with(b"cu") && is_elsewhere && is_row()
+}

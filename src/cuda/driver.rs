@@ -1,0 +1,179 @@
+//! Handlers for the CUDA driver that no role describes: mappings, which are PyTorch's expandable segments if its
+//! allocator makes them, and look-ups by name.
+//!
+//! PyTorch's allocator maps a range piece by piece (`cuMemMap`), then makes the whole range accessible
+//! (`cuMemSetAccess`, once more for each peer device) and writes one trace entry for it.
+
+#![allow(non_snake_case)]
+
+use std::ffi::{c_char, c_int, c_ulonglong, c_void};
+
+use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
+use memtrace_format::replay::PAGE;
+
+use crate::cuda::roles::{note, pass, pass_after};
+use crate::cuda::table::{Door, Out, Ptr, real};
+use crate::cuda::{contexts, lookup};
+use crate::pytorch::{allocator, captures};
+use crate::record::guard;
+use crate::record::guard::event;
+
+macro_rules! forward {
+    ($door:expr, $name:ident ( $($arg:expr),* )) => {
+        // SAFETY: the arguments are the caller's own, passed on unchanged.
+        unsafe { real::$name($door $(, $arg)*) }
+    };
+}
+
+pub(super) fn cuMemGetInfo_v2(door: Door, free: *mut usize, total: *mut usize) -> c_int {
+    let before = contexts::at_rest();
+    let (code, own) = pass(door, || forward!(door, cuMemGetInfo_v2(free, total)));
+    if own {
+        // SAFETY: the caller's out-parameters, of the call that has just returned.
+        unsafe { contexts::tells_free(door, code, (free, total), before) };
+    }
+    code
+}
+
+pub(super) fn cuMemAddressReserve(
+    door: Door,
+    out: Out,
+    size: usize,
+    align: usize,
+    addr: Ptr,
+    flags: c_ulonglong,
+) -> c_int {
+    let (code, own) =
+        pass(door, || forward!(door, cuMemAddressReserve(out, size, align, addr, flags)));
+    if own && code == 0 && !out.is_null() {
+        // SAFETY: the real function succeeded with this out-parameter.
+        let addr = unsafe { *out } as u64;
+        allocator::remember_reservation(addr, size as u64);
+        note(door, Kind::Reserve, What::Device, |e| (e.addr, e.size) = (addr, size as u64));
+    }
+    code
+}
+
+pub(super) fn cuMemMap(
+    door: Door,
+    addr: Ptr,
+    size: usize,
+    offset: usize,
+    handle: u64,
+    flags: c_ulonglong,
+) -> c_int {
+    let _under_way = contexts::UnderWay::begin();
+    let (code, own) = pass(door, || forward!(door, cuMemMap(addr, size, offset, handle, flags)));
+    let by_torch = allocator::is_caller(door.caller);
+    if by_torch && code != 0 {
+        contexts::pieces_end(u32::MAX); // PyTorch gives up, and keeps what it has
+    }
+    if !own {
+        return code;
+    }
+    if code == 0 && by_torch {
+        guard::local(|l| {
+            let (bytes, piece) = l.mapped.get();
+            l.mapped.set((bytes + size as u64, piece.max(size as u64)));
+        });
+    } else if code == 0 {
+        note(door, Kind::Map, What::Device, |e| {
+            (e.addr, e.size, e.extra, e.stream) = (addr as u64, size as u64, handle, offset as u64);
+        });
+    }
+    code
+}
+
+pub(super) fn cuMemSetAccess(
+    door: Door,
+    addr: Ptr,
+    size: usize,
+    access: *const c_void,
+    count: usize,
+) -> c_int {
+    let _under_way = contexts::UnderWay::begin();
+    let code = forward!(door, cuMemSetAccess(addr, size, access, count));
+    if allocator::is_caller(door.caller) {
+        if code == 0 {
+            mapped(addr as u64, size as u64);
+        }
+        contexts::pieces_end(u32::MAX);
+    }
+    code
+}
+
+/// PyTorch's allocator has made a range accessible.
+fn mapped(addr: u64, size: u64) {
+    guard::observe(|recorder, local| {
+        let (bytes, piece) = local.mapped.replace((0, 0));
+        if bytes == 0 {
+            return; // access for a peer device, to memory that was mapped before
+        }
+        captures::settle(recorder, local);
+        let request = allocator::doing(recorder, local, -1);
+        recorder.write(&Event {
+            flags: if piece == PAGE { FLAG_SMALL } else { 0 },
+            addr,
+            size,
+            extra: allocator::reservation_of(addr),
+            stream: request.stream,
+            stack: request.stack,
+            pool: request.pool,
+            device: request.device,
+            ..event(local, Kind::SegmentMap, Layer::Framework)
+        });
+    });
+}
+
+pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
+    let _under_way = contexts::UnderWay::begin();
+    let before = || unmapped(door, addr, size);
+    let code = pass_after(door, before, || forward!(door, cuMemUnmap(addr, size)));
+    if code == 0 && allocator::is_caller(door.caller) {
+        contexts::piece_begins(); // until PyTorch releases it
+    }
+    code
+}
+
+fn unmapped(door: Door, addr: Ptr, size: usize) {
+    if allocator::is_caller(door.caller) {
+        guard::observe(|recorder, local| {
+            captures::settle(recorder, local);
+            let request = allocator::doing(recorder, local, -1);
+            recorder.write(&Event {
+                addr: addr as u64,
+                size: size as u64,
+                stack: request.stack,
+                ..event(local, Kind::SegmentUnmap, Layer::Framework)
+            });
+        });
+    }
+    note(door, Kind::Unmap, What::Device, |e| (e.addr, e.size) = (addr as u64, size as u64));
+}
+
+pub(super) fn cuGetProcAddress(
+    door: Door,
+    name: *const c_char,
+    out: Out,
+    version: c_int,
+    flags: u64,
+) -> c_int {
+    let code = forward!(door, cuGetProcAddress(name, out, version, flags));
+    let per_thread = lookup::is_per_thread(flags, false);
+    // SAFETY: name and out are the caller's, as the real function has just used them.
+    unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }
+}
+
+pub(super) fn cuGetProcAddress_v2(
+    door: Door,
+    name: *const c_char,
+    out: Out,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> c_int {
+    let code = forward!(door, cuGetProcAddress_v2(name, out, version, flags, status));
+    let per_thread = lookup::is_per_thread(flags, false);
+    // SAFETY: name and out are the caller's, as the real function has just used them.
+    unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }
+}

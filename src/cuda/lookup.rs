@@ -1,0 +1,452 @@
+//! Functions by name: whoever asks for one of ours gets ours.
+//!
+//! A program with a static CUDA runtime (NCCL, cuBLAS and most libraries have one) calls no symbol of CUDA's. It
+//! asks `dlsym` for `cuGetProcAddress`, and asks that for everything else, itself included. `ctypes` and whoever opens
+//! `libcuda.so.1` on his own ask `dlsym`, too. So these look-ups are doors like the others.
+//!
+//! `dlsym` and `dlvsym` are the most delicate ones: the C library answers `RTLD_NEXT` by looking at who called. So
+//! everything that doesn't concern us must be no call but a *jump*: the real function sees its caller as if we weren't
+//! here. Only a name that begins like one of ours, asked of a library's own handle (where the caller plays no part),
+//! gets as far as Rust. `RTLD_DEFAULT` and `RTLD_NEXT` need nothing: the loader's own order finds us, or whoever is next.
+//!
+//! `dlsym` is called before anything of ours has run: by the loader's helpers, by other preloaded libraries, by Rust's
+//! standard library. So the real one is found by reading the C library's own symbol table, with no state but one word.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use crate::cuda::answers::{self, Question};
+use crate::cuda::resolve;
+use crate::cuda::routes;
+use crate::cuda::table::{Api, ENTRY_POINTS, EntryPoint, Out};
+use crate::libraries::elf::Version;
+use crate::libraries::loaded;
+use crate::libraries::loaded::Next;
+use crate::libraries::next;
+use crate::libraries::scopes;
+use crate::os::message;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+
+/// The `dlsym` behind ours, and the `dlvsym`.
+static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu", "nc" or "dl". A handle (rdi)
+/// goes to `ours`; `RTLD_DEFAULT` (0) and `RTLD_NEXT` (-1), which depend on the caller, to `scope`, which may say to jump.
+macro_rules! jump_or_look {
+    ($next:ident, $find:ident, $ours:ident, $scope:ident) => {
+        core::arch::naked_asm!(
+            "cmp dword ptr [rip + {pending}], 0",
+            "jne 5f",
+            "6:",
+            "test rsi, rsi",
+            "jz 2f",
+            "cmp byte ptr [rsi], 0x63", // c
+            "je 3f",
+            "cmp byte ptr [rsi], 0x6e", // n
+            "je 7f",
+            "cmp byte ptr [rsi], 0x64", // d
+            "jne 2f",
+            "cmp byte ptr [rsi + 1], 0x6c", // l
+            "jne 2f",
+            "lea rax, [rdi + 1]",
+            "cmp rax, 1",
+            "ja {ours}",
+            "2:",
+            "mov rax, qword ptr [rip + {next}]",
+            "test rax, rax",
+            "jz 4f",
+            "jmp rax",
+            "3:",
+            "cmp byte ptr [rsi + 1], 0x75", // u
+            "je 8f",
+            "jmp 2b",
+            "7:",
+            "cmp byte ptr [rsi + 1], 0x63", // c
+            "jne 2b",
+            "8:",
+            "lea rax, [rdi + 1]",
+            "cmp rax, 1",
+            "ja {ours}",
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "mov rcx, [rsp + 24]", // who called
+            "call {scope}",
+            "mov rcx, rdx",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "test rax, rax",
+            "jz 2b",
+            "mov rax, rcx",
+            "ret",
+            "4:",
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "call {find}",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "jmp rax",
+            "5:",
+            "push rdi",
+            "push rsi",
+            "push rdx",
+            "call {look}",
+            "pop rdx",
+            "pop rsi",
+            "pop rdi",
+            "jmp 6b",
+            pending = sym crate::cuda::deepbind::PENDING,
+            look = sym crate::cuda::deepbind::look,
+            next = sym $next,
+            find = sym $find,
+            ours = sym $ours,
+            scope = sym $scope,
+        )
+    };
+}
+
+/// `dlsym`.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    jump_or_look!(NEXT_DLSYM, find_dlsym, named, scoped)
+}
+
+/// `dlvsym`.
+///
+/// # Safety
+/// As the C library documents.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlvsym(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
+    jump_or_look!(NEXT_DLVSYM, find_dlvsym, versioned, scoped_versioned)
+}
+
+extern "C" fn find_dlsym() -> *mut c_void {
+    next::behind(&NEXT_DLSYM, c"dlsym")
+}
+
+extern "C" fn find_dlvsym() -> *mut c_void {
+    next::behind(&NEXT_DLVSYM, c"dlvsym")
+}
+
+unsafe extern "C" fn named(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: the caller's arguments; a name is a C string.
+    unsafe {
+        let next: Dlsym = std::mem::transmute(find_dlsym());
+        show(CStr::from_ptr(name), None, next(handle, name))
+    }
+}
+
+unsafe extern "C" fn versioned(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
+    // SAFETY: the caller's arguments; a name is a C string, and so is a version.
+    unsafe {
+        let next: Dlvsym = std::mem::transmute(find_dlvsym());
+        let wanted = (!version.is_null()).then(|| CStr::from_ptr(version));
+        show(CStr::from_ptr(name), wanted, next(handle, name, version))
+    }
+}
+
+fn row_named(name: &CStr) -> Option<Api> {
+    let found = ENTRY_POINTS.iter().position(|e| e.name.as_bytes() == name.to_bytes())?;
+    Api::from_number(found)
+}
+
+/// Ours instead of what a library's handle gave, if that is CUDA's. A program may have a second runtime (bundled, or linked
+/// statically into a library), with errors and streams of its own: it keeps it, and is seen at the driver's doors.
+/// Nothing that fails is asked of the loader after a look-up that was successful: what `dlerror` says is about the program's.
+fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void {
+    if found.is_null() {
+        return found;
+    }
+    let Some(api) = row_named(name) else {
+        return match name.to_bytes() {
+            b"dlsym" => dlsym as *mut c_void,
+            b"dlvsym" => dlvsym as *mut c_void,
+            // Another interposer's, which comes to ours in its turn, is what was asked for.
+            b"dlclose" if next::in_c_library(name).is_some_and(|own| own.as_ptr() == found) => {
+                crate::cuda::closing::dlclose as *mut c_void
+            }
+            _ => found,
+        };
+    };
+    let instead = || Some(shown(api, name, version, found as usize));
+    let known = match version {
+        None => answers::known(Question::Instead, api, found as usize, instead),
+        Some(_) => instead(),
+    };
+    known.unwrap_or_default() as *mut c_void
+}
+
+fn shown(api: Api, name: &CStr, version: Option<&CStr>, found: usize) -> usize {
+    let row = &ENTRY_POINTS[api as usize];
+    if !loaded::is_own(found) {
+        return door_if(resolve::is_nvidias(found), api, found);
+    }
+    // The handle is for the scope that all have in common, and us in it.
+    // SAFETY: a look-up by name.
+    let next = unsafe { next::really(libc::RTLD_NEXT, name, version) } as usize;
+    door_if(next != 0 && resolve::is_cudas(row, next), api, next)
+}
+
+fn door_if(is_cudas: bool, api: Api, found: usize) -> usize {
+    if is_cudas { routes::door_for(api, found) } else { found }
+}
+
+/// What a look-up that depends on its caller finds; `is_decided` is 0 if it is the loader's to say.
+#[repr(C)]
+struct Answer {
+    is_decided: usize,
+    found: usize,
+}
+
+unsafe extern "C" fn scoped(
+    handle: *mut c_void,
+    name: *const c_char,
+    _: usize,
+    caller: usize,
+) -> Answer {
+    // SAFETY: the caller's argument, a C string.
+    answer(handle, unsafe { CStr::from_ptr(name) }, None, caller)
+}
+
+unsafe extern "C" fn scoped_versioned(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> Answer {
+    // SAFETY: the caller's arguments, C strings.
+    unsafe {
+        let version = (!version.is_null()).then(|| CStr::from_ptr(version));
+        answer(handle, CStr::from_ptr(name), version, caller)
+    }
+}
+
+fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize) -> Answer {
+    let found = row_named(name).and_then(|api| {
+        let find = || in_scope(handle, api, name, version, caller);
+        if version.is_some() {
+            return find();
+        }
+        let question = if handle == libc::RTLD_DEFAULT { Question::First } else { Question::Next };
+        let found = answers::known(question, api, caller, find)?;
+        if found != 0 {
+            // SAFETY: a look-up by name, of what is there: the loader forgets what it may have had to say of an earlier one.
+            unsafe { next::really(libc::RTLD_DEFAULT, name, None) };
+        }
+        Some(found)
+    });
+    Answer { is_decided: usize::from(found.is_some()), found: found.unwrap_or_default() }
+}
+
+fn in_scope(
+    handle: *mut c_void,
+    api: Api,
+    name: &CStr,
+    version: Option<&CStr>,
+    caller: usize,
+) -> Option<usize> {
+    let found = if handle == libc::RTLD_DEFAULT {
+        in_default_scope(name, version, caller)?
+    } else {
+        next_in_scope(name, version, caller)?
+    };
+    let is_cudas = || resolve::is_cudas(&ENTRY_POINTS[api as usize], found);
+    Some(door_if(found != 0 && !loaded::is_own(found) && is_cudas(), api, found))
+}
+
+/// `RTLD_DEFAULT`: the scope that all have in common, then the caller's own. 0 is nothing, `None` that we are not in the way.
+fn in_default_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
+    // SAFETY: a look-up by name.
+    let first = unsafe { next::really(libc::RTLD_DEFAULT, name, version) } as usize;
+    if !loaded::is_own(first) {
+        return None;
+    }
+    // A library that was opened so that its own come first: the loader knows best, unless that is a function of CUDA's.
+    let wanted = version.map_or(Version::Default, Version::Wanted);
+    if let Some(own) = scopes::deep(caller, name, wanted) {
+        return resolve::is_nvidias(own).then_some(own);
+    }
+    // SAFETY: a look-up by name.
+    let find = |handle| unsafe { next::really(handle, name, version) } as usize;
+    let next = find(libc::RTLD_NEXT);
+    if next != 0 {
+        loaded::stays(next);
+        return Some(next);
+    }
+    // If it is nowhere, the loader says so.
+    Some(loaded::in_own_scope(caller, find).unwrap_or_else(|| find(libc::RTLD_NEXT)))
+}
+
+/// `RTLD_NEXT`: whoever is in front of us has us next, unless there is nobody behind us. A library that was opened later looks
+/// among those that it needs; what is there and NVIDIA's is shown as ours.
+fn next_in_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
+    match loaded::next_after(caller, name) {
+        // SAFETY: a look-up by name; if it fails the loader says so.
+        Next::Us => Some(unsafe { next::really(libc::RTLD_NEXT, name, version) } as usize),
+        Next::Needed(libraries) => {
+            // SAFETY: a look-up by name.
+            let find = |handle| unsafe { next::really(handle, name, version) } as usize;
+            let look = |library: &&CStr| loaded::in_scope_of(library, find);
+            libraries.iter().find_map(look).filter(|found| resolve::is_nvidias(*found))
+        }
+        Next::Other => None,
+    }
+}
+
+// --- cuGetProcAddress and the runtime's way to it ------------------------------------------------------
+
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`, and the same of the runtime.
+const PER_THREAD: u64 = 2;
+/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, and the same of the runtime.
+const LEGACY: u64 = 1;
+
+/// Does a look-up with these flags ask for the variants for a default stream per thread?
+pub fn is_per_thread(flags: u64, default: bool) -> bool {
+    flags & PER_THREAD != 0 || default && flags & LEGACY == 0
+}
+
+/// The newest version of CUDA whose interfaces the table was made from.
+const NEWEST: u32 = 13_020;
+
+/// Replaces what a look-up has just found by our own, keeping `code`. `version` is the version of CUDA whose interface
+/// the caller wants, if it said so.
+///
+/// # Safety
+/// `name` is a C string and `out` was filled by the real look-up if `code` is 0.
+pub unsafe fn hand_out(
+    code: c_int,
+    name: *const c_char,
+    out: Out,
+    version: Option<u32>,
+    per_thread: bool,
+) -> c_int {
+    if code != 0 || name.is_null() || out.is_null() {
+        return code;
+    }
+    // SAFETY: promised by the caller.
+    let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
+    if found.is_null() {
+        return code;
+    }
+    if let Some(ours) = ours_for(name, found, version, per_thread) {
+        // SAFETY: promised by the caller.
+        unsafe { *out = ours };
+    }
+    code
+}
+
+fn driver_rows() -> impl Iterator<Item = (Api, &'static EntryPoint)> {
+    let first = Api::cuCtxCreate as usize;
+    (first..ENTRY_POINTS.len()).filter_map(|i| Some((Api::from_number(i)?, &ENTRY_POINTS[i])))
+}
+
+/// Our function for what was found under this name: the row that the driver exports at that address, or else the one that
+/// the version means.
+fn ours_for(
+    name: &[u8],
+    found: *mut c_void,
+    version: Option<u32>,
+    per_thread: bool,
+) -> Option<*mut c_void> {
+    driver_rows().find(|(_, row)| is_named(row, name))?;
+    if loaded::is_own(found as usize) {
+        return None;
+    }
+    let same = |(_, row): &(Api, &EntryPoint)| is_named(row, name) && resolve::beside(row, found);
+    let chosen = driver_rows().find(same).or_else(|| by_version(name, version, per_thread));
+    let Some((api, _)) = chosen else {
+        unknown_interface(name);
+        return None;
+    };
+    Some(routes::door_for(api, found as usize) as *mut c_void)
+}
+
+fn is_named(row: &EntryPoint, name: &[u8]) -> bool {
+    row.base().as_bytes() == name || row.name.as_bytes() == name
+}
+
+/// The newest interface that isn't newer than the version, for the streams that are asked for if there is one of its own
+/// for them. A name with its suffix means that one interface; without a version, a name must have had one only.
+fn by_version(
+    name: &[u8],
+    version: Option<u32>,
+    per_thread: bool,
+) -> Option<(Api, &'static EntryPoint)> {
+    let of_name = || driver_rows().filter(|(_, row)| is_named(row, name));
+    let since = of_name().next()?.1.since;
+    let is_only = of_name().all(|(_, row)| row.since == since);
+    let fits = |row: &EntryPoint| match version {
+        Some(version) => row.since <= version && version <= NEWEST,
+        None => is_only,
+    };
+    of_name()
+        .filter(|(_, row)| per_thread || !row.is_per_thread())
+        .filter(|(_, row)| row.base().as_bytes() != name || fits(row))
+        .max_by_key(|(_, row)| (row.since, row.is_per_thread()))
+}
+
+/// A driver newer than the table may have an interface with other arguments: it is left alone, and said once.
+fn unknown_interface(name: &[u8]) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        message!(
+            "the driver has an interface of {} that this version of memtrace doesn't know: calls through it are not \
+             recorded; a newer memtrace may know it",
+            String::from_utf8_lossy(name)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_chooses_the_interface() {
+        let chosen = |name: &str, version, per_thread| {
+            by_version(name.as_bytes(), version, per_thread).map(|(_, row)| row.name)
+        };
+        for (name, version, symbol) in [
+            ("cuMemAlloc", 2000, "cuMemAlloc"),
+            ("cuMemAlloc", 3020, "cuMemAlloc_v2"),
+            ("cuMemAlloc", 13_020, "cuMemAlloc_v2"),
+            ("cuIpcOpenMemHandle", 4010, "cuIpcOpenMemHandle"),
+            ("cuIpcOpenMemHandle", 12_000, "cuIpcOpenMemHandle_v2"),
+            ("cuCtxCreate", 11_040, "cuCtxCreate_v3"),
+            ("cuGetProcAddress", 11_030, "cuGetProcAddress"),
+            ("cuGetProcAddress", 12_000, "cuGetProcAddress_v2"),
+        ] {
+            assert_eq!(chosen(name, Some(version), false), Some(symbol), "{name} {version}");
+        }
+        assert_eq!(chosen("cuMemAllocAsync", Some(12_000), true), Some("cuMemAllocAsync_ptsz"));
+        assert_eq!(
+            chosen("cuMemAlloc", Some(12_000), true),
+            Some("cuMemAlloc_v2"),
+            "it has no other"
+        );
+        assert_eq!(chosen("cuMemAlloc_v2", None, false), Some("cuMemAlloc_v2"));
+        assert_eq!(chosen("cuMemAllocAsync", Some(11_010), false), None, "older than the function");
+        assert_eq!(chosen("cuMemAlloc", Some(NEWEST + 10), false), None, "newer than the table");
+        assert_eq!(chosen("cuMemAlloc", None, false), None, "no version, no guess");
+        assert_eq!(chosen("cuMemMap", None, false), Some("cuMemMap"), "nothing to guess");
+    }
+}

@@ -1,0 +1,525 @@
+//! What calls do to memory: one function for each role of the table.
+//!
+//! A role gets the door, what the row says of its arguments, and the real call. It passes the call on, and if the call
+//! is the program's own (and not one that a call of the program's makes inside CUDA), writes down what became
+//! of it. A call that gives something back is written down *before* the real call, one that gets something *after* it:
+//! so what is used again never seems to exist twice. The real function's answer is passed on untouched.
+//!
+//! What PyTorch's allocator gets is written down as its segments, in [`crate::pytorch::allocator`]'s terms; that it makes them of
+//! physical memory and mappings stays its own business, so nothing is counted twice.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memtrace_format::event::{
+    Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool,
+    What,
+};
+
+use crate::cuda::place;
+use crate::cuda::records::{
+    Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
+};
+use crate::cuda::table::{Api, Door, Out, Ptr};
+use crate::nccl::communicators;
+use crate::pytorch::{allocator, captures, pinned};
+
+pub(super) use super::calls::{pass, pass_after};
+pub use super::contexts::*;
+use crate::os::message;
+use crate::record::Recorder;
+use crate::record::guard::event;
+use crate::record::guard::{self, Local};
+use crate::stack::Site;
+
+/// The handle or address that a successful call has put there; 0 if none.
+///
+/// # Safety
+/// `out` is null or the out-parameter of a call that has just returned `code`.
+pub(super) unsafe fn got<T: Copy>(code: c_int, out: *const T) -> u64 {
+    const { assert!(size_of::<T>() == 8) };
+    // SAFETY: promised by the caller; 8 bytes, whatever the caller calls them.
+    if code == 0 && !out.is_null() { unsafe { out.cast::<u64>().read_unaligned() } } else { 0 }
+}
+
+fn layer_of(what: What) -> Layer {
+    if matches!(what, What::Pinned | What::Registered) { Layer::Host } else { Layer::Device }
+}
+
+/// An event of this door, here and now.
+fn of_door(door: Door, local: &Local, kind: Kind, what: What) -> Event {
+    let pool = Pool(communicators::at_work());
+    Event { api: door.api as u16, what, pool, ..event(local, kind, layer_of(what)) }
+}
+
+// --- allocations and frees -----------------------------------------------------------------------------
+
+/// An allocation that has returned.
+#[derive(Clone, Copy)]
+struct Allocated {
+    what: What,
+    code: c_int,
+    addr: u64,
+    size: usize,
+    stream: usize,
+    pool: usize,
+}
+
+fn allocated(door: Door, it: Allocated) {
+    let of_others = matches!(it.what, What::Imported | What::View | What::Array);
+    if it.size == 0 && !of_others || it.code == 0 && it.addr == 0 {
+        return;
+    }
+    if it.code == 0 {
+        enters(door, place::current().device);
+    }
+    guard::observe(|recorder, local| {
+        let event = if door.api == Api::cudaMalloc && allocator::is_caller(door.caller) {
+            segment(recorder, local, it)
+        } else {
+            let context = place::current();
+            let (device, extra) = match it.what {
+                What::Pool if it.pool != 0 => (place::of(it.pool), it.pool),
+                What::Pool => (Some(place::of_stream(it.stream)), 0),
+                _ => (Some(context.device), context.handle),
+            };
+            let of_blocks = layer_of(it.what) == Layer::Host && pinned::under_way();
+            Event {
+                device: device.unwrap_or(place::UNKNOWN),
+                flags: if of_blocks { FLAG_OF_BLOCKS } else { 0 },
+                addr: it.addr,
+                size: it.size as u64,
+                stream: it.stream as u64,
+                extra: if it.code == 0 { extra as u64 } else { it.code as u64 },
+                stack: recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
+                ..of_door(door, local, Kind::Alloc, it.what)
+            }
+        };
+        if it.code == 0 {
+            recorder.write(&event);
+        } else {
+            failed(recorder, Event { flags: event.flags | FLAG_FAILED, ..event });
+        }
+    });
+}
+
+/// Writes an event about a call that failed.
+#[cold]
+fn failed(recorder: &Recorder, mut event: Event) {
+    let is_oom = event.extra == OUT_OF_MEMORY && event.layer == Layer::Device;
+    if is_oom && event.device == place::current().device {
+        event.addr = free_now();
+    }
+    let ticket = recorder.write(&event);
+    // PyTorch tries again, and reports what came of it.
+    if event.extra == OUT_OF_MEMORY && event.layer != Layer::Framework {
+        recorder.mailbox.out_of_memory(ticket);
+    }
+}
+
+/// PyTorch's allocator got a segment for the request that is under way.
+fn segment(recorder: &Recorder, local: &Local, it: Allocated) -> Event {
+    captures::settle(recorder, local);
+    let request = allocator::doing(recorder, local, -1);
+    // PyTorch asks the driver for exactly 2 MiB for requests of at most 1 MiB and never otherwise.
+    let flags = if it.size == 2 << 20 { FLAG_SMALL } else { 0 };
+    Event {
+        flags,
+        addr: it.addr,
+        size: it.size as u64,
+        stream: request.stream,
+        stack: request.stack,
+        pool: request.pool,
+        device: request.device,
+        ..event(local, Kind::SegmentAlloc, Layer::Framework)
+    }
+}
+
+/// Memory (or a handle to it) of a size that is known before the call.
+pub unsafe fn allocates(
+    door: Door,
+    what: What,
+    out: Out,
+    size: usize,
+    stream: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let addr = unsafe { got(code, out) };
+        allocated(door, Allocated { what, code, addr, size, stream, pool: 0 });
+    }
+    code
+}
+
+/// Memory from a pool that is named.
+pub unsafe fn allocates_from(
+    door: Door,
+    out: Out,
+    size: usize,
+    pool: usize,
+    stream: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let addr = unsafe { got(code, out) };
+        allocated(door, Allocated { what: What::Pool, code, addr, size, stream, pool });
+    }
+    code
+}
+
+/// Memory in rows: the call says how far apart they are.
+pub unsafe fn allocates_rows(
+    door: Door,
+    out: Out,
+    pitch: *mut usize,
+    height: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's out-parameters, of the call that has just returned.
+        let (addr, pitch) = unsafe { (got(code, out), got(code, pitch)) };
+        let size = (pitch as usize).saturating_mul(height);
+        let what = What::Device;
+        // A request that failed has no pitch; that it failed is worth an event all the same.
+        let size = if code == 0 { size } else { height.max(1) };
+        allocated(door, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+    }
+    code
+}
+
+/// Memory in rows and slices.
+pub unsafe fn allocates_slices(
+    door: Door,
+    out: *mut PitchedPtr,
+    extent: Extent,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 && !out.is_null() {
+        // SAFETY: the caller's out-parameter, which a successful call has filled.
+        let PitchedPtr { addr, pitch, .. } = unsafe { *out };
+        let size = pitch.saturating_mul(extent.height).saturating_mul(extent.depth);
+        let (what, addr) = (What::Device, addr as u64);
+        allocated(door, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+    }
+    code
+}
+
+/// An array; what is counted are its elements, since how they are laid out is the device's secret.
+pub unsafe fn allocates_array(
+    door: Door,
+    out: Out,
+    size: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's out-parameter.
+    unsafe { allocates(door, What::Array, out, size, 0, call) }
+}
+
+/// Memory that another process holds; how much isn't said.
+pub unsafe fn imports(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: the caller's out-parameter.
+    unsafe { allocates(door, What::Imported, out, 0, 0, call) }
+}
+
+/// Memory of the program's own is page-locked.
+pub unsafe fn registers(door: Door, addr: Ptr, size: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let mut at = addr;
+    // SAFETY: `at` is ours and outlives the call.
+    unsafe { allocates(door, What::Registered, &raw mut at, size, 0, call) }
+}
+
+/// Memory (or a handle to it) goes back.
+pub unsafe fn frees(
+    door: Door,
+    what: What,
+    addr: usize,
+    stream: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let before = || {
+        if addr != 0 {
+            freed(door, what, addr, stream);
+        }
+    };
+    let code = pass_after(door, before, call);
+    // `cudaFree(0)` is how programs ask for a context.
+    if addr == 0 && code == 0 && door.api == Api::cudaFree {
+        enters(door, place::current().device);
+    }
+    code
+}
+
+fn freed(door: Door, what: What, addr: usize, stream: usize) {
+    guard::observe(|recorder, local| {
+        let framework = door.api == Api::cudaFree && allocator::is_caller(door.caller);
+        if framework {
+            captures::settle(recorder, local);
+        }
+        let stack = match local.request.get() {
+            Some(request) if framework => request.stack,
+            _ if framework => recorder.stack_of_free(local),
+            _ => recorder.stack_of_freeing_call(local, door.caller),
+        };
+        let event = if framework {
+            event(local, Kind::SegmentFree, Layer::Framework)
+        } else {
+            of_door(door, local, Kind::FreeRequested, what)
+        };
+        recorder.write(&Event { addr: addr as u64, stream: stream as u64, stack, ..event });
+    });
+}
+
+// --- physical memory and addresses ---------------------------------------------------------------------
+
+/// Writes an event about a handle or a range, unless PyTorch's allocator is at work. Call outside the real call.
+pub fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Event)) {
+    if allocator::is_caller(door.caller) {
+        return;
+    }
+    guard::observe(|recorder, local| {
+        let mut event = of_door(door, local, kind, what);
+        event.stack = match kind {
+            Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
+                recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller)
+            }
+            Kind::Destroy | Kind::HandleRelease | Kind::Unmap | Kind::Reset => {
+                recorder.stack_of_freeing_call(local, door.caller)
+            }
+            _ => NO_STACK,
+        };
+        fill(&mut event);
+        if event.flags & FLAG_FAILED == 0 {
+            recorder.write(&event);
+        } else {
+            failed(recorder, event);
+        }
+        // What has no size shows in how full the device is.
+        let sized = !matches!(what, What::Context | What::Module | What::Executable);
+        match kind {
+            Kind::Create | Kind::Destroy if sized => {}
+            Kind::Create | Kind::Destroy | Kind::Reset => recorder.mailbox.measure(),
+            _ => {}
+        }
+    });
+}
+
+/// Physical memory.
+pub unsafe fn creates_physical(
+    door: Door,
+    out: *mut u64,
+    size: usize,
+    properties: *const MemoryProperties,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own {
+        // SAFETY: the caller's own parameters, of the call that has just returned.
+        let (handle, device) = unsafe { (got(code, out), PoolProperties::device(properties)) };
+        if let (0, Some(device)) = (code, device) {
+            enters(door, device as i8);
+        }
+        note(door, Kind::HandleCreate, What::Device, |e| {
+            (e.addr, e.size, e.stream) = (handle, size as u64, 1);
+            (e.layer, e.device) = match device {
+                Some(device) => (Layer::Device, device as i8),
+                None => (Layer::Host, e.device),
+            };
+            if code != 0 {
+                (e.flags, e.extra) = (FLAG_FAILED, code as u64);
+            }
+        });
+    }
+    if allocator::is_caller(door.caller) {
+        piece(code);
+    }
+    code
+}
+
+/// PyTorch's allocator has asked for a piece of a segment. Where there is no memory it gives back what it got; after any other failure it
+/// keeps that, and raises.
+fn piece(code: c_int) {
+    if code == 0 {
+        piece_begins();
+    } else if code as u64 == OUT_OF_MEMORY {
+        guard::observe(|recorder, local| {
+            let request = allocator::doing(recorder, local, -1);
+            let refused = event(local, Kind::SegmentMap, Layer::Framework);
+            let (flags, extra, device) = (FLAG_FAILED, OUT_OF_MEMORY, request.device);
+            failed(recorder, Event { flags, extra, device, stack: request.stack, ..refused });
+        });
+    } else {
+        pieces_end(u32::MAX);
+    }
+}
+
+/// A handle to what has no memory of this process's own: physical memory of another process's, or something through which
+/// several devices write together.
+pub unsafe fn names_physical(
+    door: Door,
+    what: What,
+    out: *mut u64,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        note(door, Kind::HandleCreate, what, |e| (e.addr, e.stream) = (handle, 1));
+    }
+    code
+}
+
+/// One more reference to what is mapped somewhere.
+pub unsafe fn retains_physical(door: Door, out: *mut u64, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        note(door, Kind::HandleRetain, What::Device, |e| e.addr = handle);
+    }
+    code
+}
+
+/// One reference fewer.
+pub unsafe fn releases_physical(door: Door, handle: u64, call: impl FnOnce() -> c_int) -> c_int {
+    let before = || note(door, Kind::HandleRelease, What::Device, |e| e.addr = handle);
+    let code = pass_after(door, before, call);
+    if allocator::is_caller(door.caller) {
+        pieces_end(1);
+    }
+    code
+}
+
+/// A reserved range of addresses goes back.
+pub unsafe fn unreserves(
+    door: Door,
+    addr: usize,
+    size: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let before = || {
+        note(door, Kind::Unreserve, What::Device, |e| {
+            (e.addr, e.size) = (addr as u64, size as u64);
+        });
+    };
+    pass_after(door, before, call)
+}
+
+// --- objects -------------------------------------------------------------------------------------------
+
+/// Something whose size nobody says.
+pub unsafe fn creates(door: Door, what: What, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's out-parameter, of the call that has just returned.
+        let handle = unsafe { got(code, out) };
+        note(door, Kind::Create, what, |e| {
+            (e.addr, e.extra) = (handle, place::current().handle as u64);
+        });
+    }
+    code
+}
+
+/// It goes.
+pub unsafe fn destroys(
+    door: Door,
+    what: What,
+    handle: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let before = || note(door, Kind::Destroy, what, |e| e.addr = handle as u64);
+    let code = pass_after(door, before, call);
+    if code == 0 && what == What::MemoryPool {
+        place::forget(handle);
+    }
+    code
+}
+
+/// A pool, on a device or with the host (or wherever an imported one is).
+pub unsafe fn creates_pool(
+    door: Door,
+    out: Out,
+    device: Option<c_int>,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's out-parameter.
+    let code = unsafe { creates(door, What::MemoryPool, out, call) };
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let pool = unsafe { got(code, out) };
+    place::remember(pool as usize, device.map_or(place::UNKNOWN, |d| d as i8));
+    code
+}
+
+/// A stream, on the current device.
+pub unsafe fn creates_stream(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(door, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    let stream = unsafe { got(code, out) };
+    place::remember(stream as usize, place::current().device);
+    if code == 0 {
+        enters(door, place::current().device);
+    }
+    code
+}
+
+/// A stream goes.
+pub unsafe fn destroys_stream(door: Door, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+    place::forget(stream);
+    pass(door, call).0
+}
+
+/// A node of a graph, of whatever kind.
+pub unsafe fn adds_node(door: Door, node: *mut GraphNode, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(door, call);
+    if own && code == 0 {
+        // SAFETY: the caller's parameter, which a successful call has read and filled.
+        match unsafe { GraphNode::memory(node) } {
+            Some(NodeMemory::Allocation(allocation)) => promised(door, allocation),
+            Some(NodeMemory::Free(addr)) => freed(door, What::GraphNode, addr, 0),
+            None => {}
+        }
+    }
+    code
+}
+
+/// An address that an allocation node of a graph will have.
+pub unsafe fn promises(
+    door: Door,
+    node: *mut GraphAllocation,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(door, call);
+    if own
+        && code == 0
+        // SAFETY: the caller's parameter, which a successful call has filled.
+        && let Some(node) = unsafe { node.as_ref() }
+    {
+        promised(door, node);
+    }
+    code
+}
+
+fn promised(door: Door, node: &GraphAllocation) {
+    note(door, Kind::Alloc, What::GraphNode, |e| {
+        (e.addr, e.size) = (node.addr as u64, node.size as u64);
+        e.device = node.device().map_or(e.device, |d| d as i8);
+    });
+}
+
+// --- interfaces of 32-bit days -------------------------------------------------------------------------
+
+/// An interface with addresses and sizes of 32 bits: passed on, not recorded, and said once.
+pub unsafe fn passes_old(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let name = crate::cuda::table::name(door.api as u16);
+        message!("{name} has addresses of 32 bits and is not recorded; {name}_v2 is");
+    }
+    call()
+}

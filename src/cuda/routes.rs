@@ -1,0 +1,345 @@
+//! Where a call goes that has come to one of our symbols or doors: to the function that the loader would have found without us.
+//!
+//! A symbol of ours stands in front of every other one of its name, whoever calls it: also in front of a library's own function,
+//! which may have nothing to do with CUDA and any signature. So the first question is always: what would the loader have bound
+//! this *caller* to? Each row of the table remembers the answer for the libraries that call it, in lines that a few instructions
+//! read (`table.rs`). Who is in no line is looked for among many more callers ([`crate::cuda::callers`]) and then looked up ([`choose`]),
+//! with all registers saved. If the answer is CUDA's function, the call goes to the row's handler. If it is somebody else's, the
+//! call jumps there as if we had never been in between.
+//!
+//! What a look-up finds is given out as a *door* if it is CUDA's: a function of ours for that row and that one real function. A
+//! process may have two drivers' worth of each (copies, versions), so a row has several doors.
+//!
+//! A line is written while others read it. Its length is zero meanwhile, and a reader looks at the line again after it has read
+//! the function: a library whose code is running can't be replaced by another one in the same place.
+//!
+//! Must never keep a library from being unloaded that would be without us, nor call into one that was: lines are forgotten before a
+//! library is closed, and none is written until that is over, since another thread may open one in its place at once.
+
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crate::cuda::callers::{self, Goes};
+use crate::cuda::table::{Api, ENTRY_POINTS, ROWS};
+use crate::cuda::{calls, resolve, words};
+use crate::libraries::loaded;
+use crate::libraries::objects;
+use crate::os::locks::Turn;
+use crate::os::message;
+use crate::stack::room;
+
+/// Libraries whose calls of one function go to CUDA and are told apart at once.
+const LINES: usize = 4;
+/// Libraries whose calls go to somebody else's function.
+const FOREIGN: usize = 4;
+/// Real functions of one name that look-ups give out.
+pub const DOORS: usize = 4;
+
+/// No function of this name is loaded. Below any function's address; 0 is a door whose function is gone.
+pub const NOWHERE: usize = 1;
+
+/// The calls from one library: its first address, its length, and the function.
+#[repr(C)]
+pub struct Line([AtomicUsize; 3]);
+
+/// What is known of one row's callers. The first lines are read by `table.rs`, whose offsets follow from this layout.
+#[repr(C)]
+pub struct Row {
+    known: [Line; LINES],
+    foreign: [Line; FOREIGN],
+    /// Lines written so far: the next one takes the place of the oldest.
+    written: [AtomicUsize; 2],
+    writing: Turn,
+    /// Calls from libraries that are in none, about.
+    others: AtomicUsize,
+}
+
+/// One in so many calls from libraries that have no line takes the place of one that has: whoever calls often gets one.
+const TURN: usize = 64;
+
+/// All rows, by number.
+pub static ROUTES: [Row; ROWS] = [const { Row::new() }; ROWS];
+
+/// The real functions behind the doors.
+pub static TARGETS: [[AtomicUsize; DOORS]; ROWS] =
+    [const { [const { AtomicUsize::new(0) }; DOORS] }; ROWS];
+
+impl Line {
+    const fn new() -> Line {
+        Line([const { AtomicUsize::new(0) }; 3])
+    }
+
+    fn has(&self, caller: usize) -> bool {
+        let [start, length, _] = &self.0;
+        caller.wrapping_sub(start.load(Ordering::Acquire)) < length.load(Ordering::Acquire)
+    }
+
+    /// As the instructions in `table.rs` read it.
+    fn of(&self, caller: usize) -> Option<usize> {
+        let found = self.has(caller).then(|| self.0[2].load(Ordering::Acquire));
+        found.filter(|_| self.has(caller))
+    }
+
+    fn write(&self, range: Range<usize>, function: usize) {
+        let [start, length, real] = &self.0;
+        length.store(0, Ordering::SeqCst);
+        start.store(range.start, Ordering::SeqCst);
+        real.store(function, Ordering::SeqCst);
+        length.store(range.len(), Ordering::SeqCst);
+    }
+}
+
+impl Row {
+    const fn new() -> Row {
+        Row {
+            known: [const { Line::new() }; LINES],
+            foreign: [const { Line::new() }; FOREIGN],
+            written: [const { AtomicUsize::new(0) }; 2],
+            writing: Turn::new(()),
+            others: AtomicUsize::new(0),
+        }
+    }
+
+    fn lines(&self, goes: Goes) -> (&[Line], &AtomicUsize) {
+        let [of_known, of_foreign] = &self.written;
+        if let Goes::Cuda(_) = goes { (&self.known, of_known) } else { (&self.foreign, of_foreign) }
+    }
+
+    /// A call has come from a library that has no line.
+    fn has_called(&self, range: Range<usize>, goes: Goes) {
+        let (Goes::Cuda(function) | Goes::Elsewhere(function)) = goes else { return };
+        let (lines, written) = self.lines(goes);
+        let others = self.others.load(Ordering::Relaxed);
+        self.others.store(others.wrapping_add(1), Ordering::Relaxed);
+        let is_free = |line: &Line| line.0[1].load(Ordering::Relaxed) == 0;
+        if others.is_multiple_of(TURN) || lines.iter().any(is_free) {
+            self.remember(lines, written, range, function);
+        }
+    }
+
+    /// Remembers where calls from a library go; not if another thread is at it, or while a library is being closed.
+    fn remember(
+        &self,
+        lines: &[Line],
+        written: &AtomicUsize,
+        range: Range<usize>,
+        function: usize,
+    ) {
+        if !callers::is_closing()
+            && let Some(_turn) = self.writing.try_lock()
+        {
+            let n = written.fetch_add(1, Ordering::Relaxed);
+            let line = &lines[n % lines.len()];
+            line.write(range, function);
+            // Who began to close one meanwhile may have missed this line.
+            if callers::is_closing() {
+                line.0[1].store(0, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+/// Where a call jumps, and the real function for a handler; 0: it is nobody's whom a handler knows.
+#[repr(C)]
+pub struct Choice {
+    jump: usize,
+    real: usize,
+}
+
+/// A call by symbol from a library that none of the lines is for: `r11` is the row. Every register that an argument may lie in
+/// is as it was when this jumps on.
+#[unsafe(naked)]
+pub unsafe extern "C" fn unknown() {
+    core::arch::naked_asm!(
+        "sub rsp, 216", // for the alignment, too
+        "mov [rsp], rdi",
+        "mov [rsp + 8], rsi",
+        "mov [rsp + 16], rdx",
+        "mov [rsp + 24], rcx",
+        "mov [rsp + 32], r8",
+        "mov [rsp + 40], r9",
+        "mov [rsp + 48], rax", // how many vector registers an argument list uses
+        "movups [rsp + 64], xmm0",
+        "movups [rsp + 80], xmm1",
+        "movups [rsp + 96], xmm2",
+        "movups [rsp + 112], xmm3",
+        "movups [rsp + 128], xmm4",
+        "movups [rsp + 144], xmm5",
+        "movups [rsp + 160], xmm6",
+        "movups [rsp + 176], xmm7",
+        "mov rdi, r11",
+        "mov rsi, [rsp + 216]",
+        "call {choose}",
+        "mov r11, rax",
+        "mov r10, rdx",
+        "mov rdi, [rsp]",
+        "mov rsi, [rsp + 8]",
+        "mov rdx, [rsp + 16]",
+        "mov rcx, [rsp + 24]",
+        "mov r8, [rsp + 32]",
+        "mov r9, [rsp + 40]",
+        "mov rax, [rsp + 48]",
+        "movups xmm0, [rsp + 64]",
+        "movups xmm1, [rsp + 80]",
+        "movups xmm2, [rsp + 96]",
+        "movups xmm3, [rsp + 112]",
+        "movups xmm4, [rsp + 128]",
+        "movups xmm5, [rsp + 144]",
+        "movups xmm6, [rsp + 160]",
+        "movups xmm7, [rsp + 176]",
+        "add rsp, 216",
+        "test r10, r10",
+        "jz 2f",
+        "movq xmm0, qword ptr [rsp]",
+        "movq xmm1, r10",
+        "2:",
+        "jmp r11",
+        choose = sym choose,
+    )
+}
+
+extern "C" fn choose(api: usize, caller: usize) -> Choice {
+    let row = &ROUTES[api];
+    if let Some(function) = row.foreign.iter().find_map(|line| line.of(caller)) {
+        return Choice { jump: function, real: 0 };
+    }
+    let (range, goes) =
+        callers::find(api, caller).unwrap_or_else(|| room::aside(|| find_out(api, caller)));
+    row.has_called(range, goes);
+    let handler = ENTRY_POINTS[api].handler.0 as usize;
+    match goes {
+        Goes::Cuda(function) => Choice { jump: handler, real: function },
+        Goes::Elsewhere(function) => Choice { jump: function, real: 0 },
+        Goes::Nowhere => Choice { jump: handler, real: NOWHERE },
+    }
+}
+
+fn find_out(api: usize, caller: usize) -> (Range<usize>, Goes) {
+    let entry = &ENTRY_POINTS[api];
+    let found = resolve::behind(entry, caller);
+    words::look();
+    let goes = match found {
+        Some(found) if resolve::is_cudas(entry, found) => Goes::Cuda(found),
+        Some(found) => Goes::Elsewhere(found),
+        None => Goes::Nowhere,
+    };
+    (callers::remember(api, caller, goes), goes)
+}
+
+/// Ours for a real function that was looked up; itself if there are more of this name than doors.
+pub fn door_for(api: Api, function: usize) -> usize {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    for (target, door) in TARGETS[api as usize].iter().zip(&ENTRY_POINTS[api as usize].doors) {
+        let claimed = target.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
+        if claimed.is_ok() || claimed == Err(function) {
+            return door.0 as usize;
+        }
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let name = ENTRY_POINTS[api as usize].name;
+        message!(
+            "more than {DOORS} functions are called {name}: calls of the others are not recorded"
+        );
+    }
+    function
+}
+
+/// Runs `close`, which closes a library: another one may come to lie in its place as soon as it is gone.
+pub fn closing<T>(close: impl FnOnce() -> T) -> T {
+    loaded::keep();
+    let result = callers::closing(forget_lines, close);
+    forget_if_unloaded();
+    result
+}
+
+/// If a library was unloaded that nobody told us of, what is known of it is forgotten.
+pub fn forget_if_unloaded() {
+    static UNLOADED: AtomicU64 = AtomicU64::new(0);
+    let [_, unloaded] = loaded::counts();
+    if UNLOADED.swap(unloaded, Ordering::AcqRel) != unloaded {
+        callers::doubt();
+        forget();
+    }
+}
+
+fn forget_lines() {
+    calls::forget();
+    let lines = ROUTES.iter().flat_map(|row| row.known.iter().chain(&row.foreign));
+    for Line([_, length, _]) in lines {
+        if length.load(Ordering::SeqCst) != 0 {
+            length.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+fn forget() {
+    forget_lines();
+    for target in TARGETS.as_flattened() {
+        let function = target.load(Ordering::Acquire);
+        if function != 0 && objects::library_at(function as u64).is_none() {
+            let _ = target.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a call answers whose real function is nowhere: a documented code of that library's. Said once a function.
+#[cold]
+pub fn missing(api: Api) -> c_int {
+    static SAID: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];
+    let row = &ENTRY_POINTS[api as usize];
+    if !SAID[api as usize].swap(true, Ordering::Relaxed) {
+        message!(
+            "no loaded library has {}: the call fails as if memtrace were not there",
+            row.name
+        );
+    }
+    resolve::missing_in(row.library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::locks::tests::held_elsewhere;
+
+    #[test]
+    fn a_line_is_for_one_library_and_the_oldest_gives_way() {
+        let _steady = crate::stack::testing::steady(); // nobody closes a library
+        let row = Row::new();
+        let known = |caller| row.known.iter().find_map(|line| line.of(caller));
+        for n in 1..=LINES + 1 {
+            row.remember(&row.known, &row.written[0], n * 100..n * 100 + 50, n);
+        }
+        assert_eq!((known(100), known(149)), (None, None), "the first has given way");
+        for n in 2..=LINES + 1 {
+            assert_eq!((known(n * 100), known(n * 100 + 49)), (Some(n), Some(n)));
+            assert_eq!((known(n * 100 - 1), known(n * 100 + 50)), (None, None));
+        }
+    }
+
+    #[test]
+    fn each_real_function_has_a_door_as_long_as_there_are_doors() {
+        let _steady = crate::stack::testing::steady(); // nobody closes a library
+        let api = Api::cuMulticastCreate;
+        let doors: Vec<usize> = (1..=DOORS).map(|n| door_for(api, n << 40)).collect();
+        assert_eq!(doors, ENTRY_POINTS[api as usize].doors.map(|d| d.0 as usize));
+        assert_eq!(door_for(api, 2 << 40), doors[1], "the same again");
+        assert_eq!(door_for(api, 9 << 40), 9 << 40, "no door left: itself");
+        forget();
+        assert_eq!(door_for(api, 9 << 40), doors[0], "those lie in no library: they are gone");
+        forget();
+    }
+
+    #[test]
+    fn a_forked_child_writes_a_line_that_another_thread_was_writing() {
+        let _steady = crate::stack::testing::steady(); // nobody closes a library
+        let row = &ROUTES[Api::cuMulticastCreate as usize];
+        let knows = || {
+            row.remember(&row.known, &row.written[0], 100..200, 7);
+            row.known[0].of(100) == Some(7)
+        };
+        held_elsewhere(&row.writing, || {
+            assert!(!knows() && crate::process::life::tests::in_child(knows));
+        });
+    }
+}

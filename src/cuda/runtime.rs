@@ -1,0 +1,142 @@
+//! Handlers for the CUDA runtime that no role describes: what PyTorch's allocator asks and records, and look-ups.
+
+#![allow(non_snake_case)]
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+
+use memtrace_format::event::{Event, Kind, Layer};
+
+use crate::cuda::table::{Door, Handle, Out, Ptr, real};
+use crate::cuda::{contexts, lookup, place};
+use crate::pytorch::{allocator, captures, sites};
+use crate::record::guard::event;
+use crate::record::guard::{self, MAX_WAITS};
+use crate::stack::Site;
+
+macro_rules! forward {
+    ($door:expr, $name:ident ( $($arg:expr),* )) => {
+        // SAFETY: the arguments are the caller's own, passed on unchanged.
+        unsafe { real::$name($door $(, $arg)*) }
+    };
+}
+
+/// The number of devices; PyTorch's first call, which wakes the recorder.
+pub(super) fn cudaGetDeviceCount(door: Door, count: *mut c_int) -> c_int {
+    crate::record::switch::wake();
+    forward!(door, cudaGetDeviceCount(count))
+}
+
+pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
+    crate::record::switch::wake();
+    let code = forward!(door, cudaSetDevice(device));
+    if code == 0 {
+        place::set_device(device as i8);
+        contexts::enters(door, device as i8);
+    }
+    code
+}
+
+pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) -> c_int {
+    let before = contexts::at_rest();
+    let code = forward!(door, cudaMemGetInfo(free, total));
+    if code == 0 && !free.is_null() && allocator::is_caller(door.caller) {
+        // SAFETY: the real function succeeded with this out-parameter.
+        guard::local(|l| l.device_free.set(unsafe { *free } as u64));
+    }
+    // SAFETY: the caller's out-parameters, of the call that has just returned.
+    unsafe { contexts::tells_free(door, code, (free, total), before) };
+    code
+}
+
+/// PyTorch's allocator records one event for each stream that a freed block was used on, then reports the free.
+pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
+    let code = forward!(door, cudaEventRecord(ev, stream));
+    if code == 0 && sites::is_allocator(door.caller) {
+        guard::local(|l| {
+            let n = l.recorded_len.get();
+            if n == MAX_WAITS {
+                captures::settle_some();
+            }
+            let n = l.recorded_len.get();
+            if n < MAX_WAITS {
+                l.recorded[n].set((ev as u64, stream as u64));
+                l.recorded_len.set(n + 1);
+            }
+        });
+    }
+    code
+}
+
+pub(super) fn cudaEventQuery(door: Door, ev: Handle) -> c_int {
+    let code = forward!(door, cudaEventQuery(ev));
+    event_ready(code, ev, door.caller);
+    code
+}
+
+pub(super) fn cudaEventSynchronize(door: Door, ev: Handle) -> c_int {
+    let code = forward!(door, cudaEventSynchronize(ev));
+    event_ready(code, ev, door.caller);
+    code
+}
+
+/// An event that PyTorch's allocator asked about has completed.
+fn event_ready(code: c_int, ev: Handle, caller: usize) {
+    if code != 0 || !sites::is_allocator(caller) {
+        return;
+    }
+    crate::gauges::waiting::reached(ev as u64);
+    guard::observe(|recorder, local| {
+        captures::settle(recorder, local);
+        let request = local.request.get();
+        recorder.write(&Event {
+            extra: ev as u64,
+            stack: request
+                .map_or_else(|| recorder.stacks.capture(&local.stacks, Site::Alloc), |r| r.stack),
+            ..event(local, Kind::EventReady, Layer::Framework)
+        });
+    });
+}
+
+/// The allocator asks so whether a graph is being captured.
+macro_rules! tells_capture {
+    ($name:ident ($($arg:ident),*)) => {
+        #[allow(clippy::too_many_arguments, reason = "NVIDIA's prototype, and the door")]
+        pub(super) fn $name(door: Door, stream: Handle, status: *mut c_int, $($arg: Ptr),*) -> c_int {
+            let code = forward!(door, $name(stream, status, $($arg),*));
+            if code == 0 && !status.is_null() {
+                // SAFETY: the real function succeeded with this out-parameter.
+                let status = unsafe { *status };
+                guard::local(|local| captures::told(local, door.caller, status));
+            }
+            code
+        }
+    };
+}
+
+tells_capture!(cudaStreamGetCaptureInfo(id, graph, dependencies, edges, count));
+tells_capture!(cudaStreamGetCaptureInfo_v2(id, graph, dependencies, count));
+tells_capture!(cudaStreamGetCaptureInfo_v3(id, graph, dependencies, edges, count));
+
+/// A look-up through the runtime, which asks for the version that it was built with.
+macro_rules! looks_up {
+    ($name:ident ($version:expr, $per_thread:expr $(, $arg:ident : $ty:ty)*)) => {
+        pub(super) fn $name(
+            door: Door,
+            name: *const c_char,
+            out: Out,
+            $($arg: $ty,)*
+            flags: c_ulonglong,
+            status: *mut c_int,
+        ) -> c_int {
+            let code = forward!(door, $name(name, out $(, $arg)*, flags, status));
+            let per_thread = lookup::is_per_thread(flags, $per_thread);
+            // SAFETY: name and out are the caller's, as the real function has just used them.
+            unsafe { lookup::hand_out(code, name, out, $version, per_thread) }
+        }
+    };
+}
+
+looks_up!(cudaGetDriverEntryPoint(None, false));
+looks_up!(cudaGetDriverEntryPoint_ptsz(None, true));
+looks_up!(cudaGetDriverEntryPointByVersion(Some(version), false, version: c_uint));
+looks_up!(cudaGetDriverEntryPointByVersion_ptsz(Some(version), true, version: c_uint));

@@ -1,0 +1,165 @@
+//! Names of ours that several loaded libraries define: which function each library means by one.
+//!
+//! A library's own function of CUDA's name, two versions of cuBLAS, a runtime that was brought along: all their users were bound to
+//! our one symbol. Who calls it tells them apart (`routes.rs`), but not always: a call at a function's end is a jump and comes
+//! from the function before, and an address that was put into a table is called from anywhere. So for such names, and only for
+//! those, the words that the loader has bound to us are sent where the loader would have sent them: to our door for a function
+//! of CUDA's, or to somebody else's function itself.
+//!
+//! That is looked at when the program begins and when libraries have come: at the next look-up by name, as for `deepbind.rs`,
+//! and when a caller is new. Most processes have no such name and pay for a look at each library's table of symbols.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::cuda::table::{Api, ENTRY_POINTS, ROWS};
+use crate::cuda::{deepbind, resolve, routes};
+use crate::libraries::elf::{Binding, Tables};
+use crate::libraries::loaded;
+use crate::libraries::scopes;
+use crate::os::locks::Turn;
+
+/// Libraries that have been looked at: how many the loader had loaded and unloaded by then, and how many it knew.
+static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+/// Libraries that define a row's name: none, one of NVIDIA's, or more than that is enough for.
+static DEFINED: [AtomicU8; ROWS] = [const { AtomicU8::new(NOBODY) }; ROWS];
+const NOBODY: u8 = 0;
+const ONE_OF_NVIDIAS: u8 = 1;
+const SEVERAL: u8 = 2;
+
+/// A library's word for a row, bound to us.
+struct Word {
+    row: usize,
+    library: usize,
+    place: usize,
+}
+
+/// A thread is at it.
+static LOOKING: Turn = Turn::new(());
+
+/// Looks at the libraries that are new.
+pub fn look() {
+    let now = loaded::counts();
+    let is_new = || SEEN.iter().zip(now).any(|(seen, now)| seen.load(Ordering::Acquire) != now);
+    if !is_new() {
+        return;
+    }
+    let Some(_turn) = LOOKING.try_lock() else { return };
+    routes::forget_if_unloaded();
+    let from =
+        if SEEN[1].load(Ordering::Relaxed) == now[1] { KNOWN.load(Ordering::Relaxed) } else { 0 };
+    if from == 0 {
+        for row in &DEFINED {
+            row.store(NOBODY, Ordering::Relaxed);
+        }
+    }
+    let (count, is_changed) = define(from);
+    let (words, are_bound) = words(if is_changed { 0 } else { from });
+    let is_done = (words.is_empty() || send(&words)) && are_bound;
+    if is_done || is_enough(now) {
+        KNOWN.store(count, Ordering::Relaxed);
+        for (seen, now) in SEEN.iter().zip(now) {
+            seen.store(now, Ordering::Release);
+        }
+    } else {
+        KNOWN.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The loader is at work on a library, and what it has not done yet will have to be looked at again. A program may keep a library's
+/// tables writable, which looks the same: so not for ever.
+fn is_enough([loaded, unloaded]: [u64; 2]) -> bool {
+    const LOOKS: u32 = 8;
+    static OF: AtomicU64 = AtomicU64::new(0);
+    static LEFT: AtomicU32 = AtomicU32::new(0);
+    if OF.swap(loaded + unloaded, Ordering::Relaxed) != loaded + unloaded {
+        LEFT.store(LOOKS, Ordering::Relaxed);
+    }
+    LEFT.fetch_sub(1, Ordering::Relaxed) == 1
+}
+
+/// Takes down who defines what, of the libraries from a place in the loader's list on. Says how many there are, and whether a
+/// name has come to mean several functions.
+fn define(from: usize) -> (usize, bool) {
+    let mut is_changed = false;
+    let count = loaded::visit_from(from, |path, tables| {
+        if loaded::is_own(tables.start()) {
+            return false;
+        }
+        let is_nvidias = || resolve::is_one_of_nvidias(path, tables);
+        for row in defined_by(tables) {
+            let before = DEFINED[row].load(Ordering::Relaxed);
+            let now = if before == NOBODY && is_nvidias() { ONE_OF_NVIDIAS } else { SEVERAL };
+            is_changed |= now == SEVERAL && before != SEVERAL;
+            DEFINED[row].store(now, Ordering::Relaxed);
+        }
+        false
+    });
+    (count, is_changed)
+}
+
+fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
+    (1..ROWS).filter(|row| tables.symbol(ENTRY_POINTS[*row].symbol).is_some())
+}
+
+/// Words for names that mean several functions, as far as they are bound to us. Says, too, whether the loader has bound all.
+fn words(from: usize) -> (Vec<Word>, bool) {
+    let (mut found, mut are_bound) = (Vec::new(), true);
+    let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
+    let rows: Vec<usize> = (1..ROWS).filter(several).collect();
+    if rows.is_empty() {
+        return (found, true);
+    }
+    loaded::visit_from(from, |_, tables| {
+        for word in tables.references().filter(|_| !loaded::is_own(tables.start())) {
+            let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
+            let Some(row) = row else { continue };
+            if is_ours(*row, &word, tables) {
+                found.push(Word { row: *row, library: tables.start(), place: word.place });
+            }
+            are_bound &= word.is_settled();
+        }
+        false
+    });
+    (found, are_bound)
+}
+
+/// Does a call through this word come to us, or will it when the loader has bound it? What it does for a library that was opened
+/// so that its own come first can't be told from here.
+fn is_ours(row: usize, word: &Binding, tables: &Tables) -> bool {
+    let will_be = || loaded::is_own(ENTRY_POINTS[row].exported.0 as usize) && !deepbind::is_used();
+    loaded::is_own(word.target()) || word.is_lazy && tables.contains(word.target()) && will_be()
+}
+
+/// Sends words where the loader would have sent them. It is asked before its list is gone through again, in which a library
+/// can't go away. Says whether all could be sent.
+fn send(words: &[Word]) -> bool {
+    let find = |all: &scopes::Libraries<'_>, word: &Word| {
+        let row = &ENTRY_POINTS[word.row];
+        let found = resolve::bound_among(all, row, word.library)?;
+        Some((found, resolve::is_cudas_among(all, row, found)))
+    };
+    let found = scopes::ask(|all| words.iter().map(|word| find(all, word)).collect::<Vec<_>>());
+    let target = |(word, found): (&Word, Option<(usize, bool)>)| {
+        let (found, is_cudas) = found?;
+        let api = Api::from_number(word.row)?;
+        Some(if is_cudas { routes::door_for(api, found) } else { found })
+    };
+    let targets: Vec<Option<usize>> =
+        words.iter().zip(found.unwrap_or_default()).map(target).collect();
+    let mut are_sent = true;
+    loaded::visit(|_, tables| {
+        let own = words.iter().zip(&targets).filter(|(word, _)| word.library == tables.start());
+        let own: Vec<_> = own.collect();
+        for word in tables.references().filter(|_| !own.is_empty()) {
+            if let Some((wanted, Some(target))) =
+                own.iter().find(|(own, _)| own.place == word.place)
+                && is_ours(wanted.row, &word, tables)
+            {
+                are_sent &= word.bind(*target);
+            }
+        }
+        false
+    });
+    are_sent
+}

@@ -1,0 +1,329 @@
+//! Which of NCCL's communicators a thread is at work for.
+//!
+//! NCCL takes its memory inside its own public functions, some of it in threads that it starts for the call and waits for.
+//! So the doors are those functions, and an allocation meanwhile is charged to the communicator whose call is under way:
+//! in this thread if there is one, or else in the process. If several are, nobody can tell, and that is what is recorded
+//! ([`ONE_OF_SEVERAL`]); what a thread of NCCL's takes on its own later belongs to no known one.
+//!
+//! Between `ncclGroupStart` and `ncclGroupEnd` calls are only put down, and everything happens in the last: it is at work
+//! for all of them. A communicator has a number from the moment when its making begins, because that is when most is taken.
+
+#![allow(non_snake_case, clippy::too_many_arguments)]
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use memtrace_format::event::{Kind, ONE_OF_SEVERAL, What};
+use memtrace_format::world::World;
+
+use crate::cuda::place;
+use crate::cuda::roles::note;
+use crate::cuda::table::{Door, Handle, Out, Ptr, real};
+use crate::record::guard;
+
+/// `ncclUniqueId`: 128 bytes, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId([u8; 128]);
+
+#[cfg(test)]
+memtrace_layouts::same_layout!(UniqueId = cudarc::nccl::sys::ncclUniqueId { 0: internal });
+
+/// No communicator.
+const NONE: u16 = 0;
+/// Communicators that are told apart at a time; later ones are known by no number.
+const PLACES: usize = 256;
+
+thread_local! {
+    /// For which one this thread is at work.
+    static HERE: Cell<u16> = const { Cell::new(NONE) };
+    /// Groups that are open, one in the other, and for whom calls were put down in them.
+    static GROUP: Cell<(u32, u16)> = const { Cell::new((0, NONE)) };
+}
+
+/// Calls under way in the process (from bit 16), and for whom.
+static AT_WORK: AtomicU64 = AtomicU64::new(0);
+/// The last number given.
+static NUMBERS: AtomicU32 = AtomicU32::new(0);
+/// The communicators that are there: handle and number, in turn.
+static KNOWN: [[AtomicU64; 2]; PLACES] = [const { [const { AtomicU64::new(0) }; 2] }; PLACES];
+
+/// For whom, if it was this one before and is that one, too.
+fn both(one: u16, other: u16) -> u16 {
+    match (one, other) {
+        (NONE, other) => other,
+        (one, NONE) => one,
+        (one, other) if one == other => one,
+        _ => ONE_OF_SEVERAL,
+    }
+}
+
+/// For which communicator memory is taken now, as an event says it.
+#[inline]
+pub fn at_work() -> u16 {
+    match HERE.get() {
+        NONE => AT_WORK.load(Ordering::Relaxed) as u16,
+        here => here,
+    }
+}
+
+/// Has NCCL come to one of its own public functions, inside a call of the program's?
+fn is_inside() -> bool {
+    HERE.get() != NONE
+}
+
+/// Makes a call for this communicator.
+fn working<R>(number: u16, call: impl FnOnce() -> R) -> R {
+    let add = |word: u64| {
+        let number = if word == 0 { number } else { both(word as u16, number) };
+        ((word & !0xffff) + (1 << 16)) | u64::from(number)
+    };
+    // The last one to end leaves nobody.
+    let end = |word: u64| if word >> 16 <= 1 { 0 } else { word - (1 << 16) };
+    let _ = AT_WORK.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(add(word)));
+    let before = HERE.replace(both(HERE.get(), number));
+    let result = call();
+    HERE.set(before);
+    let _ = AT_WORK.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(end(word)));
+    result
+}
+
+/// A forked child has none of its parent's threads.
+pub fn forget_work() {
+    AT_WORK.store(0, Ordering::Relaxed);
+}
+
+fn new_number() -> u16 {
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed) + 1;
+    u16::try_from(number).unwrap_or(ONE_OF_SEVERAL)
+}
+
+fn number_of(handle: usize) -> u16 {
+    let is = |place: &&[AtomicU64; 2]| place[0].load(Ordering::Acquire) == handle as u64;
+    let found = KNOWN.iter().find(is).filter(|_| handle != 0);
+    found.map_or(NONE, |place| place[1].load(Ordering::Relaxed) as u16)
+}
+
+/// A communicator is there.
+fn made(door: Door, number: u16, handle: usize, ranks: c_int, rank: c_int) {
+    if handle == 0 {
+        return;
+    }
+    for [key, value] in &KNOWN {
+        // 1 is no handle: the place is taken, and not yet filled.
+        if key.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            value.store(u64::from(number), Ordering::Relaxed);
+            key.store(handle as u64, Ordering::Release);
+            break;
+        }
+    }
+    put_down(number);
+    note(door, Kind::Create, What::Communicator, |e| {
+        (e.addr, e.size, e.stream) = (handle as u64, ranks.max(0) as u64, rank.max(0) as u64);
+        (e.pool.0, e.device) = (number, place::current().device);
+    });
+}
+
+fn gone(door: Door, handle: usize) {
+    let number = number_of(handle);
+    if number == NONE {
+        return;
+    }
+    note(door, Kind::Destroy, What::Communicator, |e| {
+        (e.addr, e.pool.0, e.device) = (handle as u64, number, place::current().device);
+    });
+    for [key, _] in &KNOWN {
+        let _ = key.compare_exchange(handle as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// In an open group, the work is done at its end.
+fn put_down(number: u16) {
+    let (depth, whose) = GROUP.get();
+    if depth > 0 {
+        GROUP.set((depth, both(whose, number)));
+    }
+}
+
+macro_rules! forward {
+    ($door:expr, $name:ident ( $($arg:expr),* )) => {
+        // SAFETY: the arguments are the caller's own, passed on unchanged.
+        unsafe { real::$name($door $(, $arg)*) }
+    };
+}
+
+/// The handle that a successful call has put there.
+fn handle_at(code: c_int, out: Out) -> usize {
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    if code == 0 && !out.is_null() { unsafe { *out as usize } } else { 0 }
+}
+
+/// A call that makes one communicator.
+macro_rules! makes {
+    ($name:ident ( $out:ident, $ranks:ident, $rank:ident ; $($arg:ident : $ty:ty),* )) => {
+        pub(crate) fn $name(door: Door, $($arg: $ty),*) -> c_int {
+            crate::record::switch::wake();
+            if is_inside() {
+                return forward!(door, $name($($arg),*));
+            }
+            let number = new_number();
+            let code = working(number, || forward!(door, $name($($arg),*)));
+            made(door, number, handle_at(code, $out), $ranks, $rank);
+            joined(code, $ranks, $rank);
+            code
+        }
+    };
+}
+
+/// `ncclInProgress`: the call of a communicator that doesn't block goes on elsewhere.
+const IN_PROGRESS: c_int = 7;
+
+/// The process becomes one rank of several, if this call succeeded.
+fn joined(code: c_int, ranks: c_int, rank: c_int) {
+    if let (0 | IN_PROGRESS, Ok(ranks), Ok(rank)) =
+        (code, u32::try_from(ranks), u32::try_from(rank))
+    {
+        let device = place::current().device;
+        let world = World { rank, ranks, device, several: false };
+        guard::observe(|recorder, _| recorder.joined(world));
+    }
+}
+
+makes!(ncclCommInitRank(out, ranks, rank; out: Out, ranks: c_int, id: UniqueId, rank: c_int));
+makes!(ncclCommInitRankConfig(out, ranks, rank; out: Out, ranks: c_int, id: UniqueId, rank: c_int, config: Ptr));
+makes!(ncclCommInitRankScalable(out, ranks, rank; out: Out, ranks: c_int, rank: c_int, ids: c_int, id: Ptr, config: Ptr));
+
+/// One for each of this process's devices.
+pub(crate) fn ncclCommInitAll(door: Door, out: Out, count: c_int, devices: *const c_int) -> c_int {
+    crate::record::switch::wake();
+    if is_inside() {
+        return forward!(door, ncclCommInitAll(out, count, devices));
+    }
+    let first = new_number();
+    let whose = if count == 1 { first } else { ONE_OF_SEVERAL };
+    let code = working(whose, || forward!(door, ncclCommInitAll(out, count, devices)));
+    for i in 0..count {
+        let number = if i == 0 { first } else { new_number() };
+        // SAFETY: a successful call has filled so many places.
+        let handle = handle_at(code, unsafe { out.add(i as usize) });
+        made(door, number, handle, count, i);
+    }
+    code
+}
+
+/// Neither the number of the new one's ranks nor which one this is, is said by the call: 0 ranks are not known.
+pub(crate) fn ncclCommSplit(
+    door: Door,
+    of: Handle,
+    color: c_int,
+    key: c_int,
+    out: Out,
+    config: Ptr,
+) -> c_int {
+    if is_inside() {
+        return forward!(door, ncclCommSplit(of, color, key, out, config));
+    }
+    let number = new_number();
+    let code = working(number, || forward!(door, ncclCommSplit(of, color, key, out, config)));
+    made(door, number, handle_at(code, out), 0, 0);
+    code
+}
+
+/// A call that is the last one about a communicator.
+macro_rules! ends {
+    ($($name:ident)*) => { $(
+        pub(crate) fn $name(door: Door, of: Handle) -> c_int {
+            let number = number_of(of);
+            gone(door, of);
+            working(number, || forward!(door, $name(of)))
+        }
+    )* };
+}
+
+ends!(ncclCommDestroy ncclCommAbort);
+
+pub(crate) fn ncclCommFinalize(door: Door, of: Handle) -> c_int {
+    working(number_of(of), || forward!(door, ncclCommFinalize(of)))
+}
+
+pub(crate) fn ncclGroupStart(door: Door) -> c_int {
+    let code = forward!(door, ncclGroupStart());
+    if code == 0 && !is_inside() {
+        let (depth, whose) = GROUP.get();
+        GROUP.set((depth + 1, if depth == 0 { NONE } else { whose }));
+    }
+    code
+}
+
+pub(crate) fn ncclGroupEnd(door: Door) -> c_int {
+    if is_inside() {
+        return forward!(door, ncclGroupEnd());
+    }
+    let (depth, whose) = GROUP.get();
+    GROUP.set((depth.saturating_sub(1), whose));
+    if depth > 1 {
+        return forward!(door, ncclGroupEnd());
+    }
+    working(whose, || forward!(door, ncclGroupEnd()))
+}
+
+/// A call that sends something: buffers and connections are made at the first.
+macro_rules! sends {
+    ($($name:ident ( $of:ident ; $($arg:ident : $ty:ty),* );)*) => { $(
+        pub(crate) fn $name(door: Door, $($arg: $ty),*) -> c_int {
+            if is_inside() {
+                return forward!(door, $name($($arg),*));
+            }
+            let number = number_of($of);
+            put_down(number);
+            working(number, || forward!(door, $name($($arg),*)))
+        }
+    )* };
+}
+
+sends! {
+    ncclAllReduce(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle);
+    ncclReduce(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, root: c_int, of: Handle, stream: Handle);
+    ncclReduceScatter(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle);
+    ncclAllGather(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, of: Handle, stream: Handle);
+    ncclBroadcast(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle);
+    ncclBcast(of; at: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle);
+    ncclSend(of; from: *const c_void, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle);
+    ncclRecv(of; to: Ptr, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_work_it_is_is_told_or_said_to_be_unknown() {
+        let other = |f: fn() -> u16| std::thread::spawn(f).join().expect("it ends");
+        assert_eq!(at_work(), NONE);
+        working(7, || {
+            assert_eq!(
+                (at_work(), other(at_work)),
+                (7, 7),
+                "a thread of NCCL's works for the only one"
+            );
+            assert_eq!(other(|| working(8, at_work)), 8, "a thread knows its own");
+            working(8, || assert_eq!(other(at_work), ONE_OF_SEVERAL));
+            assert_eq!(other(at_work), ONE_OF_SEVERAL, "until all have ended");
+        });
+        assert_eq!((at_work(), other(at_work)), (NONE, NONE));
+        for (one, two, expected) in
+            [(0, 0, 0), (0, 3, 3), (3, 0, 3), (3, 3, 3), (3, 4, ONE_OF_SEVERAL)]
+        {
+            assert_eq!(both(one, two), expected);
+        }
+        GROUP.set((1, NONE));
+        put_down(3);
+        put_down(3);
+        assert_eq!(GROUP.get(), (1, 3));
+        put_down(4);
+        assert_eq!(GROUP.replace((0, NONE)), (1, ONE_OF_SEVERAL));
+        put_down(5);
+        assert_eq!(GROUP.get(), (0, NONE), "no group");
+    }
+}

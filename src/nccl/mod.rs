@@ -1,0 +1,3 @@
+//! NCCL: for which of its communicators memory is taken.
+
+pub mod communicators;

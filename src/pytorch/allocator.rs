@@ -1,0 +1,402 @@
+//! PyTorch's caching allocator, watched from outside while it stays in place.
+//!
+//! Three stable doors of `libc10_cuda.so` give its trace entry for entry (checked on PyTorch 2.6, 2.11 and
+//! 2.15 against its own recorder in the same process):
+//! - it reports every block it hands out or takes back to `c10::reportMemoryUsageToProfiler`, and every
+//!   failure to `c10::reportOutOfMemoryToProfiler`, through its PLT: with the block's address, its rounded
+//!   size and its device, under the device's lock, in the calling thread. We define these symbols;
+//! - slot 2 of the allocator's vtable is `allocate(size_t)` in every 2.x: it knows the size that was asked
+//!   for, and it is the place to take the stack, before any lock. We put our own function there, in a copy of
+//!   the table; the object itself stays;
+//! - its calls into the CUDA runtime are known by their return address ([`crate::pytorch::sites`]). An event it records belongs to the
+//!   block whose free it reports next: that free waits.
+//!
+//! Must never keep an exception from passing: an out-of-memory error is thrown through our `allocate`.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_format::event::{
+    Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
+};
+
+use crate::cuda::resolve;
+use crate::gauges;
+use crate::libraries::loaded;
+use crate::libraries::objects;
+use crate::libraries::scopes;
+use crate::os::locks::Turn;
+use crate::pytorch::methods::{LEADING, Methods, copy_of_table};
+use crate::pytorch::{captures, pools, streams};
+use crate::pytorch::{changes, quick};
+use crate::record::Recorder;
+use crate::record::guard::event;
+use crate::record::guard::{self, Local, Request};
+use crate::stack::Site;
+
+/// File name of the library whose allocator this is.
+pub const LIBRARY: &str = "libc10_cuda.so";
+
+static TEXT_START: AtomicUsize = AtomicUsize::new(usize::MAX);
+static TEXT_END: AtomicUsize = AtomicUsize::new(0);
+static LIBRARY_END: AtomicUsize = AtomicUsize::new(0);
+
+/// Does this return address lie in PyTorch's allocator library?
+pub fn is_caller(address: usize) -> bool {
+    if TEXT_END.load(Ordering::Acquire) == 0 && !find_library(address) {
+        return false;
+    }
+    (TEXT_START.load(Ordering::Relaxed)..TEXT_END.load(Ordering::Relaxed)).contains(&address)
+}
+
+/// The library may be loaded long after the first CUDA call: look whose address this is.
+fn find_library(address: usize) -> bool {
+    let path = objects::name_at(address as u64);
+    let file = path.and_then(|path| path.to_bytes().rsplit(|b| *b == b'/').next());
+    file == Some(LIBRARY.as_bytes()) && attach()
+}
+
+/// Learns where the library lies and opens its doors, if it is loaded.
+pub fn attach() -> bool {
+    if TEXT_END.load(Ordering::Acquire) != 0 {
+        return true;
+    }
+    let Some(library) = loaded::loaded(LIBRARY) else { return false };
+    TEXT_START.store(library.text_start, Ordering::Relaxed);
+    LIBRARY_END.store(library.end, Ordering::Relaxed);
+    TEXT_END.store(library.text_end, Ordering::Release);
+    replace_allocate();
+    streams::attach();
+    crate::pytorch::record_functions::attach();
+    true
+}
+
+// --- the request that is under way ---------------------------------------------------------------------
+
+/// What PyTorch is about in this thread.
+#[derive(Clone, Copy)]
+pub struct Doing {
+    /// Bytes asked for; 0 where the request came by a door that we don't watch.
+    pub size: u64,
+    /// Raw handle of the current stream.
+    pub stream: u64,
+    /// Device of the current stream.
+    pub device: i8,
+    /// Where.
+    pub stack: StackId,
+    /// From which pool it is served.
+    pub pool: Pool,
+}
+
+/// The request under way in this thread and its stream on `device` (−1: the current one).
+pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
+    let (stream, device) = streams::current(local, device);
+    let request = local.request.get();
+    let stack =
+        request.map_or_else(|| recorder.stacks.capture(&local.stacks, Site::Alloc), |r| r.stack);
+    Doing { size: request.map_or(0, |r| r.size), stream, device, stack, pool: local.pool.get() }
+}
+
+// --- allocate(size_t) ----------------------------------------------------------------------------------
+
+/// `c10::Allocator::allocate`: hidden pointer to the result, this, size.
+pub type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+
+/// `allocate` is the third function of the table in every 2.x release.
+pub const ALLOCATE_SLOT: usize = 2;
+
+/// `c10::DataPtr`: the address, what gives it back, a context, a device (type and index, a byte each).
+#[repr(C)]
+pub struct DataPtr {
+    /// The address.
+    pub addr: usize,
+    /// The function that gives it back.
+    pub delete: usize,
+    /// What that gets.
+    pub context: usize,
+    /// The device.
+    pub device: u64,
+}
+
+static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static OUR_TABLE: AtomicUsize = AtomicUsize::new(0);
+static SWAPPING: Turn = Turn::new(());
+/// `c10::cuda::CUDACachingAllocator::allocator`, the exported pointer to the allocator in use.
+static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
+
+/// Puts our `allocate` into the table of the allocator object in use, unless it is there already.
+fn replace_allocate() {
+    if ALLOCATOR.load(Ordering::Relaxed) == 0 {
+        let name = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+        let Some(at) = scopes::loaded_symbol(LIBRARY, name) else { return };
+        ALLOCATOR.store(at.as_ptr() as usize, Ordering::Relaxed);
+    }
+    // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer. The object
+    // it points to begins with a vtable pointer; it is static and never freed.
+    unsafe {
+        let object = *(ALLOCATOR.load(Ordering::Relaxed) as *const *mut usize);
+        if object.is_null() || *object == OUR_TABLE.load(Ordering::Relaxed) {
+            return;
+        }
+        // One thread is enough.
+        if is_native(*object)
+            && let Some(_turn) = SWAPPING.try_lock()
+            && is_native(*object)
+        {
+            swap_table(object);
+        }
+    }
+}
+
+/// Only the allocator that lives in `libc10_cuda.so` reports its blocks; a table elsewhere is somebody else's.
+unsafe fn is_native(table: usize) -> bool {
+    // SAFETY: the caller vouches for the table.
+    let allocate = unsafe { *(table as *const usize).add(ALLOCATE_SLOT) };
+    (TEXT_START.load(Ordering::Relaxed)..TEXT_END.load(Ordering::Relaxed)).contains(&allocate)
+}
+
+/// Is PyTorch's own allocator in use, so that whatever else allocates does it on its behalf?
+pub fn native_in_charge() -> bool {
+    attach();
+    let object = ALLOCATOR.load(Ordering::Relaxed);
+    // SAFETY: see `replace_allocate`.
+    object != 0
+        && unsafe {
+            let object = *(object as *const *const usize);
+            !object.is_null()
+                && (*object == OUR_TABLE.load(Ordering::Relaxed) || is_native(*object))
+        }
+}
+
+unsafe fn swap_table(object: *mut usize) {
+    // SAFETY: see `replace_allocate`.
+    unsafe {
+        let table = *object as *const usize;
+        let (mut copy, words) = copy_of_table(table, LIBRARY_END.load(Ordering::Relaxed));
+        let real = copy[LEADING + ALLOCATE_SLOT];
+        copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
+        REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
+        if let Some(library) = loaded::loaded(LIBRARY) {
+            let mut methods = Methods::of(&mut copy[LEADING..words], &library);
+            pools::watch(&mut methods);
+            captures::watch(&mut methods);
+        }
+        let ours = Box::leak(copy).as_ptr().add(LEADING) as usize;
+        OUR_TABLE.store(ours, Ordering::Release);
+        AtomicUsize::from_ptr(object).store(ours, Ordering::Release);
+    }
+}
+
+/// Clears the request however `allocate` ends, also by an exception.
+struct Ended<'a>(&'a Local);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.request.set(None);
+    }
+}
+
+unsafe extern "C-unwind" fn allocate(
+    result: *mut c_void,
+    this: *mut c_void,
+    size: usize,
+) -> *mut c_void {
+    guard::local(|local| {
+        local.observe(|recorder, local| {
+            let stack = recorder.stacks.capture(&local.stacks, Site::Alloc);
+            local.request.set(Some(Request { size: size as u64, stack }));
+            local.pool.set(Pool::DEFAULT);
+        });
+        let _ended = Ended(local);
+        // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
+        unsafe {
+            let real: Allocate = std::mem::transmute(REAL_ALLOCATE.load(Ordering::Acquire));
+            real(result, this, size)
+        }
+    })
+}
+
+// --- reports -------------------------------------------------------------------------------------------
+
+/// `c10::Device` as it is passed: type in the low byte (1 is CUDA), index in the next.
+type Device = u16;
+/// The type of a CUDA device.
+pub const CUDA: u16 = 1;
+/// File name of the library that has the real ones.
+pub const C10: &str = "libc10.so";
+
+/// `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: a block handed out (`change`
+/// is its rounded size) or taken back (minus that).
+///
+/// # Safety
+/// Called by PyTorch's allocator.
+#[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
+pub unsafe extern "C-unwind" fn report_memory_usage(
+    addr: *mut c_void,
+    change: i64,
+    allocated: usize,
+    reserved: usize,
+    device: Device,
+) {
+    if device & 0xff == CUDA {
+        guard::observe(|recorder, local| {
+            let device = (device >> 8) as i8;
+            if let Some(gauge) = gauges::of(device as usize) {
+                gauge.set(allocated as u64, reserved as u64);
+            }
+            changes::block(local, addr as u64, change, device);
+            quick::event(local);
+            if change > 0 {
+                // A request by another door, or the allocator's first.
+                if local.request.get().is_none() {
+                    attach();
+                    replace_allocate();
+                }
+                let ticket = handed_out(recorder, local, addr as u64, change as u64, device);
+                recorder.mailbox.allocated(allocated as u64, ticket);
+            } else {
+                taken_back(recorder, local, addr as u64, change.unsigned_abs(), device);
+            }
+        });
+    }
+    forward_usage(addr, change, allocated, reserved, device);
+}
+
+/// Tells PyTorch's profiler of a block that was handed out (`change` is its size) or taken back (minus that).
+pub fn tell_profiler(addr: u64, change: i64, allocated: usize, reserved: usize, device: i8) {
+    let device = u16::from(device as u8) << 8 | CUDA;
+    forward_usage(addr as *mut c_void, change, allocated, reserved, device);
+}
+
+#[inline]
+fn forward_usage(
+    addr: *mut c_void,
+    change: i64,
+    allocated: usize,
+    reserved: usize,
+    device: Device,
+) {
+    static REAL: resolve::Real = resolve::Real::new();
+    let name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+    if let Some(real) = REAL.find(name, C10) {
+        // SAFETY: libc10 exports this name with this signature in every 2.x.
+        unsafe {
+            type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, Device);
+            let real: Report = std::mem::transmute(real);
+            real(addr, change, allocated, reserved, device);
+        }
+    }
+}
+
+fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) -> u64 {
+    captures::settle(recorder, local);
+    local.recorded_len.set(0);
+    let asked = doing(recorder, local, device);
+    captures::handed_out(local, addr, asked.stream);
+    let (size, flags) =
+        if asked.size == 0 { (block, FLAG_SIZE_IS_ROUNDED) } else { (asked.size, 0) };
+    recorder.write(&Event {
+        addr,
+        size,
+        flags,
+        extra: block,
+        stream: asked.stream,
+        stack: asked.stack,
+        pool: local.pool.replace(Pool::DEFAULT),
+        device,
+        ..event(local, Kind::Alloc, Layer::Framework)
+    })
+}
+
+fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) {
+    let deferred = captures::taken_back(local, addr, block, device);
+    let pending = deferred || local.recorded_len.get() > 0;
+    let free = Event {
+        addr,
+        size: block,
+        extra: block,
+        flags: if pending { FLAG_PENDING } else { 0 },
+        stack: recorder.stack_of_free(local),
+        device,
+        ..event(local, Kind::FreeRequested, Layer::Framework)
+    };
+    recorder.write(&free);
+    if pending && !deferred {
+        let mut events = [0; guard::MAX_WAITS];
+        let n = local.recorded_len.get().min(events.len());
+        for (event, recorded) in events.iter_mut().zip(&local.recorded) {
+            *event = recorded.get().0;
+        }
+        gauges::waiting::add(device as usize, block, &events[..n]);
+    }
+    for (ev, stream) in local.take_recorded() {
+        let waits = Event { kind: Kind::WaitsFor, extra: ev, stream, stack: NO_STACK, ..free };
+        recorder.write(&waits);
+    }
+}
+
+/// `c10::reportOutOfMemoryToProfiler(int64_t, size_t, size_t, Device)`.
+///
+/// # Safety
+/// Called by PyTorch's allocator.
+#[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
+pub unsafe extern "C-unwind" fn report_out_of_memory(
+    size: i64,
+    allocated: usize,
+    reserved: usize,
+    device: Device,
+) {
+    static REAL: resolve::Real = resolve::Real::new();
+    if device & 0xff == CUDA {
+        guard::observe(|recorder, local| {
+            captures::settle(recorder, local);
+            let asked = doing(recorder, local, (device >> 8) as i8);
+            let ticket = recorder.write(&Event {
+                size: size as u64,
+                extra: local.device_free.get(),
+                stream: asked.stream,
+                stack: asked.stack,
+                pool: local.pool.replace(Pool::DEFAULT),
+                device: (device >> 8) as i8,
+                ..event(local, Kind::Oom, Layer::Framework)
+            });
+            recorder.mailbox.out_of_memory(ticket);
+            quick::failed(local);
+        });
+    }
+    let name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
+    if let Some(real) = REAL.find(name, C10) {
+        // SAFETY: libc10 exports this name with this signature in every 2.x.
+        unsafe {
+            type Report = unsafe extern "C-unwind" fn(i64, usize, usize, Device);
+            let real: Report = std::mem::transmute(real);
+            real(size, allocated, reserved, device);
+        }
+    }
+}
+
+// --- reservations of expandable segments ---------------------------------------------------------------
+
+const RESERVATIONS: usize = 1024;
+static RESERVED: [[AtomicU64; 2]; RESERVATIONS] =
+    [const { [const { AtomicU64::new(0) }; 2] }; RESERVATIONS];
+static RESERVED_LEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Remembers a range of reserved addresses. PyTorch makes a handful in the life of a process; a longer list
+/// forgets the oldest.
+pub fn remember_reservation(addr: u64, size: u64) {
+    let i = RESERVED_LEN.fetch_add(1, Ordering::Relaxed) % RESERVATIONS;
+    RESERVED[i][1].store(size, Ordering::Relaxed);
+    RESERVED[i][0].store(addr, Ordering::Release);
+}
+
+/// First address of the reservation that holds this one; 0 if none is known.
+pub fn reservation_of(addr: u64) -> u64 {
+    let n = RESERVED_LEN.load(Ordering::Acquire);
+    (n.saturating_sub(RESERVATIONS)..n)
+        .rev()
+        .map(|i| &RESERVED[i % RESERVATIONS])
+        .map(|r| (r[0].load(Ordering::Acquire), r[1].load(Ordering::Relaxed)))
+        .find(|(start, size)| (*start..start + size).contains(&addr))
+        .map_or(0, |(start, _)| start)
+}

@@ -1,0 +1,530 @@
+//! PyTorch's own names for what it does: `record_function` ranges, and which forward work a gradient belongs to.
+//!
+//! PyTorch offers callbacks around everything it calls a *record function* (`ATen/record_function.h`), kept per scope, so
+//! that operators, which are most of them, cost nothing when only other scopes are asked for. We ask for two:
+//! - *user scopes*: `torch.profiler.record_function`, and PyTorch's own (optimizer steps, DDP, FSDP) become ranges;
+//! - *backward functions*: a node of autograd's graph runs. It carries the number that it got when the forward
+//!   operator made it, counted per thread. Each thread keeps a log of the numbers at which its label changed, so the label
+//!   of the forward operator is found, exactly, on the thread that computes the gradient: no hook in Python, and no
+//!   change to the graph.
+//!
+//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15: the callback is a 40-byte record passed by
+//! value; a start callback returns a `unique_ptr` through a hidden pointer; the number and the forward thread of a
+//! `RecordFunction` lie at the offsets below. An accumulation of a gradient has no number; it belongs to the node before it.
+//! Nodes run newest first, so what autograd itself allocates between two nodes (sums of gradients) is taken for the
+//! last one's.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use memtrace_format::event::{LabelId, NO_LABEL};
+
+use crate::labels::store;
+use crate::libraries::scopes;
+use crate::os::sync::zeroed_memory;
+use crate::pytorch::changes;
+use crate::record::activity::Work;
+use crate::record::guard::{self, Local};
+
+const LIBRARY: &str = "libtorch_cpu.so";
+const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";
+const REMOVE: &CStr = c"_ZN2at14removeCallbackEm";
+/// `RecordFunction::sequence_nr_` and `RecordFunction::fwd_thread_id_`, behind a member that is a C++ string or a reference.
+const SEQUENCE_AT: usize = 200;
+const FORWARD_THREAD_AT: usize = 304;
+/// Wheels of `PyPI`'s up to 2.6 have the C++ library's older strings, of one word: they export this name, and no other does.
+const OLDER_STRINGS: &CStr = c"_ZN2at14RecordFunction6beforeESsl";
+/// A string of the C++ library: where it is, its length, and 16 bytes for a short one. The older kind is one word.
+const STRING: usize = 32;
+const OLDER_STRING: usize = 8;
+/// `RecordScope::FUNCTION`,
+pub const OPERATOR: usize = 0;
+/// `BACKWARD_FUNCTION`, `USER_SCOPE`, and how many scopes there are.
+const BACKWARD: usize = 1;
+const USER: usize = 7;
+const SCOPES: usize = 10;
+/// The node that puts a gradient into its place.
+const ACCUMULATE: &[u8] = b"record_functions::autograd::AccumulateGrad";
+
+/// `at::RecordFunctionCallback`.
+#[repr(C)]
+struct Callback {
+    start: Start,
+    end: End,
+    probability: f64,
+    scopes: [bool; SCOPES],
+    needs_inputs: bool,
+    needs_outputs: bool,
+    needs_ids: bool,
+}
+
+const _: () = assert!(size_of::<Callback>() == 40);
+
+/// A callback at the beginning.
+pub type Start = unsafe extern "C" fn(*mut *mut c_void, *const u8) -> *mut *mut c_void;
+/// A callback at the end.
+pub type End = unsafe extern "C" fn(*const u8, *mut c_void);
+type Remove = unsafe extern "C" fn(u64);
+type Add = unsafe extern "C" fn(Callback) -> u64;
+type Name = unsafe extern "C" fn(*const u8) -> *const c_char;
+type Number = unsafe extern "C" fn() -> u64;
+
+/// The functions of PyTorch's that are asked; empty until it is there.
+static NAME: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static PEEK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static THREAD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+/// How long this PyTorch's strings are.
+static STRINGS: AtomicUsize = AtomicUsize::new(STRING);
+static ATTACHED: AtomicUsize = AtomicUsize::new(0);
+
+impl Callback {
+    fn new(scope: usize, start: Start, end: End) -> Self {
+        Callback {
+            start,
+            end,
+            probability: 1.0,
+            scopes: std::array::from_fn(|i| i == scope),
+            needs_inputs: false,
+            needs_outputs: false,
+            needs_ids: false,
+        }
+    }
+}
+
+/// Has PyTorch call us around every operator, too. Returns what [`remove`] takes; `None` if it is not there.
+pub fn add_operators(start: Start, end: End) -> Option<u64> {
+    attach();
+    if PEEK.load(Ordering::Acquire).is_null() {
+        return None;
+    }
+    let add = scopes::loaded_symbol(LIBRARY, ADD)?;
+    scopes::loaded_symbol(LIBRARY, REMOVE)?;
+    // SAFETY: see `attach`.
+    Some(unsafe {
+        std::mem::transmute::<*mut c_void, Add>(add.as_ptr())(Callback::new(OPERATOR, start, end))
+    })
+}
+
+/// Ends what [`add_operators`] began.
+pub fn remove(handle: u64) {
+    if let Some(remove) = scopes::loaded_symbol(LIBRARY, REMOVE) {
+        // SAFETY: libtorch_cpu exports this name with this signature; the handle is one of its own.
+        unsafe { std::mem::transmute::<*mut c_void, Remove>(remove.as_ptr())(handle) }
+    }
+}
+
+/// The name of what runs.
+///
+/// # Safety
+/// `function` is a live `RecordFunction`, and the name is not kept for longer.
+pub unsafe fn name<'a>(function: *const u8) -> &'a CStr {
+    // SAFETY: promised by the caller; a name is a C string or null.
+    unsafe {
+        let name = std::mem::transmute::<*mut c_void, Name>(NAME.load(Ordering::Relaxed))(function);
+        if name.is_null() { c"" } else { CStr::from_ptr(name) }
+    }
+}
+
+/// PyTorch's own number of the calling thread; 0 before [`attach`].
+pub fn thread() -> u64 {
+    let asked = THREAD.load(Ordering::Relaxed);
+    // SAFETY: libtorch_cpu exports this name with this signature.
+    if asked.is_null() { 0 } else { unsafe { std::mem::transmute::<*mut c_void, Number>(asked)() } }
+}
+
+/// How long a string of the C++ library is in this PyTorch.
+pub fn string_size() -> usize {
+    STRINGS.load(Ordering::Relaxed)
+}
+
+/// Where a string of PyTorch's has its characters, and how many.
+///
+/// # Safety
+/// There is a `std::string` at this address.
+pub unsafe fn string(at: *const u8) -> (*const c_char, usize) {
+    // SAFETY: promised by the caller. The older kind has its length three words before its characters.
+    unsafe {
+        let text = at.cast::<*const c_char>().read_unaligned();
+        let length = if string_size() == STRING { at.add(8) } else { text.cast::<u8>().sub(24) };
+        (text, length.cast::<usize>().read_unaligned())
+    }
+}
+
+/// What the calling thread is at.
+#[inline]
+pub fn work(local: &Local) -> Work {
+    match local.work.get() {
+        Work::Unknown => look(local),
+        known => known,
+    }
+}
+
+/// Works it out, whenever something it depends on has changed.
+#[inline(never)]
+fn look(local: &Local) -> Work {
+    let work = BACKWARD_OF.with(|backward| {
+        if backward.depth.get() == 0 && !backward.is_worker() {
+            Work::Forward
+        } else if backward.accumulates.get() >> backward.depth.get() & 1 != 0 {
+            Work::Accumulate
+        } else if crate::labels::opened() > backward.outside.get() {
+            Work::Again
+        } else {
+            Work::Backward
+        }
+    });
+    local.work.set(work);
+    work
+}
+
+/// A range of the calling thread was opened or closed, which makes a difference inside a backward pass.
+#[inline]
+pub fn opened_or_closed(local: &Local) {
+    if local.work.get() != Work::Forward {
+        local.work.set(Work::Unknown);
+    }
+}
+
+/// Does the calling thread run a node of autograd's?
+pub fn in_backward() -> bool {
+    BACKWARD_OF.with(|backward| backward.depth.get() > 0)
+}
+
+/// Asks PyTorch to call us, once it is loaded. Cheap when that is done.
+pub fn attach() {
+    if ATTACHED.load(Ordering::Relaxed) != 0 {
+        return;
+    }
+    let find = |name: &CStr| scopes::loaded_symbol(LIBRARY, name).map(NonNull::as_ptr);
+    let Some(add) = find(ADD) else { return };
+    let (Some(name), Some(peek), Some(thread)) = (
+        find(c"_ZNK2at14RecordFunction4nameEv"),
+        find(c"_ZN2at15sequence_number4peekEv"),
+        find(c"_ZN2at14RecordFunction15currentThreadIdEv"),
+    ) else {
+        return;
+    };
+    if ATTACHED.swap(1, Ordering::AcqRel) != 0 {
+        return;
+    }
+    let strings = if find(OLDER_STRINGS).is_some() { OLDER_STRING } else { STRING };
+    STRINGS.store(strings, Ordering::Relaxed);
+    NAME.store(name, Ordering::Relaxed);
+    THREAD.store(thread, Ordering::Relaxed);
+    PEEK.store(peek, Ordering::Release);
+    // SAFETY: libtorch_cpu exports this name with this signature in 2.6 to 2.15; a trivially copyable class of 40 bytes
+    // is passed on the stack, as a C record is.
+    unsafe {
+        let add = std::mem::transmute::<*mut c_void, Add>(add);
+        add(Callback::new(USER, user_begins, user_ends));
+        add(Callback::new(BACKWARD, backward_begins, backward_ends));
+    }
+    label_changed(crate::labels::current()); // which it may have been for long
+}
+
+// --- record_function -------------------------------------------------------------------------------------
+
+/// Answers with an empty `unique_ptr`.
+unsafe fn nothing(result: *mut *mut c_void) -> *mut *mut c_void {
+    // SAFETY: the hidden pointer of a C++ call leads to room for the result.
+    unsafe { result.write(std::ptr::null_mut()) };
+    result
+}
+
+unsafe extern "C" fn user_begins(
+    result: *mut *mut c_void,
+    function: *const u8,
+) -> *mut *mut c_void {
+    // SAFETY: PyTorch hands in a live `RecordFunction`; its name is a C string or null.
+    unsafe {
+        let name = name(function).to_bytes();
+        match phase(name) {
+            Some(phase) => crate::labels::push_phase(phase),
+            None => crate::labels::push(name),
+        };
+        crate::pytorch::operators::range(true);
+        nothing(result)
+    }
+}
+
+/// PyTorch's optimizers name their work `Optimizer.step#AdamW.step`, its wrappers of models `….forward`, in every 2.x.
+fn phase(name: &[u8]) -> Option<&'static [u8]> {
+    match name {
+        b"DistributedDataParallel.forward" | b"FullyShardedDataParallel.forward" => {
+            Some(store::FORWARD)
+        }
+        name if name.starts_with(b"Optimizer.step#") => Some(store::OPTIMIZER_STEP),
+        name if name.starts_with(b"Optimizer.zero_grad#") => Some(b"zero_grad"),
+        _ => None,
+    }
+}
+
+unsafe extern "C" fn user_ends(_: *const u8, _: *mut c_void) {
+    crate::pytorch::operators::range(false);
+    crate::labels::pop();
+}
+
+// --- backward --------------------------------------------------------------------------------------------
+
+/// Nodes of one thread that run inside each other (checkpoints run a whole backward pass inside one).
+const NESTED: usize = 16;
+
+struct Backward {
+    /// The label before each node that is running.
+    before: [Cell<LabelId>; NESTED],
+    depth: Cell<u32>,
+    /// A bit for each depth: is the node an `AccumulateGrad`?
+    accumulates: Cell<u32>,
+    /// Ranges that were open when the outermost node began.
+    outside: Cell<u32>,
+    /// That of the last node with a number.
+    last: Cell<LabelId>,
+    /// A thread of autograd's own: [`UNKNOWN`], [`NO`] or [`YES`].
+    worker: Cell<u8>,
+}
+
+const UNKNOWN: u8 = 0;
+const NO: u8 = 1;
+const YES: u8 = 2;
+
+thread_local! {
+    static BACKWARD_OF: Backward = const {
+        Backward {
+            before: [const { Cell::new(NO_LABEL) }; NESTED],
+            depth: Cell::new(0),
+            accumulates: Cell::new(0),
+            outside: Cell::new(0),
+            last: Cell::new(NO_LABEL),
+            worker: Cell::new(UNKNOWN),
+        }
+    };
+}
+
+impl Backward {
+    /// Does this thread do nothing but run nodes? Then what comes between two of them belongs to the first.
+    fn is_worker(&self) -> bool {
+        if self.worker.get() == UNKNOWN {
+            let mut name = [0_u8; 16];
+            // SAFETY: the kernel writes at most 16 bytes.
+            unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+            self.worker.set(if name.starts_with(b"pt_autograd") { YES } else { NO });
+        }
+        self.worker.get() == YES
+    }
+}
+
+unsafe extern "C" fn backward_begins(
+    result: *mut *mut c_void,
+    function: *const u8,
+) -> *mut *mut c_void {
+    // SAFETY: PyTorch hands in a live `RecordFunction`, which is longer than these offsets.
+    let (number, thread) = unsafe {
+        let function = function.sub(STRING - string_size());
+        (
+            function.add(SEQUENCE_AT).cast::<i64>().read_unaligned(),
+            function.add(FORWARD_THREAD_AT).cast::<u64>().read_unaligned(),
+        )
+    };
+    BACKWARD_OF.with(|backward| {
+        let depth = backward.depth.get();
+        backward.depth.set(depth.saturating_add(1));
+        if depth == 0 {
+            backward.outside.set(crate::labels::opened());
+        }
+        if changes::asked() {
+            // SAFETY: PyTorch hands in a live `RecordFunction`.
+            let accumulates = number < 0 && unsafe { name(function) }.to_bytes() == ACCUMULATE;
+            let bit = 1_u32.checked_shl(depth + 1).unwrap_or(0);
+            let others = backward.accumulates.get() & !bit;
+            backward.accumulates.set(if accumulates { others | bit } else { others });
+        }
+        guard::local(|local| {
+            local.work.set(Work::Unknown);
+            if let Some(place) = backward.before.get(depth as usize) {
+                place.set(local.label.get());
+            }
+            if let Ok(number) = u64::try_from(number)
+                && let Some(store) = store::store()
+            {
+                let forward = Log::of(thread).map_or(NO_LABEL, |log| log.at(number));
+                backward.last.set(store.backward_of(forward));
+            }
+            if backward.last.get() != NO_LABEL {
+                crate::labels::set(local, backward.last.get());
+            }
+        });
+    });
+    // SAFETY: as the caller promises.
+    unsafe { nothing(result) }
+}
+
+unsafe extern "C" fn backward_ends(_: *const u8, _: *mut c_void) {
+    BACKWARD_OF.with(|backward| {
+        let Some(depth) = backward.depth.get().checked_sub(1) else { return };
+        backward.depth.set(depth);
+        let bit = 1_u32.checked_shl(depth + 1).unwrap_or(0);
+        backward.accumulates.set(backward.accumulates.get() & !bit);
+        guard::local(|local| local.work.set(Work::Unknown));
+        if depth == 0 && backward.is_worker() {
+            return;
+        }
+        if let Some(place) = backward.before.get(depth as usize) {
+            guard::local(|local| crate::labels::set(local, place.get()));
+        }
+        if depth == 0 {
+            backward.last.set(NO_LABEL);
+        }
+    });
+}
+
+// --- the log of a thread -----------------------------------------------------------------------------------
+
+/// Changes that are remembered; a graph that is older than that has the label of its pass alone.
+const CHANGES: usize = 1 << 16;
+/// Threads that have a log.
+const LOGS: usize = 64;
+/// A change: the number that the next node will get, above the label.
+const NUMBER_AT: u32 = 20;
+
+struct Log {
+    /// PyTorch's number of the thread, plus 1; 0 if nobody has this log.
+    thread: AtomicU64,
+    next: AtomicU64,
+    changes: AtomicPtr<AtomicU64>,
+}
+
+static LOG: [Log; LOGS] = [const {
+    Log {
+        thread: AtomicU64::new(0),
+        next: AtomicU64::new(0),
+        changes: AtomicPtr::new(std::ptr::null_mut()),
+    }
+}; LOGS];
+
+/// A thread that has found no log.
+const NONE: u32 = u32::MAX;
+
+thread_local! {
+    /// Which log is this thread's, plus 1.
+    static MINE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread has another label now: nodes that are made from here on are made under it.
+#[inline]
+pub fn label_changed(label: LabelId) {
+    let peek = PEEK.load(Ordering::Acquire);
+    if peek.is_null() {
+        return;
+    }
+    let mine = match MINE.get() {
+        0 => Log::take(),
+        mine => mine,
+    };
+    if let Some(log) = LOG.get(mine.wrapping_sub(1) as usize) {
+        // SAFETY: libtorch_cpu exports this name with this signature.
+        let number = unsafe { std::mem::transmute::<*mut c_void, Number>(peek)() };
+        log.note(number, label);
+    }
+}
+
+impl Log {
+    /// Finds a log for the calling thread.
+    #[cold]
+    fn take() -> u32 {
+        // SAFETY: libtorch_cpu exports this name with this signature.
+        let thread = unsafe {
+            std::mem::transmute::<*mut c_void, Number>(THREAD.load(Ordering::Relaxed))() + 1
+        };
+        let mut found = NONE;
+        for (log, i) in LOG.iter().zip(1..) {
+            let (empty, relaxed) = (0, Ordering::Relaxed);
+            if log.thread.compare_exchange(empty, thread, Ordering::AcqRel, relaxed).is_ok() {
+                let words = zeroed_memory(CHANGES);
+                if words.len() == CHANGES {
+                    log.changes.store(words.as_ptr().cast_mut(), Ordering::Release);
+                }
+                found = i;
+                break;
+            }
+        }
+        MINE.set(found);
+        found
+    }
+
+    fn of(thread: u64) -> Option<&'static Log> {
+        // An older PyTorch says that it knows none by the highest number.
+        let thread = thread.checked_add(1)?;
+        LOG.iter().find(|log| log.thread.load(Ordering::Acquire) == thread)
+    }
+
+    fn change(&self, i: u64) -> Option<&AtomicU64> {
+        let changes = self.changes.load(Ordering::Acquire);
+        // SAFETY: null or `CHANGES` words that are never unmapped.
+        unsafe { changes.add(if changes.is_null() { 0 } else { i as usize % CHANGES }).as_ref() }
+    }
+
+    /// For the log's own thread.
+    fn note(&self, number: u64, label: LabelId) {
+        let next = self.next.load(Ordering::Relaxed);
+        // No node was made under the last one: it is as if it had never been.
+        let again = next > 0
+            && self
+                .change(next - 1)
+                .is_some_and(|c| c.load(Ordering::Relaxed) >> NUMBER_AT == number);
+        let i = if again { next - 1 } else { next };
+        if let Some(change) = self.change(i) {
+            change.store(number << NUMBER_AT | u64::from(label), Ordering::Release);
+            self.next.store(i + 1, Ordering::Release);
+        }
+    }
+
+    /// The label under which the node of this number was made.
+    fn at(&self, number: u64) -> LabelId {
+        let next = self.next.load(Ordering::Acquire);
+        let oldest = next.saturating_sub(CHANGES as u64);
+        let change = |i| self.change(i).map_or(0, |c| c.load(Ordering::Acquire));
+        let (mut low, mut high) = (oldest, next);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if change(middle) >> NUMBER_AT <= number { low = middle + 1 } else { high = middle }
+        }
+        if low == oldest {
+            return NO_LABEL;
+        }
+        let found = change(low - 1);
+        // Its thread may have gone round meanwhile.
+        let overtaken = self.next.load(Ordering::Acquire) >= low + CHANGES as u64;
+        if overtaken || found >> NUMBER_AT > number {
+            NO_LABEL
+        } else {
+            found as LabelId & ((1 << NUMBER_AT) - 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_the_label_of_the_moment_when_it_was_made() {
+        let log = Log {
+            thread: AtomicU64::new(1),
+            next: AtomicU64::new(0),
+            changes: AtomicPtr::new(zeroed_memory(CHANGES).as_ptr().cast_mut()),
+        };
+        assert_eq!(log.at(3), NO_LABEL);
+        for (number, label) in [(5, 10), (5, 11), (8, 12), (20, NO_LABEL)] {
+            log.note(number, label);
+        }
+        assert_eq!([4, 5, 7, 8, 19, 20, 99].map(|n| log.at(n)), [0, 11, 11, 12, 12, 0, 0]);
+        for i in 0..2 * CHANGES as u64 {
+            log.note(100 + i, 1 + (i % 1000) as u32);
+        }
+        assert_eq!(log.at(8), NO_LABEL, "forgotten");
+        let last = 2 * CHANGES as u64 - 1;
+        assert_eq!(log.at(100 + last), 1 + (last % 1000) as u32);
+    }
+}
