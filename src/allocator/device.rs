@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 
-use memtrace_caching::Device;
+use memtrace_caching::Driver;
 use memtrace_format::snapshot::PoolId;
 
 use super::cuda;
@@ -239,7 +239,7 @@ fn unmap_chunks(addr: u64, size: u64, chunk: u64) {
     }
 }
 
-impl Device for Gpu {
+impl Driver for Gpu {
     fn total(&self) -> u64 {
         self.total
     }

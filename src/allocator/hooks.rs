@@ -11,7 +11,7 @@ use memtrace_caching::{Misuse, Route};
 use memtrace_format::event::StackId;
 
 use super::device::route;
-use super::throw::{self, Kind};
+use super::throw::{self, Exception};
 use super::{
     Held, Owner, Refusal, bounded, is_one_lost, known_owner, owner, owner_of, owners, say, stack,
 };
@@ -73,7 +73,7 @@ pub unsafe extern "C-unwind" fn memtrace_malloc(
 unsafe fn refuse(device: c_int, refusal: &Refusal) {
     if allocator::native_in_charge() {
         // PyTorch asks on behalf of a pool of its own, and knows what to do without memory.
-        if refusal.kind != Kind::OutOfMemory {
+        if refusal.kind != Exception::OutOfMemory {
             say(refusal);
         }
         return;
@@ -83,7 +83,7 @@ unsafe fn refuse(device: c_int, refusal: &Refusal) {
     }
     // SAFETY: the caller's.
     unsafe { throw::throw(refusal.kind, &refusal.text) };
-    if refusal.kind != Kind::OutOfMemory {
+    if refusal.kind != Exception::OutOfMemory {
         say(refusal);
     }
 }

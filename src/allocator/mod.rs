@@ -59,7 +59,7 @@ static SETTINGS: ForkLock<Option<Settings>> = ForkLock::new(None);
 /// Why a request was refused, in the words for the program.
 pub struct Refusal {
     /// Which exception it is in PyTorch.
-    pub kind: throw::Kind,
+    pub kind: throw::Exception,
     /// The words.
     pub text: String,
     /// What observers of failures are told: bytes asked of the device, those allowed, those free there.
@@ -69,7 +69,7 @@ pub struct Refusal {
 impl Refusal {
     /// Of something else than memory.
     pub fn error(text: impl Into<String>) -> Refusal {
-        Refusal { kind: throw::Kind::Error, text: text.into(), observed: None }
+        Refusal { kind: throw::Exception::Error, text: text.into(), observed: None }
     }
 }
 
@@ -234,7 +234,7 @@ impl Owner {
         if let Some(failure) = self.allocator.device_mut().take_failure() {
             return match failure {
                 Failure::Runtime(code) => Refusal {
-                    kind: throw::Kind::Cuda(code),
+                    kind: throw::Exception::Cuda(code),
                     ..Refusal::error(format!("CUDA error: {}", cuda::words(code)))
                 },
                 Failure::Driver(code) => {
@@ -246,7 +246,7 @@ impl Owner {
         let expandable = self.allocator.settings().expandable_segments;
         let allowed = failure.limit.unwrap_or(failure.device_total);
         Refusal {
-            kind: throw::Kind::OutOfMemory,
+            kind: throw::Exception::OutOfMemory,
             text: failure::text(self.ordinal, failure, cached, expandable),
             observed: (failure.why == Why::Exhausted).then_some([
                 failure.segment,

@@ -14,7 +14,7 @@ use crate::stack::native;
 
 /// What is thrown.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Exception {
     /// `c10::OutOfMemoryError`: `torch.cuda.OutOfMemoryError` in Python.
     OutOfMemory,
     /// `c10::Error`: `RuntimeError` in Python.
@@ -72,10 +72,12 @@ fn find(library: &str, name: &CStr) -> Option<*mut c_void> {
 }
 
 impl Means {
-    fn find(kind: Kind) -> Option<Means> {
+    fn find(kind: Exception) -> Option<Means> {
         let (info, table) = match kind {
-            Kind::OutOfMemory => (c"_ZTIN3c1016OutOfMemoryErrorE", c"_ZTVN3c1016OutOfMemoryErrorE"),
-            Kind::Error | Kind::Cuda(_) => (c"_ZTIN3c105ErrorE", c"_ZTVN3c105ErrorE"),
+            Exception::OutOfMemory => {
+                (c"_ZTIN3c1016OutOfMemoryErrorE", c"_ZTVN3c1016OutOfMemoryErrorE")
+            }
+            Exception::Error | Exception::Cuda(_) => (c"_ZTIN3c105ErrorE", c"_ZTVN3c105ErrorE"),
         };
         // A class that is defined in a header alone has its tables where it is used.
         let c10 = |name| find("libc10.so", name).or_else(|| find("libc10_cuda.so", name));
@@ -103,11 +105,11 @@ impl Means {
 ///
 /// # Safety
 /// To be called at the end of a function that PyTorch calls, where nothing is held that must be given back.
-pub unsafe fn throw(kind: Kind, message: &str) {
+pub unsafe fn throw(kind: Exception, message: &str) {
     if !caller_is_pytorch() {
         return;
     }
-    if let Kind::Cuda(code) = kind {
+    if let Exception::Cuda(code) = kind {
         // SAFETY: the caller's.
         unsafe { check(code) };
     }

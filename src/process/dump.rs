@@ -37,7 +37,7 @@ use crate::os::{clock, truncated};
 use crate::process::Process;
 use crate::process::measure;
 use crate::process::tree;
-use crate::process::tree::Place;
+use crate::process::tree::TreeNode;
 use crate::process::virtual_gpu;
 use crate::pytorch::settings;
 use crate::record::Recorder;
@@ -360,7 +360,7 @@ impl Recording for Own<'_> {
 }
 
 /// What is known of the process when recording begins, beside what is `known` already.
-fn identity(config: &Config, started_ns: u64, place: &Place, known: Memtrace) -> Memtrace {
+fn identity(config: &Config, started_ns: u64, place: &TreeNode, known: Memtrace) -> Memtrace {
     let mut about = Memtrace {
         version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         pid: Some(std::process::id().into()),
@@ -387,7 +387,7 @@ fn identity(config: &Config, started_ns: u64, place: &Place, known: Memtrace) ->
 pub fn description(
     config: &Config,
     started_ns: u64,
-    place: &Place,
+    place: &TreeNode,
     stacks: StackTables,
     room: usize,
 ) -> Description {

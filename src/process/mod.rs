@@ -22,14 +22,14 @@ use crate::os::locks::{ForkLock, Turn};
 use crate::record::{Recorder, switch};
 use background::OomFiles;
 use measure::Asked;
-use tree::Place;
+use tree::TreeNode;
 
 /// A recorder and what belongs to it. Never freed, as the recorder isn't. A forked child has its own.
 pub struct Process {
     /// What hooks write into.
     pub recorder: Recorder,
     /// Where this process stands among those of its run.
-    pub place: Place,
+    pub place: TreeNode,
     /// The devices that are asked how full they are.
     asked: Asked,
     /// One dump at a time; the others wait. Never taken in a hook.
@@ -48,7 +48,7 @@ impl Process {
         let started_ns = clock::now_ns();
         let (host, pid) = (dump::host(), std::process::id());
         let name = format!("memtrace-{host}-{pid}-{}.blackbox", started_ns / 1_000_000);
-        let place = Place::find(&config, &name);
+        let place = TreeNode::find(&config, &name);
         let describe = |config: &Config, stacks, room| {
             dump::description(config, started_ns, &place, stacks, room)
         };

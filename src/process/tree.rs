@@ -45,18 +45,18 @@ pub struct Recorded {
 
 /// Where a process stands in the tree.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct TreeNode {
     /// The name of its own black box (also if there was no room for one).
     pub blackbox: String,
     /// The nearest process above it that records.
     pub above: Option<Recorded>,
 }
 
-impl Place {
+impl TreeNode {
     /// Of this process, which begins to record.
-    pub fn find(config: &Config, blackbox: &str) -> Place {
+    pub fn find(config: &Config, blackbox: &str) -> TreeNode {
         let above = forked_from().or_else(|| nearest(config.run_pid));
-        Place { blackbox: blackbox.to_owned(), above }
+        TreeNode { blackbox: blackbox.to_owned(), above }
     }
 
     /// For a snapshot's `memtrace` key.

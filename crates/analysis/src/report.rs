@@ -33,7 +33,7 @@ pub struct Report {
     /// What memtrace wrote about the run; `None` for a file of PyTorch's own.
     pub recorded_by: Option<Box<key::Memtrace>>,
     /// Devices that the process was on.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceReport>,
     /// Page-locked host memory by owner.
     pub host: Vec<Owner>,
     /// Of NCCL's page-locked host memory: by communicator.
@@ -129,7 +129,7 @@ pub struct Reconcile {
 
 /// One device.
 #[derive(Clone, Debug, Serialize)]
-pub struct Device {
+pub struct DeviceReport {
     /// Ordinal; −1 is one that no call has named.
     pub device: i64,
     /// PyTorch's peak of allocated bytes.
@@ -184,7 +184,7 @@ pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
     all.extend(
         told.and_then(|told| told.entered.as_ref()).iter().flat_map(|e| *e).map(|e| e.device),
     );
-    let devices: Vec<Device> = all
+    let devices: Vec<DeviceReport> = all
         .into_iter()
         .map(|ordinal| {
             let seen = devices.iter().find(|d| d.device as i64 == ordinal);
@@ -198,7 +198,7 @@ pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
                 count: seen.map_or(0, |d| d.segments.all.count),
             };
             let peak = sums.and_then(|sums| sums.peak.as_ref());
-            Device {
+            DeviceReport {
                 device: ordinal,
                 peak_allocated: seen.map_or(0, |d| d.allocated.bytes),
                 peak_held: peak
@@ -400,7 +400,7 @@ pub fn told_warning(warning: &key::Warning, lines: &Lines) -> String {
     format!("{}, {}", warning.text, lines.of_told(&warning.frames))
 }
 
-fn warnings(snapshot: &Snapshot, devices: &[Device], lines: &Lines) -> Vec<String> {
+fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec<String> {
     let known = Known::of(snapshot);
     let line = known.expandable_line();
     let mut all = Vec::new();

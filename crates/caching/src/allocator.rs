@@ -1,6 +1,6 @@
 //! The allocator of one device: requests, and what follows from each, in PyTorch's order.
 //!
-//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Device`]: the same
+//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Driver`]: the same
 //! requests and the same answers of the device give the same addresses, the same events in the same
 //! order, the same statistics. It is one state machine behind `&mut self`: whoever shares it
 //! between threads puts one lock around each device's.
@@ -16,7 +16,7 @@ use memtrace_format::snapshot::PoolId;
 
 use crate::blocks::{BlockId, Blocks, Ix, Uses};
 use crate::deferred::Waiting;
-use crate::device::Device;
+use crate::driver::Driver;
 use crate::event::{Action, Event, Sink};
 use crate::expandable::Reservation;
 use crate::pool::{LARGE, Pool, Private, SMALL};
@@ -203,7 +203,7 @@ pub enum Route {
     Ask(u64),
 }
 
-impl<D: Device, S: Sink> Allocator<D, S> {
+impl<D: Driver, S: Sink> Allocator<D, S> {
     /// An allocator that has nothing yet.
     pub fn new(device: D, settings: Settings, sink: S) -> Self {
         let mut new = Allocator {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use memtrace_format::snapshot::PoolId;
 
-use crate::device::Device;
+use crate::driver::Driver;
 
 /// Where addresses begin; any number that is nobody's would do.
 const BASE: u64 = 0x7000_0000_0000;
@@ -111,7 +111,7 @@ impl Counter {
     }
 }
 
-impl Device for Counter {
+impl Driver for Counter {
     fn total(&self) -> u64 {
         self.capacity
     }

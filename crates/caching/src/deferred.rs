@@ -10,7 +10,7 @@ use memtrace_format::snapshot::PoolId;
 
 use crate::allocator::{Allocator, Misuse};
 use crate::blocks::{BlockId, Ix};
-use crate::device::{AfterCapture, Device};
+use crate::driver::{AfterCapture, Driver};
 use crate::event::Sink;
 use crate::visit::Visit;
 
@@ -23,7 +23,7 @@ pub(crate) struct Waiting {
     after_capture: Vec<Ix>,
 }
 
-impl<D: Device, S: Sink> Allocator<D, S> {
+impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A block that other streams use was given back.
     pub(crate) fn free_later(&mut self, ix: Ix) {
         if self.capturing() {

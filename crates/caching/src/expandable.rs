@@ -6,7 +6,7 @@
 
 use crate::allocator::{Allocator, Request};
 use crate::blocks::{Block, Ix, NONE};
-use crate::device::Device;
+use crate::driver::Driver;
 use crate::event::{Action, Sink};
 use crate::settings::Reserve;
 use crate::sizes::SMALL_SEGMENT;
@@ -19,7 +19,7 @@ pub(crate) struct Reservation {
     pub chunk: u64,
 }
 
-impl<D: Device, S: Sink> Allocator<D, S> {
+impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A free block of at least the wanted size, in no pool, by mapping memory.
     pub(crate) fn expand(&mut self, r: &Request) -> Option<Ix> {
         let mut at = self.find_room(r)?;

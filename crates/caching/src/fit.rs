@@ -2,13 +2,13 @@
 
 use crate::allocator::{Allocation, Allocator, Misuse, Request};
 use crate::blocks::{Block, Ix, NONE};
-use crate::device::Device;
+use crate::driver::Driver;
 use crate::event::{Action, Sink};
 use crate::free::FreeKey;
 use crate::pool::Pool;
 use crate::sizes::{ABSURD, MIN_BLOCK, SMALL_LIMIT};
 
-impl<D: Device, S: Sink> Allocator<D, S> {
+impl<D: Driver, S: Sink> Allocator<D, S> {
     /// Takes the smallest free block of the stream that is large enough out of its pool.
     pub(crate) fn best_fit(&mut self, r: &Request) -> Option<Ix> {
         let collecting = self.collects();

@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::allocator::{Allocation, Allocator, Misuse, OutOfMemory};
 use crate::blocks::BlockId;
-use crate::device::Device;
+use crate::driver::Driver;
 use crate::event::Sink;
 
 /// Addresses are multiples of 512: one multiplication spreads them.
@@ -42,7 +42,7 @@ impl Pointers {
     ///
     /// # Errors
     /// There is no memory.
-    pub fn malloc<D: Device, S: Sink>(
+    pub fn malloc<D: Driver, S: Sink>(
         &mut self,
         allocator: &mut Allocator<D, S>,
         size: u64,
@@ -63,7 +63,7 @@ impl Pointers {
     ///
     /// # Errors
     /// Nothing is handed out there: never was, or not any more, or it is the middle of a block.
-    pub fn free<D: Device, S: Sink>(
+    pub fn free<D: Driver, S: Sink>(
         &mut self,
         allocator: &mut Allocator<D, S>,
         addr: u64,
@@ -81,7 +81,7 @@ impl Pointers {
 
     /// Another stream uses what lies at an address. Memory that is not ours is
     /// none of our business, as in PyTorch.
-    pub fn record_stream<D: Device, S: Sink>(
+    pub fn record_stream<D: Driver, S: Sink>(
         &self,
         allocator: &mut Allocator<D, S>,
         addr: u64,

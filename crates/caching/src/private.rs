@@ -6,7 +6,7 @@ use memtrace_format::snapshot::PoolId;
 
 use crate::allocator::{Allocation, Allocator, Misuse, OutOfMemory, Request, Route};
 use crate::blocks::Ix;
-use crate::device::Device;
+use crate::driver::Driver;
 use crate::event::Sink;
 use crate::pool::{LARGE, Pool, Private, SMALL};
 use crate::stats::ByPool;
@@ -22,7 +22,7 @@ fn key(id: PoolId) -> u64 {
     (id.0 << 32) | (id.1 & 0xffff_ffff)
 }
 
-impl<D: Device, S: Sink> Allocator<D, S> {
+impl<D: Driver, S: Sink> Allocator<D, S> {
     /// Makes a pool, or holds it once more (`MemPool()`).
     ///
     /// # Errors

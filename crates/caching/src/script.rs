@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use memtrace_format::snapshot::PoolId;
 
-use crate::device::{AfterCapture, Device};
+use crate::driver::{AfterCapture, Driver};
 use crate::event::Action;
 use crate::sizes::SMALL_SEGMENT;
 
@@ -115,7 +115,7 @@ impl Script {
         self.wanted.extend(streams.into_iter().map(|s| (route, s)));
     }
 
-    /// What PyTorch left to chance ([`Device::after_capture`]): the order, and
+    /// What PyTorch left to chance ([`Driver::after_capture`]): the order, and
     /// how many of the first did not wait.
     pub fn set_order(&mut self, addrs: impl IntoIterator<Item = u64>, done: usize) {
         self.done = done;
@@ -191,7 +191,7 @@ impl Script {
     }
 }
 
-impl Device for Script {
+impl Driver for Script {
     fn total(&self) -> u64 {
         self.total
     }

@@ -2,12 +2,12 @@
 
 use crate::allocator::{Allocator, Request, Why};
 use crate::blocks::{Block, Ix, NONE};
-use crate::device::Device;
+use crate::driver::Driver;
 use crate::event::{Action, Sink};
 use crate::free::FreeKey;
 use crate::pool::{LARGE, SMALL};
 
-impl<D: Device, S: Sink> Allocator<D, S> {
+impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A block for a request that no free block fits, by all means there are.
     pub(crate) fn make_room(&mut self, r: &mut Request) -> Result<Ix, Why> {
         if self.collects() {

@@ -5,12 +5,12 @@ use memtrace_format::snapshot::{self, BlockState, Segment};
 
 use crate::allocator::Allocator;
 use crate::blocks::{Block, BlockId, Ix, NONE};
-use crate::device::Device;
+use crate::driver::Driver;
 use crate::event::Sink;
 use crate::expandable::Reservation;
 use crate::sizes::SMALL_SEGMENT;
 
-impl<D: Device, S: Sink> Allocator<D, S> {
+impl<D: Driver, S: Sink> Allocator<D, S> {
     /// All segments by address, as `torch.cuda.memory._snapshot()` lists them: of
     /// an expandable one each mapped range.
     pub fn segments(&self, device: i64) -> Vec<Segment> {

@@ -151,8 +151,8 @@ proptest! {
                     prop_assert_eq!(a.set_memory_fraction(f).is_ok(), (0.0..=1.0).contains(&f));
                 }
                 Op::Wait => {
-                    let event = memtrace_caching::Device::record(a.device_mut(), 0);
-                    memtrace_caching::Device::synchronize(a.device_mut(), event);
+                    let event = memtrace_caching::Driver::record(a.device_mut(), 0);
+                    memtrace_caching::Driver::synchronize(a.device_mut(), event);
                 }
                 _ => {}
             }

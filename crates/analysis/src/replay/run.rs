@@ -1,6 +1,6 @@
 //! Requests, through an allocator that only counts.
 
-use memtrace_caching::{Allocator, BlockId, Counter, Device, Event, Pending, Settings, Sink};
+use memtrace_caching::{Allocator, BlockId, Counter, Driver, Event, Pending, Settings, Sink};
 use memtrace_format::snapshot::{PoolId, Segment};
 use serde::Serialize;
 
@@ -213,7 +213,7 @@ pub(super) struct Replay<D, L> {
     outcome: Outcome,
 }
 
-impl<D: Device, L: Listener> Replay<D, L> {
+impl<D: Driver, L: Listener> Replay<D, L> {
     pub(super) fn new(allocator: Allocator<D, L>, requests: &Requests) -> Self {
         let held = vec![Held::Nothing; requests.slots as usize];
         Replay { allocator, held, outcome: Outcome::default() }

@@ -7,7 +7,8 @@ use memtrace_format::snapshot::{
 };
 
 use super::{
-    Amount, By, CodeLine, Device, Driver, Fragmentation, Oom, Peak, Segments, SiteUse, capacity,
+    Amount, By, CodeLine, DeviceSummary, DriverMemory, Fragmentation, Oom, Peak, Segments, SiteUse,
+    capacity,
 };
 use crate::conf::Known;
 use crate::ends;
@@ -192,7 +193,7 @@ pub(super) fn device(
     (snapshot, known): (&Snapshot, &Known),
     number: usize,
     sites: &mut Sites<'_>,
-) -> Device {
+) -> DeviceSummary {
     let mut contradictions = 0;
     let beginning = rewind(snapshot, number, &mut |_, _| contradictions += 1);
     let trace = snapshot.device_traces.get(number).map_or(&[][..], Vec::as_slice);
@@ -204,7 +205,7 @@ pub(super) fn device(
     for block in beginning.blocks.values().filter(|b| !b.driver) {
         before_history.add(block.requested);
     }
-    let mut out = Device {
+    let mut out = DeviceSummary {
         device: number,
         entries: trace.len(),
         span_us: trace.iter().rev().find_map(after),
@@ -230,7 +231,7 @@ pub(super) fn device(
         capacity: capacity(snapshot, number),
         contradictions,
     };
-    let mut driver = Driver { peak: Peak::start(totals.driver), ..Driver::default() };
+    let mut driver = DriverMemory { peak: Peak::start(totals.driver), ..DriverMemory::default() };
 
     let mut forward = Forward::new(&beginning);
     for (i, entry) in trace.iter().enumerate() {
@@ -308,7 +309,7 @@ fn state_at(
     forward.blocks
 }
 
-impl Device {
+impl DeviceSummary {
     /// Did a framework's allocator take or hand out anything here?
     pub fn has_framework(&self) -> bool {
         self.driver.is_none()

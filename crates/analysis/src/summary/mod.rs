@@ -29,7 +29,7 @@ pub struct Summary {
     /// What memtrace wrote about the run; `None` for a file of PyTorch's own.
     pub recorded_by: Option<Box<Memtrace>>,
     /// Devices that have segments or a history.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceSummary>,
     /// Page-locked host memory, if any was recorded.
     pub host: Option<Host>,
     /// What a reader must know to trust the numbers.
@@ -197,7 +197,7 @@ pub struct Fragmentation {
 
 /// Memory taken by calls that no framework's allocator made.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Driver {
+pub struct DriverMemory {
     /// Alive at the end.
     pub now: Amount,
     /// The most at any time.
@@ -210,7 +210,7 @@ pub struct Driver {
 
 /// One GPU.
 #[derive(Clone, Debug, Serialize)]
-pub struct Device {
+pub struct DeviceSummary {
     /// Ordinal.
     pub device: usize,
     /// Entries in its history.
@@ -255,7 +255,7 @@ pub struct Device {
     /// See `segment_allocs`.
     pub segment_frees: u64,
     /// The device layer, if it shows anything that is no framework's.
-    pub driver: Option<Driver>,
+    pub driver: Option<DriverMemory>,
     /// What the device has, if the file says so (virtual GPUs do).
     pub capacity: Option<Capacity>,
     /// Entries that contradict the segments or each other; the totals then
@@ -297,7 +297,7 @@ pub fn summary_by(snapshot: &Snapshot, by: By) -> Summary {
     numbers.sort_unstable();
     numbers.dedup();
     let (known, mut sites) = (Known::of(snapshot), Sites::new(snapshot, by));
-    let devices: Vec<Device> =
+    let devices: Vec<DeviceSummary> =
         numbers.into_iter().map(|d| device::device((snapshot, &known), d, &mut sites)).collect();
     Summary {
         estimate: estimate(snapshot),
@@ -409,7 +409,7 @@ pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
     unknown
 }
 
-fn notes(snapshot: &Snapshot, devices: &[Device]) -> Vec<String> {
+fn notes(snapshot: &Snapshot, devices: &[DeviceSummary]) -> Vec<String> {
     let mut notes = unknown(snapshot);
     let counters = snapshot.memtrace.as_ref().and_then(|told| told.counters.clone());
     let counters = counters.unwrap_or_default();

@@ -1,6 +1,6 @@
 //! `memtrace report`: who has the rest, for a screen.
 
-use memtrace_analysis::report::{self, Device, Labelled, Managed, Owner, Report};
+use memtrace_analysis::report::{self, DeviceReport, Labelled, Managed, Owner, Report};
 use memtrace_format::key::DeferredFrees;
 use memtrace_format::screen::Page;
 
@@ -60,7 +60,7 @@ fn page(report: &Report, top: usize) -> Page {
     out
 }
 
-fn device(out: &mut Page, d: &Device, top: usize) {
+fn device(out: &mut Page, d: &DeviceReport, top: usize) {
     let _ = writeln!(out);
     let _ = writeln!(out, "device {}", d.device);
     let _ = writeln!(

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use memtrace_analysis::conf::Limit;
 use memtrace_analysis::summary::{
-    self, Amount, Device, Driver, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
+    self, Amount, DeviceSummary, DriverMemory, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
 };
 use memtrace_format::key::Memtrace;
 use memtrace_format::screen::{Page, shown};
@@ -89,7 +89,7 @@ impl Told {
         let _ = writeln!(self.0, "  {label:<17} {}", what.as_ref());
     }
 
-    fn device(&mut self, d: &Device, top: usize) {
+    fn device(&mut self, d: &DeviceSummary, top: usize) {
         let over = d.span_us.map_or_else(String::new, |us| format!(" over {}", span(us)));
         let entries = if d.entries == 1 { "entry" } else { "entries" };
         let _ = writeln!(self.0);
@@ -135,7 +135,7 @@ impl Told {
     }
 
     /// What PyTorch's allocator did.
-    fn framework(&mut self, d: &Device) {
+    fn framework(&mut self, d: &DeviceSummary) {
         let rounded = size(d.allocated_rounded);
         let rounded = if d.rounded_is_exact {
             format!("; {rounded} in rounded blocks")
@@ -191,7 +191,7 @@ impl Told {
     }
 
     /// Does it fit? Only a virtual GPU says what the card has.
-    fn capacity(&mut self, d: &Device) {
+    fn capacity(&mut self, d: &DeviceSummary) {
         let Some(capacity) = d.capacity.filter(|c| c.total > 0) else { return };
         let driver = d.driver.as_ref().map_or(0, |driver| driver.peak.bytes);
         let all = d.reserved.bytes.saturating_add(driver).saturating_add(capacity.context);
@@ -225,7 +225,7 @@ impl Told {
         self.line("", what);
     }
 
-    fn driver(&mut self, driver: &Driver) {
+    fn driver(&mut self, driver: &DriverMemory) {
         let what =
             format!("{}; {} at the end", moment(&driver.peak), amount(driver.now, "allocation"));
         self.line("other, peak", what);

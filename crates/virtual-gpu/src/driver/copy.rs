@@ -5,7 +5,7 @@ use crate::gpu::array;
 use crate::gpu::border::{Api, In, driver};
 use crate::gpu::call::copy::{self, at_once};
 use crate::gpu::context;
-use crate::gpu::work::{Action, Place, Shape};
+use crate::gpu::work::{Action, Rows, Shape};
 use crate::gpu::{Error, Result};
 use crate::layout::all;
 
@@ -74,7 +74,7 @@ const _: () = {
 };
 
 impl Side3D {
-    fn place(&self, shape: Shape) -> Result<Place> {
+    fn place(&self, shape: Shape) -> Result<Rows> {
         let base = match self.kind {
             HOST => self.host,
             DEVICE | UNIFIED => self.device,
@@ -90,7 +90,7 @@ impl Side3D {
         let pitch = if self.pitch == 0 { shape.width } else { self.pitch };
         let slice = pitch * if self.height == 0 { shape.height } else { self.height };
         let addr = base + self.x + self.y * pitch + self.z * slice;
-        Ok(Place { addr, pitch, slice })
+        Ok(Rows { addr, pitch, slice })
     }
 }
 

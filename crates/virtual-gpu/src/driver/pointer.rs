@@ -3,7 +3,7 @@
 use super::Code;
 use crate::constants as c;
 use crate::gpu::border::{In, Out, driver};
-use crate::gpu::memory::{Allocation, Kind, book};
+use crate::gpu::memory::{Allocation, Origin, book};
 use crate::gpu::{Error, Result, address, context};
 
 /// `CU_MEMORYTYPE_HOST`, `CU_MEMORYTYPE_DEVICE`.
@@ -15,7 +15,7 @@ const DEVICE: u32 = 2;
 fn find(addr: u64) -> Result<Allocation> {
     let book = book();
     let mut found = *book.find(addr).ok_or(Error::INVALID_VALUE)?;
-    if found.kind == Kind::Reserved {
+    if found.origin == Origin::Reserved {
         found.device = book.device_mapped_at(addr).ok_or(Error::INVALID_VALUE)?;
     }
     Ok(found)
@@ -28,7 +28,7 @@ fn get(out: Out<u8>, number: i32, addr: u64) -> Result {
     match number {
         c::CU_POINTER_ATTRIBUTE_CONTEXT => out.cast().set(context::primary(found.device)?),
         c::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-            let pinned = matches!(found.kind, Kind::Host(_) | Kind::Registered(_));
+            let pinned = matches!(found.origin, Origin::Host(_) | Origin::Registered(_));
             out.cast().set(if pinned { HOST } else { DEVICE })
         }
         c::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => out.cast().set(addr),
@@ -36,9 +36,9 @@ fn get(out: Out<u8>, number: i32, addr: u64) -> Result {
         c::CU_POINTER_ATTRIBUTE_BUFFER_ID | c::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
             out.cast().set(found.id)
         }
-        c::CU_POINTER_ATTRIBUTE_IS_MANAGED => flag(found.kind == Kind::Managed),
+        c::CU_POINTER_ATTRIBUTE_IS_MANAGED => flag(found.origin == Origin::Managed),
         c::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out.cast().set(found.device as i32),
-        c::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => flag(found.kind == Kind::Heap),
+        c::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => flag(found.origin == Origin::Heap),
         c::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR | c::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => {
             out.cast().set(found.start)
         }
@@ -52,7 +52,7 @@ fn get(out: Out<u8>, number: i32, addr: u64) -> Result {
         }
         c::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => out.cast().set(3i32),
         c::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {
-            let Kind::Pool(pool) = found.kind else { return out.cast().set(0u64) };
+            let Origin::Pool(pool) = found.origin else { return out.cast().set(0u64) };
             out.cast().set(pool)
         }
         c::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS

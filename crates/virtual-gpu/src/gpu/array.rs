@@ -5,7 +5,7 @@
 
 use super::error::{Error, Result};
 use super::handle::Table;
-use super::work::{Place, Shape};
+use super::work::{Rows, Shape};
 use super::{kinds, memory};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -43,11 +43,11 @@ impl Array {
     }
 
     /// Where a row of bytes at this offset lies: bytes, rows, slices.
-    pub fn place(&self, offset: [u64; 3]) -> Result<Place> {
+    pub fn place(&self, offset: [u64; 3]) -> Result<Rows> {
         let pitch = self.pitch()?;
         let slice = pitch * self.rows();
         let addr = self.addr + offset[0] + offset[1] * pitch + offset[2] * slice;
-        Ok(Place { addr, pitch, slice })
+        Ok(Rows { addr, pitch, slice })
     }
 
     /// A block of this shape at this offset lies inside.

@@ -5,7 +5,7 @@
 //! guide. What the virtual GPU cannot do (fabric handles, multicast, network cards that reach its
 //! memory) is answered with no, so that programs don't try.
 
-use super::config::Device;
+use super::config::Gpu;
 #[allow(clippy::wildcard_imports, reason = "nearly all of one enumeration")]
 use crate::constants::*;
 use memtrace_devices::Limits;
@@ -20,17 +20,17 @@ const MAX_POLICY_WINDOW: i32 = 134_213_632;
 const NO_NUMA_NODE: i32 = -1;
 
 /// The device id as PCI spells it: device and vendor.
-pub fn pci_device_id(gpu: &Device) -> u32 {
+pub fn pci_device_id(gpu: &Gpu) -> u32 {
     u32::from(gpu.profile.pci_device_id) << 16 | PCI_VENDOR
 }
 
 /// An attribute by its number in `CUdevice_attribute` and
 /// `cudaDeviceAttr`. None for an unknown one.
-pub fn attribute(gpu: &Device, number: i32) -> Option<i32> {
+pub fn attribute(gpu: &Gpu, number: i32) -> Option<i32> {
     by_profile(gpu, number).or_else(|| by_specification(number)).or_else(|| ability(number))
 }
 
-fn by_profile(gpu: &Device, number: i32) -> Option<i32> {
+fn by_profile(gpu: &Gpu, number: i32) -> Option<i32> {
     let (profile, limits) = (&gpu.profile, gpu.profile.limits());
     let value = match number {
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => profile.sms,

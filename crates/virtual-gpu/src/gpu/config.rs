@@ -47,13 +47,13 @@ pub struct Machine {
     /// At which addresses memory is given out.
     pub placement: Placement,
     /// All GPUs, as NVML numbers them.
-    pub gpus: Vec<Device>,
+    pub gpus: Vec<Gpu>,
     /// The GPUs that CUDA may see, as CUDA numbers them.
     visible: Vec<usize>,
 }
 
 /// One GPU.
-pub struct Device {
+pub struct Gpu {
     /// Its number in the machine, which is NVML's, and not CUDA's if some are hidden.
     pub index: usize,
     /// What kind of card it is.
@@ -62,7 +62,7 @@ pub struct Device {
     pub used: AtomicU64,
 }
 
-impl Device {
+impl Gpu {
     /// Bus number: the only part of the PCI address that differs between the GPUs.
     pub fn pci_bus(&self) -> u32 {
         0x10 + self.index as u32
@@ -114,8 +114,8 @@ impl Machine {
         let text = spec.unwrap_or(DEFAULT);
         let spec =
             Spec::parse(text).map_err(|error| format!("MEMTRACE_VIRTUAL={text}: {error}"))?;
-        let gpus: Vec<Device> = (0..spec.count as usize)
-            .map(|index| Device { index, profile: spec.profile.clone(), used: AtomicU64::new(0) })
+        let gpus: Vec<Gpu> = (0..spec.count as usize)
+            .map(|index| Gpu { index, profile: spec.profile.clone(), used: AtomicU64::new(0) })
             .collect();
         let visible = visible.map_or((0..gpus.len()).collect(), |list| choose(list, &gpus));
         Ok(Self {
@@ -143,19 +143,19 @@ impl Machine {
     }
 
     /// The GPU with this CUDA number.
-    pub fn device(&self, ordinal: usize) -> Option<&Device> {
+    pub fn device(&self, ordinal: usize) -> Option<&Gpu> {
         self.gpus.get(*self.visible.get(ordinal)?)
     }
 
     /// The GPUs that CUDA sees, in CUDA's order.
-    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+    pub fn devices(&self) -> impl Iterator<Item = &Gpu> {
         self.visible.iter().map(|&index| &self.gpus[index])
     }
 }
 
 /// `CUDA_VISIBLE_DEVICES`: numbers or the beginnings of UUIDs; the first that names no GPU ends the
 /// list, and one that names a GPU twice leaves none.
-fn choose(list: &str, gpus: &[Device]) -> Vec<usize> {
+fn choose(list: &str, gpus: &[Gpu]) -> Vec<usize> {
     let mut chosen = Vec::new();
     for word in list.split(',').map(str::trim) {
         let found = match word.parse::<usize>() {

@@ -42,7 +42,7 @@ mod stats;
 pub mod thread;
 pub mod work;
 
-use config::Device;
+use config::Gpu;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub use error::{Error, Result};
@@ -94,7 +94,7 @@ pub fn count() -> usize {
 }
 
 /// The GPU with this CUDA number.
-pub fn device(ordinal: usize) -> Result<&'static Device> {
+pub fn device(ordinal: usize) -> Result<&'static Gpu> {
     config::machine().device(ordinal).ok_or(Error::INVALID_DEVICE)
 }
 

@@ -4,7 +4,7 @@ use super::{Code, Status, answer, device, handle, invalid};
 use crate::constants as c;
 use crate::gpu::attributes::pci_device_id;
 use crate::gpu::border::{Out, Text};
-use crate::gpu::config::{Device, machine};
+use crate::gpu::config::{Gpu, machine};
 use crate::layout::all::{nvmlGpuFabricInfo_v3_t as fabric, nvmlPciInfo_st as pci};
 use core::ffi::c_char;
 
@@ -42,7 +42,7 @@ pub extern "C" fn nvmlDeviceGetHandleByIndex(index: u32, out: Out<u64>) -> Code 
     by_index(index, out)
 }
 
-fn find(out: Out<u64>, fits: impl Fn(&Device) -> bool) -> Status {
+fn find(out: Out<u64>, fits: impl Fn(&Gpu) -> bool) -> Status {
     let found = machine().gpus.iter().find(|gpu| fits(gpu)).ok_or(c::NVML_ERROR_NOT_FOUND)?;
     invalid(out.set(handle(found)))
 }
@@ -282,7 +282,7 @@ pub extern "C" fn nvmlDeviceGetMaxPcieLinkGeneration(of: u64, out: Out<u32>) -> 
 }
 
 /// What NVIDIA's data sheets give for the architecture.
-fn pcie_generation(gpu: &Device) -> u32 {
+fn pcie_generation(gpu: &Gpu) -> u32 {
     match gpu.profile.sm {
         ..80 => 3,
         80..90 => 4,

@@ -13,7 +13,7 @@ pub mod memory;
 pub mod system;
 
 use crate::constants as c;
-use crate::gpu::config::{Device, machine};
+use crate::gpu::config::{Gpu, machine};
 use crate::gpu::log;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,12 +55,12 @@ fn invalid<T>(result: crate::gpu::Result<T>) -> Status<T> {
 }
 
 /// A device's handle is the address of what is known of it.
-fn handle(gpu: &'static Device) -> u64 {
+fn handle(gpu: &'static Gpu) -> u64 {
     core::ptr::from_ref(gpu).addr() as u64
 }
 
 /// The device of a handle.
-fn device(of: u64) -> Status<&'static Device> {
+fn device(of: u64) -> Status<&'static Gpu> {
     let found = machine().gpus.iter().find(|gpu| handle(gpu) == of);
     found.ok_or(c::NVML_ERROR_INVALID_ARGUMENT)
 }

@@ -7,7 +7,7 @@ use crate::constants as c;
 use crate::gpu::array;
 use crate::gpu::border::{Api, In, runtime};
 use crate::gpu::call::copy::{self, at_once};
-use crate::gpu::work::{Action, Place, Shape};
+use crate::gpu::work::{Action, Rows, Shape};
 use crate::gpu::{Error, Result};
 
 /// `cudaPos`.
@@ -99,7 +99,7 @@ pub extern "C" fn cudaMemcpyPeerAsync(
     })
 }
 
-fn plane(dst: Place, src: Place, width: u64, height: u64, kind: i32) -> Result<Action> {
+fn plane(dst: Rows, src: Rows, width: u64, height: u64, kind: i32) -> Result<Action> {
     direction(kind)?;
     if (dst.pitch < width || src.pitch < width) && height > 1 {
         return Err(Error::INVALID_PITCH);
@@ -117,7 +117,7 @@ pub extern "C" fn cudaMemcpy2D(
     height: u64,
     kind: i32,
 ) -> Code {
-    let (dst, src) = (Place::plane(dst, dst_pitch), Place::plane(src, src_pitch));
+    let (dst, src) = (Rows::plane(dst, dst_pitch), Rows::plane(src, src_pitch));
     runtime(|| at_once(&plane(dst, src, width, height, kind)?))
 }
 
@@ -132,12 +132,12 @@ pub extern "C" fn cudaMemcpy2DAsync(
     kind: i32,
     stream: u64,
 ) -> Code {
-    let (dst, src) = (Place::plane(dst, dst_pitch), Place::plane(src, src_pitch));
+    let (dst, src) = (Rows::plane(dst, dst_pitch), Rows::plane(src, src_pitch));
     runtime(|| later(stream, plane(dst, src, width, height, kind)?))
 }
 
 /// A place in an array. An array's offsets and widths are in elements along a row.
-fn in_array(array: u64, at: Position, shape: Shape) -> Result<Place> {
+fn in_array(array: u64, at: Position, shape: Shape) -> Result<Rows> {
     let array = array::find(array)?;
     let offset = [at.x * array.element, at.y, at.z];
     array.check(offset, shape)?;
@@ -145,10 +145,10 @@ fn in_array(array: u64, at: Position, shape: Shape) -> Result<Place> {
 }
 
 /// A place in pitched memory.
-fn in_memory(pointer: PitchedPointer, at: Position) -> Place {
+fn in_memory(pointer: PitchedPointer, at: Position) -> Rows {
     let slice = pointer.pitch * pointer.height;
     let addr = pointer.addr + at.x + at.y * pointer.pitch + at.z * slice;
-    Place { addr, pitch: pointer.pitch, slice }
+    Rows { addr, pitch: pointer.pitch, slice }
 }
 
 /// `cudaMemcpy3DParms` as work.
@@ -205,7 +205,7 @@ pub extern "C" fn cudaMemcpy3DPeerAsync(copy: In<CopyPeer3D>, stream: u64) -> Co
 fn array_plane(
     array: u64,
     at: Position,
-    memory: Place,
+    memory: Rows,
     width: u64,
     height: u64,
     to_array: bool,
@@ -233,7 +233,7 @@ pub extern "C" fn cudaMemcpy2DToArray(
     runtime(|| {
         direction(kind)?;
         let at = Position { x, y, z: 0 };
-        at_once(&array_plane(array, at, Place::plane(src, pitch), width, height, true)?)
+        at_once(&array_plane(array, at, Rows::plane(src, pitch), width, height, true)?)
     })
 }
 
@@ -252,7 +252,7 @@ pub extern "C" fn cudaMemcpy2DToArrayAsync(
     runtime(|| {
         direction(kind)?;
         let at = Position { x, y, z: 0 };
-        later(stream, array_plane(array, at, Place::plane(src, pitch), width, height, true)?)
+        later(stream, array_plane(array, at, Rows::plane(src, pitch), width, height, true)?)
     })
 }
 
@@ -270,7 +270,7 @@ pub extern "C" fn cudaMemcpy2DFromArray(
     runtime(|| {
         direction(kind)?;
         let at = Position { x, y, z: 0 };
-        at_once(&array_plane(array, at, Place::plane(dst, pitch), width, height, false)?)
+        at_once(&array_plane(array, at, Rows::plane(dst, pitch), width, height, false)?)
     })
 }
 
@@ -289,11 +289,11 @@ pub extern "C" fn cudaMemcpy2DFromArrayAsync(
     runtime(|| {
         direction(kind)?;
         let at = Position { x, y, z: 0 };
-        later(stream, array_plane(array, at, Place::plane(dst, pitch), width, height, false)?)
+        later(stream, array_plane(array, at, Rows::plane(dst, pitch), width, height, false)?)
     })
 }
 
-fn fill(dst: Place, byte: i32, shape: Shape) -> Action {
+fn fill(dst: Rows, byte: i32, shape: Shape) -> Action {
     Action::Fill { dst, pattern: [byte as u8; 4], unit: 1, shape }
 }
 

@@ -7,7 +7,7 @@ use super::Code;
 use crate::constants as c;
 use crate::gpu::border::{Out, runtime};
 use crate::gpu::call::memory::{allocate_host, managed, pinned, pitched};
-use crate::gpu::memory::{Allocation, Kind, book};
+use crate::gpu::memory::{Allocation, Origin, book};
 use crate::gpu::{Error, Result, address, context, work};
 use crate::layout::cuda12::cudaPointerAttributes as pointer;
 
@@ -115,9 +115,9 @@ pub extern "C" fn cudaHostGetFlags(flags: Out<u32>, addr: u64) -> Code {
 
 /// `cudaMemoryType` of an allocation.
 fn memory_type(found: &Allocation) -> i32 {
-    match found.kind {
-        Kind::Host(_) | Kind::Registered(_) => c::cudaMemoryTypeHost,
-        Kind::Managed => c::cudaMemoryTypeManaged,
+    match found.origin {
+        Origin::Host(_) | Origin::Registered(_) => c::cudaMemoryTypeHost,
+        Origin::Managed => c::cudaMemoryTypeManaged,
         _ => c::cudaMemoryTypeDevice,
     }
 }
@@ -132,7 +132,7 @@ pub extern "C" fn cudaPointerGetAttributes(record: Out<u8>, addr: u64) -> Code {
         let book = book();
         let (kind, device) = match book.find(addr) {
             // A reservation is nothing but its mappings.
-            Some(found) if found.kind == Kind::Reserved => match book.device_mapped_at(addr) {
+            Some(found) if found.origin == Origin::Reserved => match book.device_mapped_at(addr) {
                 Some(device) => (c::cudaMemoryTypeDevice, device as i32),
                 None => (c::cudaMemoryTypeUnregistered, NO_DEVICE),
             },

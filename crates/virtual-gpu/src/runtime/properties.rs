@@ -9,12 +9,12 @@ use super::{Code, ordinal};
 use crate::constants::*;
 use crate::gpu::attributes::attribute;
 use crate::gpu::border::{Out, runtime};
-use crate::gpu::config::Device;
+use crate::gpu::config::Gpu;
 use crate::gpu::{self, Error, Result};
 use crate::layout::{self, Field};
 
 /// Writes numbers into a field, whose size says how wide each is.
-fn put(record: Out<u8>, field: Field, gpu: &Device, numbers: &[i32]) -> Result {
+fn put(record: Out<u8>, field: Field, gpu: &Gpu, numbers: &[i32]) -> Result {
     let width = field.size / numbers.len();
     for (i, &number) in numbers.iter().enumerate() {
         let value = attribute(gpu, number).ok_or(Error::INVALID_VALUE)?;
@@ -156,7 +156,7 @@ macro_rules! common {
     };
 }
 
-fn for_cuda12(record: Out<u8>, gpu: &Device) -> Result {
+fn for_cuda12(record: Out<u8>, gpu: &Gpu) -> Result {
     common!(cuda12, record, gpu);
     attributes! { cuda12, record, gpu;
         clockRate: CU_DEVICE_ATTRIBUTE_CLOCK_RATE;
@@ -172,7 +172,7 @@ fn for_cuda12(record: Out<u8>, gpu: &Device) -> Result {
     Ok(())
 }
 
-fn for_cuda13(record: Out<u8>, gpu: &Device) -> Result {
+fn for_cuda13(record: Out<u8>, gpu: &Gpu) -> Result {
     common!(cuda13, record, gpu);
     attributes! { cuda13, record, gpu;
         deviceNumaConfig: CU_DEVICE_ATTRIBUTE_NUMA_CONFIG;

@@ -2,7 +2,7 @@
 
 use super::memory::product;
 use crate::gpu::border::{Api, In};
-use crate::gpu::work::{self, Action, Place, Shape};
+use crate::gpu::work::{self, Action, Rows, Shape};
 use crate::gpu::{Result, context};
 
 /// Work on the default stream that the host waits for.
@@ -33,7 +33,7 @@ pub fn batch(api: Api, [dsts, srcs, sizes]: [In<u64>; 3], count: usize, stream: 
 /// A fill with a value of `unit` bytes.
 #[derive(Clone, Copy)]
 pub struct Fill {
-    dst: Place,
+    dst: Rows,
     value: u32,
     unit: u8,
     width: u64,
@@ -43,12 +43,12 @@ pub struct Fill {
 impl Fill {
     /// One row.
     pub fn line(addr: u64, value: u32, unit: u8, width: u64) -> Self {
-        Self { dst: Place::line(addr), value, unit, width, height: 1 }
+        Self { dst: Rows::line(addr), value, unit, width, height: 1 }
     }
 
     /// Rows with a pitch; `width` and `height` count values and rows.
     pub fn plane(addr: u64, pitch: u64, value: u32, unit: u8, (width, height): (u64, u64)) -> Self {
-        Self { dst: Place::plane(addr, pitch), value, unit, width, height }
+        Self { dst: Rows::plane(addr, pitch), value, unit, width, height }
     }
 
     fn action(self) -> Result<Action> {

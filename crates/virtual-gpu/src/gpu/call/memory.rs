@@ -2,7 +2,7 @@
 //! common.
 
 use crate::gpu::border::{Api, Out};
-use crate::gpu::memory::{EventTicket, Kind, MemoryTicket, book};
+use crate::gpu::memory::{EventTicket, MemoryTicket, Origin, book};
 use crate::gpu::{self, Error, Result, config, context, work};
 
 /// Rows of a pitched allocation begin at multiples of this.
@@ -69,8 +69,8 @@ pub fn unregister(api: Api, addr: u64) -> Result {
 /// The flags of the pinned memory at an address: with unified addressing all of it is mapped, and
 /// the device sees it at the host's address.
 pub fn pinned(addr: u64) -> Result<u32> {
-    match book().find(addr).map(|found| found.kind) {
-        Some(Kind::Host(flags) | Kind::Registered(flags)) => Ok(flags),
+    match book().find(addr).map(|found| found.origin) {
+        Some(Origin::Host(flags) | Origin::Registered(flags)) => Ok(flags),
         _ => Err(Error::INVALID_VALUE),
     }
 }
@@ -96,7 +96,7 @@ pub fn free_and_total(api: Api, free: Out<u64>, total: Out<u64>) -> Result {
 /// though.
 pub fn managed(addr: u64, size: u64) -> Result {
     let book = book();
-    let found = book.find(addr).filter(|found| found.kind == Kind::Managed);
+    let found = book.find(addr).filter(|found| found.origin == Origin::Managed);
     let found = found.ok_or(Error::INVALID_VALUE)?;
     if addr - found.start + size > found.span { Err(Error::INVALID_VALUE) } else { Ok(()) }
 }

@@ -4,7 +4,7 @@ use super::pool::PoolProperties;
 use crate::constants as c;
 use crate::gpu::border::Out;
 use crate::gpu::kernels::Launch;
-use crate::gpu::work::{self, Action, HostFunction, Place, Shape};
+use crate::gpu::work::{self, Action, HostFunction, Rows, Shape};
 use crate::gpu::{Error, Result, context};
 use crate::layout;
 
@@ -100,7 +100,7 @@ impl Fill {
         }
         let width = self.width.checked_mul(self.unit.into()).ok_or(Error::INVALID_VALUE)?;
         Ok(Action::Fill {
-            dst: Place::plane(self.dst, self.pitch),
+            dst: Rows::plane(self.dst, self.pitch),
             pattern: self.value.to_le_bytes(),
             unit: self.unit as u8,
             shape: Shape::plane(width, self.height),

@@ -5,12 +5,12 @@
 //! Managed memory is not counted against a device: it may move away at any time, and
 //! more of it may exist than a card has.
 
-use super::{Book, Error, Kind, Result, address};
+use super::{Book, Error, Origin, Result, address};
 
 const PAGE: u64 = 4096;
 
 impl Book {
-    fn allocate_host_range(&mut self, size: u64, device: usize, kind: Kind) -> Result<u64> {
+    fn allocate_host_range(&mut self, size: u64, device: usize, origin: Origin) -> Result<u64> {
         if size == 0 {
             return Err(Error::INVALID_VALUE);
         }
@@ -20,7 +20,7 @@ impl Book {
             self.host.put(start, span);
             return Err(Error::OUT_OF_MEMORY);
         }
-        self.enter(start, size, span, 0, device, kind);
+        self.enter(start, size, span, 0, device, origin);
         Ok(start)
     }
 
@@ -33,20 +33,20 @@ impl Book {
 
     /// Pinned memory.
     pub fn allocate_host(&mut self, device: usize, size: u64, flags: u32) -> Result<u64> {
-        self.allocate_host_range(size, device, Kind::Host(flags))
+        self.allocate_host_range(size, device, Origin::Host(flags))
     }
 
     /// Frees pinned memory.
     pub fn free_host(&mut self, addr: u64) -> Result {
-        match self.allocations.get(&addr).map(|found| found.kind) {
-            Some(Kind::Host(_)) => self.free_host_range(addr),
+        match self.allocations.get(&addr).map(|found| found.origin) {
+            Some(Origin::Host(_)) => self.free_host_range(addr),
             _ => Err(Error::INVALID_VALUE),
         }
     }
 
     /// Managed memory.
     pub fn allocate_managed(&mut self, device: usize, size: u64) -> Result<u64> {
-        self.allocate_host_range(size, device, Kind::Managed)
+        self.allocate_host_range(size, device, Origin::Managed)
     }
 
     pub(super) fn free_managed(&mut self, addr: u64) -> Result {
@@ -61,14 +61,14 @@ impl Book {
         if self.overlaps(addr, size) {
             return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        self.enter(addr, size, size, 0, device, Kind::Registered(flags));
+        self.enter(addr, size, size, 0, device, Origin::Registered(flags));
         Ok(())
     }
 
     /// Unpins it.
     pub fn unregister(&mut self, addr: u64) -> Result {
-        match self.allocations.get(&addr).map(|found| found.kind) {
-            Some(Kind::Registered(_)) => self.leave(addr).map(|_| ()),
+        match self.allocations.get(&addr).map(|found| found.origin) {
+            Some(Origin::Registered(_)) => self.leave(addr).map(|_| ()),
             _ => Err(Error::HOST_MEMORY_NOT_REGISTERED),
         }
     }

@@ -5,7 +5,7 @@
 //! device. The opener gets an address of the right size and pays nothing for it; the bytes behind
 //! it read as zeros, as nothing that a kernel computed exists anyway.
 
-use super::{Book, CHUNK, Error, Kind, Result};
+use super::{Book, CHUNK, Error, Origin, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"memtrace");
 
@@ -89,7 +89,7 @@ impl EventTicket {
 impl Book {
     /// `cudaIpcGetMemHandle`: for heap memory.
     pub fn export(&self, addr: u64) -> Result<MemoryTicket> {
-        let found = self.find(addr).filter(|found| found.kind == Kind::Heap);
+        let found = self.find(addr).filter(|found| found.origin == Origin::Heap);
         let found = found.ok_or(Error::INVALID_VALUE)?;
         let gpu = super::gpu(found.device)?.index;
         Ok(MemoryTicket { pid: std::process::id(), gpu, id: found.id, size: found.size })
@@ -108,7 +108,7 @@ impl Book {
         let span =
             ticket.size.max(1).checked_next_multiple_of(CHUNK).ok_or(Error::INVALID_VALUE)?;
         let start = self.room(device)?.heap.take(span).ok_or(Error::OUT_OF_MEMORY)?;
-        self.enter(start, ticket.size, span, 0, device, Kind::Imported);
+        self.enter(start, ticket.size, span, 0, device, Origin::Imported);
         self.imports.insert(key, (start, 1));
         Ok(start)
     }

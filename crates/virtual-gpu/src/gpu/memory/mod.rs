@@ -24,7 +24,7 @@ pub use vmm::{Location, Physical};
 
 use super::address::{self, CHUNK, Map};
 use super::card;
-use super::config::{Device, machine};
+use super::config::{Gpu, machine};
 use super::contents::Contents;
 use super::error::{Error, Result};
 use super::handle::Table;
@@ -41,7 +41,7 @@ const SMALL: u64 = 1 << 20;
 
 /// How an allocation came to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum Origin {
     /// `cudaMalloc` and its relatives.
     Heap,
     /// `cudaMallocAsync`: the pool's handle.
@@ -94,7 +94,7 @@ pub struct Allocation {
     /// The context that was current; 0 if none was.
     pub context: u64,
     /// How it came to be.
-    pub kind: Kind,
+    pub origin: Origin,
     /// Different from that of every other allocation of this process, ever.
     pub id: u64,
     /// How many launches there had been.
@@ -104,7 +104,7 @@ pub struct Allocation {
 impl Allocation {
     /// It belongs to the device and to no context of it.
     fn is_devices(&self) -> bool {
-        matches!(self.kind, Kind::Pool(_) | Kind::Graph { .. })
+        matches!(self.origin, Origin::Pool(_) | Origin::Graph { .. })
     }
 }
 
@@ -157,7 +157,7 @@ pub fn free(addr: u64) -> Result {
     book().free(addr)
 }
 
-fn gpu(device: usize) -> Result<&'static Device> {
+fn gpu(device: usize) -> Result<&'static Gpu> {
     machine().device(device).ok_or(Error::INVALID_DEVICE)
 }
 
@@ -172,7 +172,7 @@ pub struct Account {
 
 impl Account {
     /// The account of a GPU.
-    pub fn of(gpu: &'static Device) -> Self {
+    pub fn of(gpu: &'static Gpu) -> Self {
         Self { used: &gpu.used, total: gpu.total(), card: Some(gpu.index) }
     }
 
@@ -228,14 +228,23 @@ impl Book {
     }
 
     /// Enters an allocation. `charge` has been taken already.
-    fn enter(&mut self, start: u64, size: u64, span: u64, charge: u64, device: usize, kind: Kind) {
+    fn enter(
+        &mut self,
+        start: u64,
+        size: u64,
+        span: u64,
+        charge: u64,
+        device: usize,
+        origin: Origin,
+    ) {
         self.issued += 1;
         let (id, born) = (self.issued, super::launches());
         let context = super::thread::current().map_or(0, |current| current.context);
-        let allocation = Allocation { start, size, span, charge, device, context, kind, id, born };
+        let allocation =
+            Allocation { start, size, span, charge, device, context, origin, id, born };
         self.allocations.insert(start, allocation);
         super::log::debug(2, || {
-            format!("{kind:?} {start:#x} {size} bytes ({span}) on device {device}")
+            format!("{origin:?} {start:#x} {size} bytes ({span}) on device {device}")
         });
     }
 
@@ -260,17 +269,17 @@ impl Book {
 
     /// Device memory, as `cudaMalloc` gives it.
     pub fn allocate(&mut self, device: usize, size: u64) -> Result<u64> {
-        self.allocate_as(device, size, Kind::Heap)
+        self.allocate_as(device, size, Origin::Heap)
     }
 
-    fn allocate_as(&mut self, device: usize, size: u64, kind: Kind) -> Result<u64> {
+    fn allocate_as(&mut self, device: usize, size: u64, origin: Origin) -> Result<u64> {
         if size == 0 {
             return Err(Error::INVALID_VALUE);
         }
         if size <= SMALL {
             let span = size.next_multiple_of(GRAIN);
             let start = self.allocate_small(device, span)?;
-            self.enter(start, size, span, 0, device, kind);
+            self.enter(start, size, span, 0, device, origin);
             return Ok(start);
         }
         let span = size.checked_next_multiple_of(CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
@@ -280,7 +289,7 @@ impl Book {
             room.account.give(span);
             return Err(Error::OUT_OF_MEMORY);
         };
-        self.enter(start, size, span, span, device, kind);
+        self.enter(start, size, span, span, device, origin);
         Ok(start)
     }
 
@@ -300,11 +309,11 @@ impl Book {
 
     /// `cudaFree`: heap, managed and pool memory.
     pub fn free(&mut self, addr: u64) -> Result {
-        match self.allocations.get(&addr).map(|found| found.kind) {
-            Some(Kind::Heap) => self.free_heap(addr),
-            Some(Kind::Managed) => self.free_managed(addr),
-            Some(Kind::Pool(_)) => self.free_to_pool(addr),
-            Some(Kind::Graph { .. }) => self.dematerialise(addr),
+        match self.allocations.get(&addr).map(|found| found.origin) {
+            Some(Origin::Heap) => self.free_heap(addr),
+            Some(Origin::Managed) => self.free_managed(addr),
+            Some(Origin::Pool(_)) => self.free_to_pool(addr),
+            Some(Origin::Graph { .. }) => self.dematerialise(addr),
             _ => Err(Error::INVALID_VALUE),
         }
     }
@@ -312,7 +321,7 @@ impl Book {
     fn leave(&mut self, addr: u64) -> Result<Allocation> {
         let gone = self.allocations.remove(&addr).ok_or(Error::INVALID_VALUE)?;
         self.contents.forget(gone.start, gone.span);
-        super::log::debug(2, || format!("{:?} {addr:#x} gone", gone.kind));
+        super::log::debug(2, || format!("{:?} {addr:#x} gone", gone.origin));
         Ok(gone)
     }
 
@@ -337,7 +346,7 @@ impl Book {
     pub fn variable(&mut self, device: usize, size: u64) -> Result<u64> {
         let span = size.max(1).next_multiple_of(GRAIN);
         let start = self.room(device)?.variables.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
-        self.enter(start, size, span, 0, device, Kind::Variable);
+        self.enter(start, size, span, 0, device, Origin::Variable);
         Ok(start)
     }
 
@@ -355,7 +364,7 @@ impl Book {
         }
         let found = self.find(addr).ok_or(Error::INVALID_VALUE)?;
         let inside = addr.checked_add(len).is_some_and(|end| end <= found.start + found.span);
-        if !inside || (found.kind == Kind::Reserved && !self.mapped(addr, len)) {
+        if !inside || (found.origin == Origin::Reserved && !self.mapped(addr, len)) {
             return Err(Error::INVALID_VALUE);
         }
         Ok(())
@@ -379,13 +388,13 @@ impl Book {
             self.allocations.values().filter(|found| goes(found)).copied().collect();
         for found in all {
             // None of these can fail: each was just read from the book.
-            let _ = match found.kind {
-                Kind::Heap | Kind::Managed | Kind::Pool(_) => self.free(found.start),
-                Kind::Host(_) => self.free_host(found.start),
-                Kind::Registered(_) => self.unregister(found.start),
-                Kind::Variable => self.free_variable(found.start),
-                Kind::Graph { .. } => self.dematerialise(found.start),
-                Kind::Imported | Kind::Reserved => Ok(()),
+            let _ = match found.origin {
+                Origin::Heap | Origin::Managed | Origin::Pool(_) => self.free(found.start),
+                Origin::Host(_) => self.free_host(found.start),
+                Origin::Registered(_) => self.unregister(found.start),
+                Origin::Variable => self.free_variable(found.start),
+                Origin::Graph { .. } => self.dematerialise(found.start),
+                Origin::Imported | Origin::Reserved => Ok(()),
             };
         }
     }

@@ -5,7 +5,7 @@
 //! synchronisation, down to its release threshold, or when it is trimmed. The driver can put any of
 //! a pool's pages under any address, so a pool does not fragment: counters are enough.
 
-use super::{Account, Book, CHUNK, Error, GRAIN, GraphState, Kind, Result};
+use super::{Account, Book, CHUNK, Error, GRAIN, GraphState, Origin, Result};
 
 /// By how much a pool grows and shrinks.
 const STEP: u64 = 32 << 20;
@@ -146,14 +146,14 @@ impl Book {
             self.pool(handle)?.used -= span;
             return Err(Error::OUT_OF_MEMORY);
         };
-        self.enter(start, size, span, 0, device, Kind::Pool(handle));
+        self.enter(start, size, span, 0, device, Origin::Pool(handle));
         Ok(start)
     }
 
     pub(super) fn free_to_pool(&mut self, addr: u64) -> Result {
         let gone = self.leave(addr)?;
         self.room(gone.device)?.pools.put(gone.start, gone.span);
-        let Kind::Pool(handle) = gone.kind else { return Err(Error::INVALID_VALUE) };
+        let Origin::Pool(handle) = gone.origin else { return Err(Error::INVALID_VALUE) };
         let pool = self.pools.get_mut(handle).ok_or(Error::INVALID_VALUE)?;
         pool.used -= gone.span;
         self.pools_to_trim = true;
@@ -194,7 +194,7 @@ impl Book {
             span,
             0,
             device,
-            Kind::Graph { state: GraphState::Fresh, owned: true },
+            Origin::Graph { state: GraphState::Fresh, owned: true },
         );
         Ok(start)
     }
@@ -215,8 +215,8 @@ impl Book {
     }
 
     fn graph_range(&mut self, addr: u64) -> Result<(&mut GraphState, &mut bool)> {
-        match self.allocations.get_mut(&addr).map(|found| &mut found.kind) {
-            Some(Kind::Graph { state, owned }) => Ok((state, owned)),
+        match self.allocations.get_mut(&addr).map(|found| &mut found.origin) {
+            Some(Origin::Graph { state, owned }) => Ok((state, owned)),
             _ => Err(Error::INVALID_VALUE),
         }
     }

@@ -4,7 +4,7 @@
 //! costs the device its size; mapping joins the two. Physical memory goes back when its last handle
 //! has been released and its last mapping is gone, in whichever order.
 
-use super::{Allocation, Book, CHUNK, Error, Kind, Result};
+use super::{Allocation, Book, CHUNK, Error, Origin, Result};
 
 /// Where physical memory lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,13 +70,13 @@ impl Book {
         } else {
             self.reservations.take(size, align).ok_or(Error::OUT_OF_MEMORY)?
         };
-        self.enter(start, size, size, 0, device, Kind::Reserved);
+        self.enter(start, size, size, 0, device, Origin::Reserved);
         Ok(start)
     }
 
     /// `cuMemAddressFree`: the whole reservation, with nothing mapped.
     pub fn unreserve(&mut self, addr: u64, size: u64) -> Result {
-        let whole = |found: &&Allocation| found.kind == Kind::Reserved && found.span == size;
+        let whole = |found: &&Allocation| found.origin == Origin::Reserved && found.span == size;
         self.allocations.get(&addr).filter(whole).ok_or(Error::INVALID_VALUE)?;
         if self.mappings.range(addr..addr + size).next().is_some() {
             return Err(Error::INVALID_VALUE);
@@ -128,7 +128,7 @@ impl Book {
     pub fn map(&mut self, addr: u64, size: u64, offset: u64, handle: u64) -> Result {
         whole_chunks(size)?;
         let inside = self.find(addr).is_some_and(|found| {
-            found.kind == Kind::Reserved && addr - found.start + size <= found.span
+            found.origin == Origin::Reserved && addr - found.start + size <= found.span
         });
         let taken = self
             .mappings

@@ -39,7 +39,7 @@ impl Shape {
 
 /// Where rows lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct Rows {
     /// Address of the first row.
     pub addr: u64,
     /// Bytes from one row to the next.
@@ -48,7 +48,7 @@ pub struct Place {
     pub slice: u64,
 }
 
-impl Place {
+impl Rows {
     /// A place for one row.
     pub fn line(addr: u64) -> Self {
         Self { addr, pitch: 0, slice: 0 }
@@ -94,16 +94,16 @@ pub enum Action {
     /// A copy between any two places.
     Copy {
         /// To.
-        dst: Place,
+        dst: Rows,
         /// From.
-        src: Place,
+        src: Rows,
         /// How much.
         shape: Shape,
     },
     /// A fill with one, two or four bytes, over and over.
     Fill {
         /// Where.
-        dst: Place,
+        dst: Rows,
         /// With what; the first `unit` bytes count.
         pattern: [u8; 4],
         /// 1, 2 or 4.
@@ -151,12 +151,12 @@ impl Action {
 
     /// A copy of one row.
     pub fn copy(dst: u64, src: u64, len: u64) -> Self {
-        Action::Copy { dst: Place::line(dst), src: Place::line(src), shape: Shape::line(len) }
+        Action::Copy { dst: Rows::line(dst), src: Rows::line(src), shape: Shape::line(len) }
     }
 
     /// A fill of one row with one byte.
     pub fn fill(dst: u64, byte: u8, len: u64) -> Self {
-        let dst = Place::line(dst);
+        let dst = Rows::line(dst);
         Action::Fill { dst, pattern: [byte; 4], unit: 1, shape: Shape::line(len) }
     }
 

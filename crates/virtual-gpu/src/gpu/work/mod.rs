@@ -17,7 +17,7 @@ mod event;
 mod graph;
 mod object;
 
-pub use action::{Action, HostFunction, Place, Shape};
+pub use action::{Action, HostFunction, Rows, Shape};
 pub use capture::{Mode, Status, end_capture, guard};
 pub use event::{query as query_event, record_now, synchronize as synchronize_event};
 pub use graph::{GraphMemory, launch as launch_graph};

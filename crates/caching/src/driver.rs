@@ -16,7 +16,7 @@ pub struct AfterCapture {
 }
 
 /// A device, or whatever answers like one. Addresses are never 0.
-pub trait Device {
+pub trait Driver {
     /// Bytes of memory in all.
     fn total(&self) -> u64;
 
