@@ -1,20 +1,24 @@
-"""What it costs a training step to know modules, phases and operators: PyTorch's MemoryTracker and MemTracker, and memtrace,
-on the virtual GPU with real PyTorch.
+"""What it costs a training step to know modules, phases and operators: PyTorch's MemoryTracker and
+MemTracker, and memtrace, on the virtual GPU with real PyTorch.
 
     bench/labels [--rounds N] [--fours N] [--only WAY]...
 
-The step: forward, backward and AdamW of a small transformer (its size is printed). On the virtual GPU kernels take no time, so
-a step is all Python and dispatch, which is the worst case for anything that runs there; on a card a step is longer and each share
-smaller. One process for each way, in turn, round after round.
+The step: forward, backward and AdamW of a small transformer (its size is printed). On the
+virtual GPU kernels take no time, so a step is all Python and dispatch, which is the worst case
+for anything that runs there; on a card a step is longer and each share smaller. One process for
+each way, in turn, round after round.
 
-A shared machine changes its speed by half within a tenth of a second, so only neighbours are compared: hundreds of fours of steps,
-without, with, with and without, of which the first two are compared and the last two. Since these come in either order, a drift
-favours no side. Beginning and ending a tracker, and reading from it, is not part of a step, and it empties the processor's caches, so
-two to four steps after either are not measured: by chance, lest what comes back every few steps, such as Python's garbage collector,
-always meets the same of them. The ratio is the median of all. It comes with the interval in which that median lies with 95 %
-confidence (by rank, which supposes nothing about how the ratios are spread), and with those of the single processes, because addresses
-and page tables differ from process to process. The time of a step is the median of those without. `MemoryTracker` empties PyTorch's cache
-when it begins, PyTorch's and ours; here it doesn't, or steps would pay for that.
+A shared machine changes its speed by half within a tenth of a second, so only neighbours are
+compared: hundreds of fours of steps, without, with, with and without, of which the first two are
+compared and the last two. Since these come in either order, a drift favours no side. Beginning and
+ending a tracker, and reading from it, is not part of a step, and it empties the processor's
+caches, so two to four steps after either are not measured: by chance, lest what comes back every
+few steps, such as Python's garbage collector, always meets the same of them. The ratio is the
+median of all. It comes with the interval in which that median lies with 95 % confidence (by rank,
+which supposes nothing about how the ratios are spread), and with those of the single processes,
+because addresses and page tables differ from process to process. The time of a step is the median
+of those without. `MemoryTracker` empties PyTorch's cache when it begins, PyTorch's and ours; here
+it doesn't, or steps would pay for that.
 
 - *none*: nothing at all between the same steps, which shows what the measurement is worth;
 - *labels*, *memtrace.…*: recorded steps under them, over recorded steps without;
@@ -70,7 +74,8 @@ def training():
 
 
 def enter(way, model, optimizer):
-    """Begins what is measured; the answers end it, and make it ready for the next step (which is not measured)."""
+    """Begins what is measured; the answers end it, and make it ready for the
+    next step (which is not measured)."""
     import torch
 
     torch.cuda.empty_cache = lambda: None
@@ -115,7 +120,8 @@ def enter(way, model, optimizer):
 
 
 def measure(way, fours):
-    """Milliseconds of the steps of each four: without, with, with, without. And the size of the model."""
+    """Milliseconds of the steps of each four: without, with, with,
+    without. And the size of the model."""
     model, optimizer, step = training()
     chance = random.Random(0)
 
@@ -126,7 +132,8 @@ def measure(way, fours):
     for i in range(SETTLE + (fours if WAYS[way] else THEIRS)):
         four = []
         leave, again = None, lambda: None
-        # All steps are called from one place, as in a loop: from another one, stacks would be new to who records them.
+        # All steps are called from one place, as in a loop: from another one,
+        # stacks would be new to who records them.
         for counts in [True, "begin", *skipped(), True, True, "end", *skipped(), True]:
             if counts == "begin":
                 leave, again = enter(way, model, optimizer)
@@ -154,7 +161,8 @@ def compared(fours):
 
 
 def interval(values):
-    """The ranks between which the median lies with 95 % confidence, whatever the values are spread like."""
+    """The ranks between which the median lies with 95 % confidence,
+    whatever the values are spread like."""
     n = len(values)
     low = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))
     values = sorted(values)

@@ -1,5 +1,6 @@
-// Allocations and frees, of which one in ten stays; prints the nanoseconds of a processor that a call took, window by
-// window. Arguments: calls in a window, windows, and "close" to close every descriptor after the first call.
+// Allocations and frees, of which one in ten stays; prints the nanoseconds of a processor that
+// a call took, window by window. Arguments: calls in a window, windows, and "close" to close
+// every descriptor after the first call.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,11 @@
-"""What the benches of single calls share: threads that all run while any of them is measured, and the time of a pair in
-their quiet stretches.
+"""What the benches of single calls share: threads that all run while any of them is measured, and
+the time of a pair in their quiet stretches.
 
-A thread that has to wait for the GIL, or finds its caches emptied by another one, takes two to five times as long for
-the same batch, for as long as the threads happen to meet in that way. That happens to every way of recording, and to
-none: it decides a median over all batches by chance. So batches are taken in stretches, and what counts is the least of
-the stretches' medians. No stretch counts in which another thread had already ended.
+A thread that has to wait for the GIL, or finds its caches emptied by another one, takes two to five
+times as long for the same batch, for as long as the threads happen to meet in that way. That
+happens to every way of recording, and to none: it decides a median over all batches by chance. So
+batches are taken in stretches, and what counts is the least of the stretches' medians. No stretch
+counts in which another thread had already ended.
 """
 
 import statistics
@@ -21,8 +22,9 @@ def least(batches):
 
 
 def run(threads, each, work):
-    """Calls `work(STRETCH, out)`, which appends the times of so many batches to `out`, in so many threads at once until each
-    has at least `each` batches. Returns their times, thread by thread."""
+    """Calls `work(STRETCH, out)`, which appends the times of so many batches to
+    `out`, in so many threads at once until each has at least `each` batches.
+    Returns their times, thread by thread."""
     outs = [[] for _ in range(threads)]
     behind = threading.Barrier(threads)
     missing = [threads]

@@ -1,10 +1,14 @@
-"""Ways of recording that are measured in turn, window by window: one process for each, of which only one works at a time.
+"""Ways of recording that are measured in turn, window by window: one process for
+each, of which only one works at a time.
 
-What is compared is then never a minute apart, and each window finds the processor as the last process left it. Two kinds:
+What is compared is then never a minute apart, and each window finds the processor as
+the last process left it. Two kinds:
 
-* `python`: Python frames that call each other without C between, as a program's own code does, window after window;
-* `cold`: the same with other work between the windows (tensors that are larger than the caches, and objects that come and
-  go), which is what a step does between two allocations: what the first pair of a window finds cold, it pays for.
+* `python`: Python frames that call each other without C between, as a program's
+  own code does, window after window;
+* `cold`: the same with other work between the windows (tensors that are larger than the caches, and
+  objects that come and go), which is what a step does between two allocations: what the first pair
+  of a window finds cold, it pays for.
 """
 
 import gc
@@ -21,7 +25,8 @@ KINDS = ("python", "cold")
 
 
 def calls(depth, innermost):
-    """A chain of so many functions, each another one; the interpreter enters all of them by itself."""
+    """A chain of so many functions, each another one; the interpreter
+    enters all of them by itself."""
     source = "\n".join(f"def f{i}(n):\n    return f{i - 1}(n)" for i in range(1, depth))
     scope = {"f0": innermost}
     exec(compile(source, "chain.py", "exec"), scope)
@@ -94,7 +99,8 @@ def measure(processes, windows):
 
 
 def table(rounds):
-    """The rows of the printed table, from {kind: {way: {way or its judge or "off": pair}}} of each round."""
+    """The rows of the printed table, from {kind: {way: {way or its judge
+    or "off": pair}}} of each round."""
     for kind in KINDS:
         for way in rounds[0][kind]:
             every = [r[kind][way] for r in rounds]

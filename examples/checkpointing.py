@@ -1,4 +1,5 @@
-"""Gradient checkpointing: less memory for more work, in numbers. What is computed again belongs to the backward pass."""
+"""Gradient checkpointing: less memory for more work, in numbers. What is computed
+again belongs to the backward pass."""
 
 import memtrace
 from model import Transformer, batch

@@ -1,4 +1,5 @@
-"""torch.compile: hooks vanish inside a compiled region, so all of it is labelled `forward`, and its gradients `backward`."""
+"""torch.compile: hooks vanish inside a compiled region, so all of it is labelled
+`forward`, and its gradients `backward`."""
 
 import memtrace
 import torch

@@ -1,4 +1,5 @@
-"""Data-parallel training: torchrun --nproc-per-node 2 examples/ddp.py. Each rank writes a snapshot of its own."""
+"""Data-parallel training: torchrun --nproc-per-node 2 examples/ddp.py. Each
+rank writes a snapshot of its own."""
 
 import os
 import time

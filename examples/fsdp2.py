@@ -1,4 +1,5 @@
-"""Fully sharded training: torchrun --nproc-per-node 2 examples/fsdp2.py. Each rank holds half of the parameters."""
+"""Fully sharded training: torchrun --nproc-per-node 2 examples/fsdp2.py. Each
+rank holds half of the parameters."""
 
 import os
 import time

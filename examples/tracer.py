@@ -1,4 +1,5 @@
-"""The tracer: what each phase, module and operator takes, and what is kept for the backward pass."""
+"""The tracer: what each phase, module and operator takes, and what is kept
+for the backward pass."""
 
 import json
 import sys

@@ -1,5 +1,6 @@
-# What the scripts share: where the checkout is, how they speak, and the Python environments inside it.
-# Everything that a script installs lies in the checkout (.venv*, target); nothing outside is changed.
+# What the scripts share: where the checkout is, how they speak, and the Python
+# environments inside it. Everything that a script installs lies in the checkout (.venv*,
+# target); nothing outside is changed.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 BUILD=${MEMTRACE_BUILD:-${CARGO_TARGET_DIR:-$ROOT/target}/release}
@@ -7,6 +8,12 @@ BUILD=${MEMTRACE_BUILD:-${CARGO_TARGET_DIR:-$ROOT/target}/release}
 # PyTorch must come from the checkout's own environment and from nowhere else.
 unset PYTHONPATH PYTHONHOME
 export PYTHONNOUSERSITE=1
+
+# Prints the comment that a script begins with.
+usage() {
+    sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"
+    exit 0
+}
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -16,7 +23,8 @@ die() {
     exit 2
 }
 
-# Prints the first interpreter that has venv and pip and whose version ($1 to $2, such as 3.10 3.13) PyTorch has wheels for.
+# Prints the first interpreter that has venv and pip and whose version ($1 to $2, such
+# as 3.10 3.13) PyTorch has wheels for.
 find_python() {
     local low=$1 high=$2 name
     for name in "${MEMTRACE_PYTHON:-python3.11}" python3.12 python3.13 python3.10 python3 "$HOME"/.pyenv/versions/3.1[0-3].*/bin/python; do
@@ -33,7 +41,8 @@ PY
     return 1
 }
 
-# make_venv FOLDER REQUIREMENTS: the environment, unless it is there already with just these requirements.
+# make_venv FOLDER REQUIREMENTS: the environment, unless it is there
+# already with just these requirements.
 make_venv() {
     local venv=$1 requirements=$2 python stamp
     stamp=$venv/.memtrace-requirements

@@ -1,7 +1,7 @@
 """The demo: a small transformer, written out, trained for three steps in mixed precision.
 
-Token and position embeddings, causal attention, MLP, layer norms, AdamW. It knows nothing of memtrace; run it under
-`memtrace run` to see what it takes, or as it is.
+Token and position embeddings, causal attention, MLP, layer norms, AdamW. It knows nothing of
+memtrace; run it under `memtrace run` to see what it takes, or as it is.
 """
 
 import torch

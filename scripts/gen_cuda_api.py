@@ -5,9 +5,10 @@
     scripts/gen_cuda_api.py --headers 13.2=DIR[:DIR...] --headers 12.4=DIR[:DIR...] \\
         --torch 2.15=SITE/torch/lib --torch 2.11=... --torch 2.6=... --out crates/virtual-gpu/api
 
-DIR is an include folder of NVIDIA's wheels (nvidia-cuda-runtime, -cublas, -cudnn, -cufft, -cusolver,
--cusparse, -cusparselt, -nccl, -cuda-nvrtc, -cuda-cupti, -cufile, -nvshmem, -nvml-dev, and -cuda-nvcc
-or -cuda-crt for the `crt/` headers). Give the oldest toolkit first or last: the order doesn't matter.
+DIR is an include folder of NVIDIA's wheels (nvidia-cuda-runtime, -cublas, -cudnn, -cufft,
+-cusolver, -cusparse, -cusparselt, -nccl, -cuda-nvrtc, -cuda-cupti, -cufile, -nvshmem,
+-nvml-dev, and -cuda-nvcc or -cuda-crt for the `crt/` headers). Give the oldest toolkit
+first or last: the order doesn't matter.
 
 It writes, sorted, one record a line, fields parted by tabs:
   prototypes.tsv       symbol, library, toolkits, return type, parameters
@@ -353,7 +354,8 @@ def read_imports(version, folder, out):
                 continue
         if library and library != "cuda" or library and origin.startswith("libcuda"):
             out["imports"][(symbol, library)].add(version)
-    # The driver and NVML are not linked but looked up, by names that stand in the library as they are.
+    # The driver and NVML are not linked but looked up, by names that stand
+    # in the library as they are.
     with open(os.path.join(folder, "libc10_cuda.so"), "rb") as f:
         for name in re.findall(rb"\0((?:cu|nvml)[A-Z]\w+)(?=\0)", f.read()):
             out["imports"][(name.decode(), "nvml" if name.startswith(b"nvml") else "cuda")].add(version)

@@ -1,14 +1,16 @@
-"""Measures the workspaces that cuDNN takes for convolutions on this machine's GPU, and prints a table of them.
+"""Measures the workspaces that cuDNN takes for convolutions on this
+machine's GPU, and prints a table of them.
 
     python scripts/learn_workspaces.py [--shapes FILE]
 
-`scripts/gpu_check --learn TABLE` runs it. The virtual GPU takes the table where MEMTRACE_VIRTUAL_WORKSPACES names it;
-crates/virtual-gpu/src/libs/dnn/table.rs has the format. FILE is any text with convolutions in the table's words: what a run
-on a virtual GPU says with MEMTRACE_VIRTUAL_LOG=1, for example. Without it, those of the networks below are measured.
+`scripts/gpu_check --learn TABLE` runs it. The virtual GPU takes the table where
+MEMTRACE_VIRTUAL_WORKSPACES names it; crates/virtual-gpu/src/libs/dnn/table.rs has the format. FILE
+is any text with convolutions in the table's words: what a run on a virtual GPU says with
+MEMTRACE_VIRTUAL_LOG=1, for example. Without it, those of the networks below are measured.
 
-PyTorch takes the workspace from its allocator and gives it back before the operator returns. So its bytes are the peak of
-what was requested, less what was there before and what the operator returned. Each convolution runs once before, so that
-plans are made and kernels loaded.
+PyTorch takes the workspace from its allocator and gives it back before the operator returns. So its
+bytes are the peak of what was requested, less what was there before and what the operator returned.
+Each convolution runs once before, so that plans are made and kernels loaded.
 """
 
 import argparse

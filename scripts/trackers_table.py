@@ -1,8 +1,10 @@
-"""The table in docs/python.md: PyTorch's trackers and memtrace's on the same runs, on a virtual GPU.
+"""The table in docs/python.md: PyTorch's trackers and memtrace's on the
+same runs, on a virtual GPU.
 
     .venv/bin/python scripts/trackers_table.py
 
-The programs are those of tests/e2e/test_trackers.py, which holds memtrace's to the allocator and to PyTorch's own numbers.
+The programs are those of tests/e2e/test_trackers.py, which holds memtrace's to the
+allocator and to PyTorch's own numbers.
 """
 
 import json
@@ -34,7 +36,8 @@ def run(script, *arguments, out):
 
 
 def by_category(scene, out):
-    """How far each of the two is off the allocator's active bytes, at its worst: bytes of ours, parts of theirs."""
+    """How far each of the two is off the allocator's active bytes, at its
+    worst: bytes of ours, parts of theirs."""
     said = json.loads(run("mem_tracker.py", scene, out=out))["said"]
     peak = max(moment["peak"] for moment in said)
     ours = max(abs(m[who]["Total"] - m[what]) for m in said for who, what in (("ours", "allocated"), ("our peak", "peak")))

@@ -1,4 +1,5 @@
-"""One rank of a job in which several libraries take a known amount of GPU memory. See scripts/who_has_the_rest."""
+"""One rank of a job in which several libraries take a known amount of GPU
+memory. See scripts/who_has_the_rest."""
 
 import ctypes
 import os

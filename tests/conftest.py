@@ -1,4 +1,5 @@
-"""What all suites share: their option, one early line about what is missing, and that tests leave nothing in memory."""
+"""What all suites share: their option, one early line about what is missing, and
+that tests leave nothing in memory."""
 
 import os
 import sys
@@ -24,7 +25,8 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def no_boxes_left(tmp_path):
-    """A killed process leaves its black box in memory, and a link to it in the output folder: both go with the test."""
+    """A killed process leaves its black box in memory, and a link to it in the
+    output folder: both go with the test."""
     yield
     for link in tmp_path.rglob("*.blackbox"):
         # Not whatever a test's trap of a link leads to.

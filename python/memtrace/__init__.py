@@ -1,8 +1,8 @@
 """memtrace: the flight recorder for GPU memory, from Python.
 
-Thin on purpose: what is recorded, counted and handed out is the library's (`libmemtrace.so`); this package finds it, calls
-it, and gives its answers the shape Python people know. Importing it loads neither PyTorch nor the library: each name is
-brought in when it is first used.
+Thin on purpose: what is recorded, counted and handed out is the library's (`libmemtrace.so`); this
+package finds it, calls it, and gives its answers the shape Python people know. Importing it loads
+neither PyTorch nor the library: each name is brought in when it is first used.
 
 From a checkout, `PYTHONPATH=python` is all that is needed beside a built library.
 """
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Public name -> the module it lives in. A new one is a line here, one below for type checkers, and one in `__all__`.
+# Public name -> the module it lives in. A new one is a line here, one below for
+# type checkers, and one in `__all__`.
 _HOME = {
     "LibraryNotFoundError": "_library",
     "MemTracker": "mem_tracker",

@@ -1,10 +1,12 @@
-"""The books that `MemTracker` keeps: which block is what, how much of each there is, and how it was at certain moments.
+"""The books that `MemTracker` keeps: which block is what, how much of each there
+is, and how it was at certain moments.
 
-Made from the library's records in their order, and from what is said about addresses in between ("at this position that block is a
-parameter"). A block's category counts from its birth, however late it is known: sums of the moments since are put right.
+Made from the library's records in their order, and from what is said about addresses in between
+("at this position that block is a parameter"). A block's category counts from its birth, however
+late it is known: sums of the moments since are put right.
 
-Gradients: what a backward pass takes and leaves behind is one; so is what it took and a hook gives back while the node that puts
-a gradient into its place is running.
+Gradients: what a backward pass takes and leaves behind is one; so is what it took and a hook gives
+back while the node that puts a gradient into its place is running.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ class Moment:
 
 
 class Books:
-    """See the module. `note` is called with a module's name, a state and the moment; `place` says what a label means."""
+    """See the module. `note` is called with a module's name, a state and the moment;
+    `place` says what a label means."""
 
     def __init__(self, place: Callable[[int], Place], note: Callable[[str, str, Moment], None], at: int) -> None:
         self._place, self._note = place, note
@@ -188,7 +191,8 @@ class Books:
             return
         if block.category == TEMPORARY:
             given_back = work == _ACCUMULATE and block.work == _BACKWARD
-            # Autograd may work on the program's own thread, which then frees what a node took after the node is done.
+            # Autograd may work on the program's own thread, which then frees what
+            # a node took after the node is done.
             left = block.thread != thread or block.born < self._resumed
             if given_back or work == _FORWARD and block.work != _FORWARD and left:
                 self._becomes(address, GRADIENT)

@@ -1,13 +1,16 @@
 """How a module that is called says so.
 
-`torch.nn.Module` looks at each call whether the module has a compiled form, the attribute `_compiled_call_impl`, which its class
-sets to `None`. While anything is watched, the class has a function there that does nothing but go on to `_call_impl`; and
-Python calls this function by the library (`src/pytorch/modules.rs`), which opens the module's range first: a tenth of the time of a
-hook, no frame of Python, and nothing put into the module. Copies, pickles and replicas of a module are therefore what they were.
-Where `torch.compile` looks at a call (it does if the module has hooks), it follows the function that does nothing. A module that
-was compiled by itself (`module.compile()`) has an attribute of its own and is not seen, as its inside isn't.
+`torch.nn.Module` looks at each call whether the module has a compiled form, the attribute
+`_compiled_call_impl`, which its class sets to `None`. While anything is watched, the class has a
+function there that does nothing but go on to `_call_impl`; and Python calls this function by the
+library (`src/pytorch/modules.rs`), which opens the module's range first: a tenth of the time of a
+hook, no frame of Python, and nothing put into the module. Copies, pickles and replicas of a module
+are therefore what they were. Where `torch.compile` looks at a call (it does if the module has
+hooks), it follows the function that does nothing. A module that was compiled by itself
+(`module.compile()`) has an attribute of its own and is not seen, as its inside isn't.
 
-Where a PyTorch doesn't ask for that attribute, or somebody else has it, PyTorch's public hooks do the same, slower.
+Where a PyTorch doesn't ask for that attribute, or somebody else has it,
+PyTorch's public hooks do the same, slower.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Calls:
         self._hooks: list[Any] = []
 
     def add(self, module: torch.nn.Module, sort: int, name: str = "", number: int = 0) -> None:
-        """Whenever the module is called: the phase `forward`, the range of a module, or (for operators) a number."""
+        """Whenever the module is called: the phase `forward`, the range of a
+        module, or (for operators) a number."""
         if self not in _placed:
             _placed.add(self)
             _install(self._known)

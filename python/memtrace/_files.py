@@ -13,8 +13,9 @@ from typing import IO
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which gets its name when it is complete. It is its owner's alone; one that it replaces hands its
-    permissions on. A link is replaced, not followed. A FIFO, a device or a folder is left alone: `OSError`."""
+    """A file to write to, which gets its name when it is complete. It is its owner's alone; one
+    that it replaces hands its permissions on. A link is replaced, not followed. A FIFO, a device or
+    a folder is left alone: `OSError`."""
     path = Path(path)
     mode = 0o600
     with contextlib.suppress(FileNotFoundError):

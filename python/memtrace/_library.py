@@ -1,8 +1,9 @@
 """Finding `libmemtrace.so` and calling it.
 
-There must be one recorder in a process, so a library that is loaded already, preloaded or by whomever, is the one we
-use. Else the first of: what `MEMTRACE_LIBRARY` names, the one beside this package (a wheel), the newest build in this
-checkout's target folder. Nothing is searched for on `LD_LIBRARY_PATH`: whatever lies there may be of another version.
+There must be one recorder in a process, so a library that is loaded already, preloaded or by
+whomever, is the one we use. Else the first of: what `MEMTRACE_LIBRARY` names, the one beside this
+package (a wheel), the newest build in this checkout's target folder. Nothing is searched for on
+`LD_LIBRARY_PATH`: whatever lies there may be of another version.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def address(function: str) -> int:
 
 
 def is_preloaded() -> bool:
-    """Was the library there before the program (`memtrace run`, `LD_PRELOAD`), so that it sees every CUDA call?"""
+    """Was the library there before the program (`memtrace run`, `LD_PRELOAD`),
+    so that it sees every CUDA call?"""
     return hasattr(ctypes.CDLL(None), "memtrace_version")
 
 

@@ -1,7 +1,7 @@
 """The library's functions for labels and numbers, as quick as Python can call them.
 
-`ctypes.PyDLL` keeps the interpreter's lock during a call. These functions take a few nanoseconds and wait for nothing, so
-giving the lock up and taking it again would be most of the cost.
+`ctypes.PyDLL` keeps the interpreter's lock during a call. These functions take a few nanoseconds
+and wait for nothing, so giving the lock up and taking it again would be most of the cost.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ _native: Native | None = None
 
 
 def native() -> Native | None:
-    """The functions, if the library is in this process; else `None`, and labels are nobody's business."""
+    """The functions, if the library is in this process; else `None`, and
+    labels are nobody's business."""
     global _native
     if _native is None and _library.is_loaded():
         _native = Native(_library.load()._name)

@@ -1,6 +1,7 @@
 """Pictures, by matplotlib, which is optional: imported when the first one is asked for.
 
-Figures are returned, not shown, so that they work in notebooks, in scripts without a screen (`figure.savefig`), and in tests.
+Figures are returned, not shown, so that they work in notebooks, in scripts without a
+screen (`figure.savefig`), and in tests.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def _figure() -> tuple[Any, Any]:
 
 
 def operator_curves(curves: Mapping[str, Sequence[float]], markers: Mapping[str, int]) -> Any:
-    """MiB over the number of the operator, one line for each name, and a vertical line for each marker."""
+    """MiB over the number of the operator, one line for each name, and a
+    vertical line for each marker."""
     figure, axes = _figure()
     for name, values in curves.items():
         axes.plot(range(len(values)), values, label=name)
@@ -49,8 +51,9 @@ def bars(rows: Mapping[str, Mapping[str, int]]) -> Any:
 
 
 def stacked(spans: Sequence[tuple[int, int | None, int, str]], order: Sequence[str]) -> Any:
-    """MiB over the number of the change, what there is of each name on top of the one before. A span is of a block: the
-    change that began it (below zero: it was there), the one that ended it (or `None`), its bytes, and its name."""
+    """MiB over the number of the change, what there is of each name on top of the one before. A
+    span is of a block: the change that began it (below zero: it was there), the one that ended it
+    (or `None`), its bytes, and its name."""
     figure, axes = _figure()
     times = sorted({max(at, 0) for begin, end, _, _ in spans for at in (begin, end) if at is not None})
     times = times or [0]

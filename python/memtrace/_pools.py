@@ -1,8 +1,8 @@
 """`torch.cuda.MemPool` under `memtrace.install()`.
 
-PyTorch's own class asks the allocator in C++ for things that a pluggable one is not asked for. This one has the same face and
-asks memtrace. Ids come from PyTorch, so that they are unique beside those of graphs; sending allocations to a pool
-(`torch.cuda.use_mem_pool`) is PyTorch's own.
+PyTorch's own class asks the allocator in C++ for things that a pluggable one is not asked for. This
+one has the same face and asks memtrace. Ids come from PyTorch, so that they are unique beside those
+of graphs; sending allocations to a pool (`torch.cuda.use_mem_pool`) is PyTorch's own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def provide(torch: Any, library: ctypes.CDLL) -> None:
             return torch._C._cuda_memorySnapshot((*self._id, include_traces))["segments"]
 
     class MemPoolContext:
-        """Of 2.6, where it tells PyTorch's own allocator which pool's it is: nothing that memtrace has to be told."""
+        """Of 2.6, where it tells PyTorch's own allocator which pool's it is:
+        nothing that memtrace has to be told."""
 
         def __init__(self, pool: MemPool) -> None:
             self._pool = pool

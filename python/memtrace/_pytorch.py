@@ -1,8 +1,9 @@
 """Statistics, history and snapshots, in PyTorch's shape.
 
-The state comes from the allocator itself. The history is what the recorder has written down, which is always on; what PyTorch
-calls "record memory history" only says from when on, and how much of it, a snapshot shows. So turning it on costs nothing
-that was not paid before, and turning it off loses nothing but the view.
+The state comes from the allocator itself. The history is what the recorder has written down,
+which is always on; what PyTorch calls "record memory history" only says from when on, and how
+much of it, a snapshot shows. So turning it on costs nothing that was not paid before, and
+turning it off loses nothing but the view.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _FREES = ("free_requested", "free_completed")
 
 @dataclass(frozen=True)
 class _Period:
-    """What the program has asked to see, from a moment on: what happens then is kept, and shown later, as was asked then."""
+    """What the program has asked to see, from a moment on: what happens then is kept,
+    and shown later, as was asked then."""
 
     since_us: int
     enabled: bool
@@ -51,7 +53,8 @@ class _Period:
     before: frozenset[int] = field(default_factory=frozenset)
 
     def seen(self, frames: list[dict[str, Any]] | None, native: frozenset[str]) -> list[dict[str, Any]] | None:
-        """Of a stack, what is kept with a block. `native` is what frames that aren't Python's lie in."""
+        """Of a stack, what is kept with a block. `native` is what frames
+        that aren't Python's lie in."""
         if not self.enabled or self.context is None or frames is None:
             return None
         return frames if self.stacks == "all" else [f for f in frames if f["filename"] not in native]
@@ -87,7 +90,8 @@ class View:
         stats.pop("num_oom_rejections", None)
         return stats
 
-    # PyTorch's compiler keeps these functions in tables: they must be hashable, which those of ctypes aren't.
+    # PyTorch's compiler keeps these functions in tables: they must be
+    # hashable, which those of ctypes aren't.
 
     def reset_peak(self, device: int) -> None:
         """`torch._C._cuda_resetPeakMemoryStats`."""
@@ -272,7 +276,8 @@ def _of_the_driver(entry: dict[str, Any]) -> bool:
 
 
 def _native(record: dict[str, Any]) -> frozenset[str]:
-    """What native frames lie in: libraries, what has no name, and what isn't code. A script may have any name."""
+    """What native frames lie in: libraries, what has no name, and what isn't
+    code. A script may have any name."""
     return frozenset(record["memtrace"]["libraries"]) | {"??", "memtrace"}
 
 

@@ -1,14 +1,17 @@
 """memtrace as PyTorch's CUDA allocator: `memtrace.install()`.
 
-PyTorch lets two C functions take its allocator's place, and then refuses statistics, snapshots, history, limits and pools.
-memtrace's allocator is PyTorch's own algorithm and can answer all of that. PyTorch's Python code asks for it through
-functions of `torch._C`; here those which refuse are replaced by ones that ask memtrace, and everything above them
-(`torch.cuda.memory_summary()`, `torch.cuda.memory._dump_snapshot()`, …) works as it always did.
+PyTorch lets two C functions take its allocator's place, and then refuses statistics, snapshots,
+history, limits and pools. memtrace's allocator is PyTorch's own algorithm and can answer all of
+that. PyTorch's Python code asks for it through functions of `torch._C`; here those which refuse are
+replaced by ones that ask memtrace, and everything above them (`torch.cuda.memory_summary()`,
+`torch.cuda.memory._dump_snapshot()`, …) works as it always did.
 
-What PyTorch makes impossible, because C++ asks the allocator itself: sharing CUDA tensors with other processes, the state of
-a pool saved and restored (CUDA graph trees of `torch.compile(mode="reduce-overhead")`), storage at an exact address, cuDNN's
-benchmark mode. PyTorch raises there, and says what it does not support. The process group `nccl2`, PyTorch's newer one for
-NCCL, needs a tracker of segments in C++, so `install()` chooses the older one (`TORCH_DIST_USE_NCCL2=0`).
+What PyTorch makes impossible, because C++ asks the allocator itself: sharing CUDA tensors
+with other processes, the state of a pool saved and restored (CUDA graph trees of
+`torch.compile(mode="reduce-overhead")`), storage at an exact address, cuDNN's benchmark
+mode. PyTorch raises there, and says what it does not support. The process group `nccl2`,
+PyTorch's newer one for NCCL, needs a tracker of segments in C++, so `install()` chooses the
+older one (`TORCH_DIST_USE_NCCL2=0`).
 """
 
 from __future__ import annotations
@@ -46,10 +49,12 @@ def is_installed() -> bool:
 
 
 def install(*, stacks: str | None = None, out: str | os.PathLike[str] | None = None) -> None:
-    """Makes memtrace PyTorch's CUDA allocator; to be called before the first CUDA call of the process.
+    """Makes memtrace PyTorch's CUDA allocator; to be called before the
+    first CUDA call of the process.
 
-    `stacks` ("none", "python" or "all") and `out`, the folder for snapshots, are what `MEMTRACE_STACKS` and `MEMTRACE_OUT`
-    say otherwise; they count unless memtrace is recording already. Calling it again does nothing.
+    `stacks` ("none", "python" or "all") and `out`, the folder for snapshots, are what
+    `MEMTRACE_STACKS` and `MEMTRACE_OUT` say otherwise; they count unless memtrace is recording
+    already. Calling it again does nothing.
 
     Raises `MemtraceError` where that can't be, and says why.
     """
@@ -78,8 +83,9 @@ def install(*, stacks: str | None = None, out: str | os.PathLike[str] | None = N
             f"PyTorch's own allocator is in use already: call memtrace.install() before anything touches CUDA ({error})"
         ) from error
     _installed = allocator
-    # The newer of PyTorch's two process groups for NCCL follows the allocator's segments in C++, which a pluggable one can't
-    # tell it of, and ends the process over that. The other one is as good.
+    # The newer of PyTorch's two process groups for NCCL follows the allocator's
+    # segments in C++, which a pluggable one can't tell it of, and ends the process
+    # over that. The other one is as good.
     os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     _answer(torch, library)
 
@@ -110,7 +116,8 @@ def _check(torch: Any) -> None:
 
 
 def _is_2_6(torch: Any) -> bool:
-    """PyTorch 2.6 reads one name of the variable for settings, and turns caching off for any value."""
+    """PyTorch 2.6 reads one name of the variable for settings, and turns
+    caching off for any value."""
     return not hasattr(torch._C, "_accelerator_setAllocatorSettings")
 
 

@@ -1,4 +1,5 @@
-"""Jupyter: `%load_ext memtrace`, then `%%memtrace [NAME]` at the top of a cell says what the cell took."""
+"""Jupyter: `%load_ext memtrace`, then `%%memtrace [NAME]` at the top of a
+cell says what the cell took."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from .recording import peak, start
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Called by `%load_ext memtrace`; begins to record, if the notebook has not touched CUDA yet."""
+    """Called by `%load_ext memtrace`; begins to record, if the notebook
+    has not touched CUDA yet."""
     try:
         how = start()
     except MemtraceError as error:

@@ -1,8 +1,8 @@
 """Names for what the program is doing: ranges, moments, steps.
 
-What a thread allocates inside a range carries the range's name: in the snapshot (`user_metadata`), in `memtrace report`
-(sub-totals at the peak), and after a crash in what `memtrace recover` writes. Where memtrace is not recording, all of
-this does nothing.
+What a thread allocates inside a range carries the range's name: in the snapshot (`user_metadata`),
+in `memtrace report` (sub-totals at the peak), and after a crash in what `memtrace recover` writes.
+Where memtrace is not recording, all of this does nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from ._native import MOMENT, RANGE, STEP, native
 
 
 class annotate(contextlib.ContextDecorator):
-    """A named range, as `with memtrace.annotate("evaluation"):` or `@memtrace.annotate("evaluation")`.
+    """A named range, as `with memtrace.annotate("evaluation"):` or
+    `@memtrace.annotate("evaluation")`.
 
-    Ranges nest, and belong to the thread. Facts given as keywords become part of the name, so each combination is a
-    sub-total of its own: say few different things.
+    Ranges nest, and belong to the thread. Facts given as keywords become part of the name, so each
+    combination is a sub-total of its own: say few different things.
     """
 
     def __init__(self, name: str, **facts: Any) -> None:
@@ -50,7 +51,8 @@ class annotate(contextlib.ContextDecorator):
 
 
 def mark(name: str, number: int = 0) -> None:
-    """Writes down that the program has come to this point, with the memory in use at that moment."""
+    """Writes down that the program has come to this point, with the memory
+    in use at that moment."""
     known = native()
     if known is not None:
         known.mark(name.encode(), MOMENT, number)
@@ -60,7 +62,8 @@ _steps = itertools.count()
 
 
 def step(number: int | None = None) -> int:
-    """A step of the training loop begins. Returns its number: the one given, or one more than the last time."""
+    """A step of the training loop begins. Returns its number: the one
+    given, or one more than the last time."""
     global _steps
     if number is not None:
         _steps = itertools.count(number)

@@ -1,9 +1,11 @@
 """What memtrace's Python side has to say, as structured log records.
 
-Everything goes to the standard logger `memtrace` and those below it, so a program's own logging sees it and decides. Without a
-word from the program or the environment warnings and errors are printed, as Python does by itself. `MEMTRACE_LOG_LEVEL` and
-`MEMTRACE_LOG_FILE`, or `configure_logging`, ask for more: readable lines on stderr (in colour where `rich` is installed), and JSON
-in a file, one object a line. A record's facts are in its attribute `memtrace`, a dictionary.
+Everything goes to the standard logger `memtrace` and those below it, so a program's own
+logging sees it and decides. Without a word from the program or the environment warnings
+and errors are printed, as Python does by itself. `MEMTRACE_LOG_LEVEL` and
+`MEMTRACE_LOG_FILE`, or `configure_logging`, ask for more: readable lines on stderr (in
+colour where `rich` is installed), and JSON in a file, one object a line. A record's facts
+are in its attribute `memtrace`, a dictionary.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _from_environment = False
 
 
 def get(name: str) -> logging.Logger:
-    """The logger of a part of the package; what the environment asks for is done at the first use."""
+    """The logger of a part of the package; what the environment asks for
+    is done at the first use."""
     global _from_environment
     if not _from_environment:
         _from_environment = True
@@ -45,8 +48,9 @@ def configure_logging(
 ) -> None:
     """Says what memtrace's Python side tells, and where; replaces what was said before.
 
-    `level`: `debug`, `info`, `warning`, `error`, `off`. `file`: JSON lines go there, beside stderr. `rich`: colours by the package
-    of that name; by default if it is installed and stderr is a terminal.
+    `level`: `debug`, `info`, `warning`, `error`, `off`. `file`: JSON lines go there,
+    beside stderr. `rich`: colours by the package of that name; by default if it is
+    installed and stderr is a terminal.
     """
     number = LEVELS.get(str(level).strip().lower()) if not isinstance(level, int) else level
     if number is None:

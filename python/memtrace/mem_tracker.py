@@ -1,21 +1,28 @@
-"""Memory by what it is for: what PyTorch's `torch.distributed._tools.mem_tracker.MemTracker` offers, by the same names.
+"""Memory by what it is for: what PyTorch's
+`torch.distributed._tools.mem_tracker.MemTracker` offers, by the same names.
 
-The library writes down every block that is handed out or taken back and every change of a thread's label; nothing runs in
-Python while the model does. The books (`_books.py`) are made from that when somebody asks, or
-when two million records have come together. So totals are the allocator's own, to the byte, and the first and last word on a
-block is the allocator's; only what it is for is ours to say:
+The library writes down every block that is handed out or taken back and every change of a
+thread's label; nothing runs in Python while the model does. The books (`_books.py`) are made
+from that when somebody asks, or when two million records have come together. So totals are
+the allocator's own, to the byte, and the first and last word on a block is the allocator's;
+only what it is for is ours to say:
 
-- a block has the category of the tensor in it: parameter, buffer, gradient, optimizer state, input. It has that from its
-  beginning, also in the peak, however late it was known;
-- what a backward pass takes and leaves behind is a *gradient*, too, of whatever it is, and also if it is gone before anybody asks;
-- what PyTorch's FSDP and its collectives take, inside the ranges that they name themselves, is *communication*;
-- what is no such tensor's is an *activation* if it was taken outside a backward pass, or inside one by a module's forward
-  (a checkpoint computes it again), and *temporary* if a backward pass took it and gave it back, or an optimizer step took it;
-- what was there before and is nobody's is *other*, and so is a workspace that PyTorch takes for cuBLAS.
+- a block has the category of the tensor in it: parameter, buffer, gradient, optimizer state, input.
+  It has that from its beginning, also in the peak, however late it was known;
+- what a backward pass takes and leaves behind is a *gradient*, too, of whatever it is, and
+  also if it is gone before anybody asks;
+- what PyTorch's FSDP and its collectives take, inside the ranges that they
+  name themselves, is *communication*;
+- what is no such tensor's is an *activation* if it was taken outside a backward pass, or inside one
+  by a module's forward (a checkpoint computes it again), and *temporary* if a backward pass took it
+  and gave it back, or an optimizer step took it;
+- what was there before and is nobody's is *other*, and so is a workspace
+  that PyTorch takes for cuBLAS.
 
-Known limits: a gradient that the program puts in place itself (`p.grad = ...`) is known at the next snapshot, one of a tensor
-subclass also at the next optimizer step; modules must be handed to `track_external`, or their parameters are unknown; DDP's
-buckets have no range of their own, so they are activations, or other if they were there before.
+Known limits: a gradient that the program puts in place itself (`p.grad = ...`) is known at the next
+snapshot, one of a tensor subclass also at the next optimizer step; modules must be handed to
+`track_external`, or their parameters are unknown; DDP's buckets have no range of their own, so they
+are activations, or other if they were there before.
 """
 
 from __future__ import annotations
@@ -49,7 +56,8 @@ _running: set[MemTracker] = set()
 
 
 class ModuleStats:
-    """What was allocated when a module's forward and backward began, ended, and were at their peak."""
+    """What was allocated when a module's forward and backward began,
+    ended, and were at their peak."""
 
     def __init__(self, name: str, parameters: int, buffers: int) -> None:
         self.mod_fqn = name
@@ -99,7 +107,8 @@ class MemTracker:
     # --- what is tracked ---
 
     def track_external(self, *external: Any) -> None:
-        """Makes models, optimizers and input tensors known, also in lists, tuples and dicts, before or in the `with` block."""
+        """Makes models, optimizers and input tensors known, also in lists, tuples and
+        dicts, before or in the `with` block."""
         import torch
 
         for thing in external:
@@ -301,7 +310,8 @@ class MemTracker:
     # --- answers ---
 
     def get_tracker_snapshot(self, type: str = "current") -> Snapshot:
-        """Device → category → bytes, now (`"current"`) or when most was allocated on that device (`"peak"`)."""
+        """Device → category → bytes, now (`"current"`) or when most was
+        allocated on that device (`"peak"`)."""
         if type not in ("current", "peak"):
             raise ValueError(f"a snapshot is 'current' or 'peak', not {type!r}")
         self._sync()
@@ -328,7 +338,8 @@ class MemTracker:
         self._books.forget_moments()
 
     def plot(self, device: int = 0) -> Any:
-        """What a device had over time, stacked by category; matplotlib's figure. Needs `history=True`."""
+        """What a device had over time, stacked by category; matplotlib's
+        figure. Needs `history=True`."""
         from ._plots import stacked
 
         begun, lives = self._begun, [life for life in self._lives() if life.device == device]

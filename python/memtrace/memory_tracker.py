@@ -1,14 +1,17 @@
-"""Memory after each operator: what PyTorch's `torch.distributed._tools.memory_tracker.MemoryTracker` offers, by the same names.
+"""Memory after each operator: what PyTorch's
+`torch.distributed._tools.memory_tracker.MemoryTracker` offers, by the same names.
 
-The library writes a record at the end of every operator, in C++ and without Python; two module hooks say which module's
-forward ran last. Which records stand for a line is worked out when tracking stops: an operator counts if it is one that
-runs on the device by itself, not if it is only made of others (`linear` of `addmm`), nor if it was called inside one
-that counts. That is what a dispatch mode would have seen, so names and numbers are PyTorch's, and either class reads the
-other's files. What each of them had on top, the step's markers `bw_end` and `optimizer_step`, is ours alone.
+The library writes a record at the end of every operator, in C++ and without Python; two
+module hooks say which module's forward ran last. Which records stand for a line is worked
+out when tracking stops: an operator counts if it is one that runs on the device by itself,
+not if it is only made of others (`linear` of `addmm`), nor if it was called inside one that
+counts. That is what a dispatch mode would have seen, so names and numbers are PyTorch's, and
+either class reads the other's files. What each of them had on top, the step's markers
+`bw_end` and `optimizer_step`, is ours alone.
 
-Left out, as PyTorch does: `aten::detach`. Known differences: operators made of others that run in inference mode are shown
-as the others; and an operator that fails for another reason than memory, having been seen as it began, has a line, which
-PyTorch's has not.
+Left out, as PyTorch does: `aten::detach`. Known differences: operators made of others that run in
+inference mode are shown as the others; and an operator that fails for another reason than memory,
+having been seen as it began, has a line, which PyTorch's has not.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ _WORDS = 5
 _BATCH = 1 << 14
 _FAILED = 1 << 45  # a recomputation under a checkpoint ends by an exception in its last operator
 _SHUT_OUT = 1 << 46
-# The first PyTorch's tracker leaves out; the second ends in autograd's part and never comes to a dispatch mode.
+# The first PyTorch's tracker leaves out; the second ends in autograd's part
+# and never comes to a dispatch mode.
 _NOT_SHOWN = ("aten::detach.default", "aten::detach_.default")
 
 
@@ -192,8 +196,8 @@ class MemoryTracker:
         return sorted(added, key=lambda row: -row[1])
 
     def show_traces(self, path: str = "") -> Any:
-        """Draws the three curves over the operators, with the markers; returns matplotlib's figure. `path`: a file that
-        `save_stats` wrote, read first."""
+        """Draws the three curves over the operators, with the markers; returns matplotlib's figure.
+        `path`: a file that `save_stats` wrote, read first."""
         if path:
             self.load(path)
         from ._plots import operator_curves
@@ -219,7 +223,8 @@ class MemoryTracker:
             pickle.dump(stats, file, protocol=4)
 
     def load(self, path: str | Path) -> None:
-        """Reads a file that `save_stats` wrote, ours or PyTorch's. It is a pickle: load only files that you trust."""
+        """Reads a file that `save_stats` wrote, ours or PyTorch's. It is a
+        pickle: load only files that you trust."""
         with open(path, "rb") as file:
             stats = pickle.load(file)
         self.memories_allocated = dict(stats["memories_allocated"])
@@ -234,8 +239,8 @@ _recorded = False
 
 
 def begin_operators(known: Native, *, quickly: bool = False) -> None:
-    """Operators leave records from here on, with what the current device has: each when it ends, or, `quickly`, most when they begin
-    and only those that can matter to a line."""
+    """Operators leave records from here on, with what the current device has: each when it ends,
+    or, `quickly`, most when they begin and only those that can matter to a line."""
     global _recorded
     import torch
 
@@ -304,8 +309,8 @@ def _what_operators_are() -> str:
 
 
 def _is_composite(operator: str) -> bool:
-    """Is it made of others, and taken apart before a dispatch mode sees it? That is done where autograd's kernels stand, by which an
-    operator that takes no tensor does not come."""
+    """Is it made of others, and taken apart before a dispatch mode sees it? That is done where
+    autograd's kernels stand, by which an operator that takes no tensor does not come."""
     import torch
 
     try:
@@ -351,8 +356,8 @@ def read_operators(known: Native, first: int, upto: int) -> list[tuple[int, ...]
 def shown_operators(known: Native, records: list[tuple[int, ...]]) -> list[int]:
     """The positions of the operators that a dispatch mode would have seen.
 
-    Records are in the order in which operators ended. Backwards, an operator comes before all that ran inside it, so one
-    pass with a stack for each thread knows what each record is inside of.
+    Records are in the order in which operators ended. Backwards, an operator comes before all that
+    ran inside it, so one pass with a stack for each thread knows what each record is inside of.
     """
     kinds: dict[int, _Kind] = {}
     stacks: dict[int, list[tuple[int, bool]]] = defaultdict(list)  # depth, and whether its insides are looked at
@@ -379,7 +384,8 @@ def shown_operators(known: Native, records: list[tuple[int, ...]]) -> list[int]:
 
 
 def _wrappers(records: list[tuple[int, ...]]) -> set[int]:
-    """Operators whose last act was to call themselves: autocast, and dispatch modes, call the operator a second time."""
+    """Operators whose last act was to call themselves: autocast, and dispatch modes,
+    call the operator a second time."""
     found = set()
     inner: dict[int, tuple[int, int]] = {}  # thread -> operator and depth of what ended last
     for at, (first, *_) in enumerate(records):

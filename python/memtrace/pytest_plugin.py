@@ -3,8 +3,9 @@
     @pytest.mark.limit_gpu_memory("2 GiB")          # the most that is allocated while the test runs
     @pytest.mark.limit_gpu_leaks("1 MiB")           # what is allocated more after it than before; "0 B" if left out
 
-`--gpu-leaks SIZE` checks every test so. Run the tests as `memtrace run -- pytest`: a limit that can't be measured is a
-failure, not a pass. Without CUDA there is nothing to measure, and tests run as ever.
+`--gpu-leaks SIZE` checks every test so. Run the tests as `memtrace run -- pytest`:
+a limit that can't be measured is a failure, not a pass. Without CUDA there is
+nothing to measure, and tests run as ever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Recording and what comes of it: `start`, `stop`, `snapshot`, `dump`, `stats`, and the peak of a piece of code.
+"""Recording and what comes of it: `start`, `stop`, `snapshot`, `dump`,
+`stats`, and the peak of a piece of code.
 
-memtrace is a flight recorder: preloaded (`memtrace run -- python …`) it records from the first CUDA call to the end, and
-nothing here is needed. `start()` is for programs that nobody started that way, and for finding out.
+memtrace is a flight recorder: preloaded (`memtrace run -- python …`) it records from the
+first CUDA call to the end, and nothing here is needed. `start()` is for programs that nobody
+started that way, and for finding out.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ def is_recording() -> bool:
 def start(*, stacks: str | None = None, out: str | os.PathLike[str] | None = None) -> str:
     """Makes sure that memtrace sees this process's GPU memory, and returns how.
 
-    `"preload"`: the library was there before the program and sees everything. `"allocator"`: it was not, so memtrace became
-    PyTorch's allocator (`memtrace.install()`), and sees PyTorch's blocks but not other libraries' memory. `"none"`: there is
-    no CUDA here, so there is nothing to see. `stacks` and `out` are those of `install`; preloaded, the variables
+    `"preload"`: the library was there before the program and sees everything. `"allocator"`: it
+    was not, so memtrace became PyTorch's allocator (`memtrace.install()`), and sees PyTorch's
+    blocks but not other libraries' memory. `"none"`: there is no CUDA here, so there is nothing
+    to see. `stacks` and `out` are those of `install`; preloaded, the variables
     `MEMTRACE_STACKS` and `MEMTRACE_OUT` say them.
 
-    Raises `MemtraceError` where CUDA is in use already and memtrace was not there: what was allocated before can't be known.
+    Raises `MemtraceError` where CUDA is in use already and memtrace was not there: what
+    was allocated before can't be known.
     """
     if _library.is_preloaded():
         mark("start")
@@ -66,16 +70,19 @@ def start(*, stacks: str | None = None, out: str | os.PathLike[str] | None = Non
 
 
 def stop(path: str | os.PathLike[str] | None = None) -> Path | None:
-    """Marks the end of what `start` began and writes a snapshot; returns its path, `None` if nothing was recorded.
+    """Marks the end of what `start` began and writes a snapshot; returns its
+    path, `None` if nothing was recorded.
 
-    Recording itself goes on: it costs little, and a history with a hole would be wrong about everything after it.
+    Recording itself goes on: it costs little, and a history with a hole would
+    be wrong about everything after it.
     """
     mark("stop")
     return dump(path) if is_recording() else None
 
 
 def dump(path: str | os.PathLike[str] | None = None) -> Path:
-    """Writes a snapshot of now and returns where: `path` (`.pickle` or `.json`), or the next free name in the output folder.
+    """Writes a snapshot of now and returns where: `path` (`.pickle` or `.json`), or the
+    next free name in the output folder.
 
     Raises `MemtraceError` if nothing is recorded, or the file can't be written.
     """
@@ -87,7 +94,8 @@ def dump(path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def snapshot() -> dict[str, Any]:
-    """The snapshot of now as Python objects: what `torch.cuda.memory._snapshot()` returns, and the key `memtrace`."""
+    """The snapshot of now as Python objects: what `torch.cuda.memory._snapshot()`
+    returns, and the key `memtrace`."""
     _recorded()
     with tempfile.TemporaryDirectory(prefix="memtrace-") as folder:
         with open(dump(Path(folder) / "now.pickle"), "rb") as file:
@@ -168,8 +176,9 @@ class peak:
             train_step()
         print(p.peak, p.increase, p.kept)
 
-    PyTorch's own statistics are not touched, and blocks may lie inside each other. `p.device` is the thread's current one
-    unless named. Without CUDA all is 0; with CUDA but without memtrace it raises `MemtraceError`, which says what to do.
+    PyTorch's own statistics are not touched, and blocks may lie inside each other. `p.device` is
+    the thread's current one unless named. Without CUDA all is 0; with CUDA but without memtrace it
+    raises `MemtraceError`, which says what to do.
     """
 
     def __init__(self, device: int | None = None) -> None:
@@ -249,10 +258,12 @@ def profile(*, name: str | None = None, to: Callable[[str], Any] | None = None) 
 def profile(
     function: F | None = None, *, name: str | None = None, to: Callable[[str], Any] | None = None
 ) -> F | Callable[[F], F]:
-    """Says what each call of a function takes: `@memtrace.profile`, or with a name and where to say it.
+    """Says what each call of a function takes: `@memtrace.profile`, or
+    with a name and where to say it.
 
-    What the function allocates is labelled with its name. The last call's numbers are `function.usage`. `to` gets one line a
-    call; by default it goes to stderr. Where memtrace is not in the process the function just runs.
+    What the function allocates is labelled with its name. The last call's numbers are
+    `function.usage`. `to` gets one line a call; by default it goes to stderr. Where memtrace is not
+    in the process the function just runs.
     """
 
     def decorate(function: F) -> F:

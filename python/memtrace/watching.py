@@ -1,10 +1,12 @@
 """Phases and modules by themselves: `memtrace.watch(model, optimizer)`.
 
-Each call of a module passes through the library (`_calls.py`), which knows then which forward is running; nothing is put into
-the graph or the modules. Whose work a backward node undoes is found by the library from the node's own number, and optimizers
-name their steps themselves. So a step costs some 200 nanoseconds per module call, and the backward pass nothing.
+Each call of a module passes through the library (`_calls.py`), which knows then which forward is
+running; nothing is put into the graph or the modules. Whose work a backward node undoes is found by
+the library from the node's own number, and optimizers name their steps themselves. So a step costs
+some 200 nanoseconds per module call, and the backward pass nothing.
 
-In code that `torch.compile` compiles nobody is called: what a compiled region allocates has the label of whoever called it.
+In code that `torch.compile` compiles nobody is called: what a compiled region allocates
+has the label of whoever called it.
 """
 
 from __future__ import annotations
@@ -40,11 +42,12 @@ class Watch:
 
 
 def watch(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, *, name: str = "") -> Watch:
-    """Labels what the model's modules allocate, by phase and module: `forward/layers.0.attention`, `backward/head`.
+    """Labels what the model's modules allocate, by phase and module:
+    `forward/layers.0.attention`, `backward/head`.
 
-    `name` stands before the modules' names, for programs with several models. The optimizer's phases, `optimizer_step` and
-    `zero_grad`, PyTorch says itself, so `optimizer` may be left out; given, it is checked. Where memtrace is not in
-    the process nothing is done.
+    `name` stands before the modules' names, for programs with several models. The optimizer's
+    phases, `optimizer_step` and `zero_grad`, PyTorch says itself, so `optimizer` may be left out;
+    given, it is checked. Where memtrace is not in the process nothing is done.
     """
     if optimizer is not None and not hasattr(optimizer, "step"):
         raise TypeError(f"watch() takes a model and an optimizer; {type(optimizer).__name__} has no step()")
@@ -63,7 +66,8 @@ def watch(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     return placed
 
 
-# What wrappers put into the names of the modules inside them: DDP, torch.compile, checkpoint wrappers, FSDP.
+# What wrappers put into the names of the modules inside them: DDP,
+# torch.compile, checkpoint wrappers, FSDP.
 _WRAPPERS = {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 
 

@@ -1,4 +1,5 @@
-"""What these tests share: building the C programs, running one, and comparing its books step by step."""
+"""What these tests share: building the C programs, running one, and
+comparing its books step by step."""
 
 import json
 import os
@@ -10,7 +11,8 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 COLUMNS = (
     "device_bytes pool_used arrays physical mapped managed imported graph_nodes contexts modules graph_executables"
 ).split()
-# What this process holds of a device's memory, each byte once; with a framework's allocator it would be in there, too.
+# What this process holds of a device's memory, each byte once; with a framework's
+# allocator it would be in there, too.
 HELD = ("device_bytes", "pool_used", "arrays", "physical")
 
 
@@ -62,7 +64,8 @@ def ledger(path):
 
 
 def complaints(done):
-    """What memtrace said, but for the files it wrote and the text about a failure, which clients provoke."""
+    """What memtrace said, but for the files it wrote and the text about a
+    failure, which clients provoke."""
     expected = ("memtrace: wrote", "memtrace: (on a virtual GPU)", "memtrace: OUT OF MEMORY", "memtrace:   ")
     return [line for line in done.stderr.splitlines() if line.startswith("memtrace: ") and not line.startswith(expected)]
 
@@ -79,7 +82,8 @@ def held(snapshot, device):
 
 
 def check_steps(said):
-    """Compares each step's snapshot with what the client says must be in it; returns the names of the steps."""
+    """Compares each step's snapshot with what the client says must be in
+    it; returns the names of the steps."""
     steps = [s for s in said if "step" in s]
     for step in steps:
         found, snapshot = ledger(step["path"])
@@ -87,7 +91,8 @@ def check_steps(said):
         assert found == wanted, f"after {step['step']}: {dict(zip(('columns', *COLUMNS), ('', *found['0'])))}"
         for device in (0, 1):
             columns = dict(zip(COLUMNS, step[str(device)]))
-            # Segments show memory that has an address: no arrays, and physical memory where it is mapped lowest.
+            # Segments show memory that has an address: no arrays, and
+            # physical memory where it is mapped lowest.
             shown = columns["device_bytes"] + columns["pool_used"] + columns["managed"]
             assert shown <= held(snapshot, device) <= shown + columns["physical"], step["step"]
     return [s["step"] for s in steps]

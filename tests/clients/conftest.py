@@ -1,4 +1,5 @@
-"""C and Rust programs that call CUDA in every way there is; after each call the books must be exact."""
+"""C and Rust programs that call CUDA in every way there is; after each
+call the books must be exact."""
 
 import client
 import hazard

@@ -1,4 +1,5 @@
-"""Who calls decides where a call goes: many callers, callers that go and others that come where they were, and nobody to call."""
+"""Who calls decides where a call goes: many callers, callers that go and others that come
+where they were, and nobody to call."""
 
 import struct
 
@@ -18,8 +19,8 @@ def made(folder, name, text, *options):
 
 
 def nccl(folder, answer, other=99, more=""):
-    """Something with NCCL's name, of which `ask` of a library beside it gets the answer. Where another one's function begins, this
-    one may have another one."""
+    """Something with NCCL's name, of which `ask` of a library beside it gets the answer. Where
+    another one's function begins, this one may have another one."""
     functions = [f"int ncclGroupStart(void) {{ return {answer}; }}\n", f"int unrelated(void) {{ return {other}; }}\n"]
     made(folder, "libnccl.so.2", more + "".join(functions if answer % 2 else functions[::-1]), "-Wl,-soname,libnccl.so.2")
     asks = "int ncclGroupStart(void); int ask(void) { return ncclGroupStart() + 0 * ncclGroupStart(); }"
@@ -28,7 +29,8 @@ def nccl(folder, answer, other=99, more=""):
 
 @pytest.mark.parametrize("how", ["plain", "libc", "deep", "meanwhile"])
 def test_one_that_comes_where_another_was_is_not_taken_for_it(how, programs, tmp_path):
-    """However the first is closed, and however soon the second comes: `meanwhile`, before `dlclose` has returned."""
+    """However the first is closed, and however soon the second comes:
+    `meanwhile`, before `dlclose` has returned."""
     files = [nccl(tmp_path / "a", 3), nccl(tmp_path / "b", 4)]
     preload = str(support.LIBRARY)
     if how == "meanwhile":
@@ -39,7 +41,8 @@ def test_one_that_comes_where_another_was_is_not_taken_for_it(how, programs, tmp
 
 
 def test_many_callers_in_turn(programs, tmp_path):
-    """More than a row has lines: who calls is known all the same. Looking it up would take a hundred times as long."""
+    """More than a row has lines: who calls is known all the same. Looking it up
+    would take a hundred times as long."""
     first = nccl(tmp_path / "a", 3)
     files = [first]
     for i in range(8):
@@ -71,7 +74,8 @@ int other(void) { return getppid() > 0; }
 
 
 def test_what_the_loader_leaves_writable_stays_so(programs, tmp_path):
-    """Where what is read-only after binding ends within a page, the loader leaves that page alone, and binds on in it."""
+    """Where what is read-only after binding ends within a page, the loader leaves
+    that page alone, and binds on in it."""
     nccl(tmp_path / "a", 3)
     link = [f"-L{tmp_path / 'a'}", "-l:libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-Wl,-z,lazy,-z,relro", "-fplt"]
     lazy = made(tmp_path / "a", "lazy.so", LAZY, *link)
@@ -103,7 +107,8 @@ int other(void) { return chosen(); }
 
 
 def test_a_library_that_is_being_opened_is_left_to_the_loader(programs, tmp_path):
-    """A look-up while the loader is at work on a library's tables: here from one of its own resolvers."""
+    """A look-up while the loader is at work on a library's tables: here
+    from one of its own resolvers."""
     nccl(tmp_path / "a", 3)
     link = [f"-L{tmp_path / 'a'}", "-l:libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-Wl,-z,now,-z,relro", "-fno-plt"]
     midway = made(tmp_path / "a", "midway.so", MIDWAY, *link)
@@ -114,7 +119,8 @@ def test_a_library_that_is_being_opened_is_left_to_the_loader(programs, tmp_path
 
 
 def test_a_driver_that_is_closed_is_not_asked_for_free_memory(programs, tmp_path):
-    """At out of memory the driver is asked how much is free: the one that was there when that was asked first must still be."""
+    """At out of memory the driver is asked how much is free: the one that was there when
+    that was asked first must still be."""
     driver = "int cuMemAlloc_v2(void **at, unsigned long size) { return 2; }\n"
     driver += "int cuMemGetInfo_v2(unsigned long *free, unsigned long *all) { *free = *all = 7; return 0; }\n"
     files = [made(tmp_path / "a", "libcuda.so.1", driver), made(tmp_path / "b", "libcuda.so.1", driver + "char large[64 << 20];")]

@@ -1,4 +1,5 @@
-"""The list of users' cases: each number that a test names is in it, and each in it is named by a test."""
+"""The list of users' cases: each number that a test names is in it, and
+each in it is named by a test."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""NCCL's memory by communicator, where its calls tell; a small NCCL stands in front of the virtual one."""
+"""NCCL's memory by communicator, where its calls tell; a small NCCL stands
+in front of the virtual one."""
 
 import json
 

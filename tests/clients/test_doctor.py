@@ -1,4 +1,5 @@
-"""`memtrace doctor`: what it says of sound and of broken installations, and of programs; each cause is a real one."""
+"""`memtrace doctor`: what it says of sound and of broken installations, and of
+programs; each cause is a real one."""
 
 import json
 import os
@@ -65,7 +66,8 @@ def test_a_dead_process_knows_its_doors(tmp_path):
 
 
 def test_a_program_that_is_killed(tmp_path):
-    """Its black box is read, and what only the process itself could have said is told as not known."""
+    """Its black box is read, and what only the process itself could have
+    said is told as not known."""
     code = TAKE + "[take() for _ in range(9)]; import os; os.kill(os.getpid(), 9)"
     answer = doctor("--virtual", "h100", "--", support.PYTHON, "-c", code, cwd=tmp_path)
     (process,) = answer["processes"]
@@ -76,7 +78,8 @@ def test_a_program_that_is_killed(tmp_path):
 
 
 def test_what_goes_past(tmp_path):
-    """A library that was opened so that its own runtime comes first, and whose runtime never comes to the driver."""
+    """A library that was opened so that its own runtime comes first, and whose
+    runtime never comes to the driver."""
     own, user = tmp_path / "libown.c", tmp_path / "libuser.c"
     own.write_text("#include <stdlib.h>\nint cudaMalloc(void **at, size_t n) { *at = malloc(n); return 0; }\n")
     user.write_text("#include <stddef.h>\nint cudaMalloc(void **at, size_t n);\nint use(void) { void *at; return cudaMalloc(&at, 64); }\n")
@@ -102,7 +105,8 @@ def test_an_interposer_in_front(programs, tmp_path):
 
 
 def test_a_program_with_a_runtime_of_its_own(tmp_path):
-    """Its calls of the runtime are not seen as such, and that is said; so is a tool that CUDA's driver will load."""
+    """Its calls of the runtime are not seen as such, and that is said; so is a
+    tool that CUDA's driver will load."""
     source = tmp_path / "own.c"
     source.write_text("int cudaGetDeviceCount(int *n) { *n = 0; return 100; }\nint main(void) { int n; return cudaGetDeviceCount(&n) != 100; }\n")
     client.compile(source, tmp_path / "own")
@@ -195,7 +199,8 @@ def test_a_driver_where_the_loader_does_not_look(tmp_path):
         assert said(json.loads(support.must(advised).stdout), "CUDA") == [("ok", f"driver library {at}/libcuda.so.1")]
 
 
-# The virtual GPU answers as a driver does; where its libraries are not preloaded, a program finds them as it finds the real ones.
+# The virtual GPU answers as a driver does; where its libraries are not preloaded, a program
+# finds them as it finds the real ones.
 ASK = "import os; print(os.environ['LD_LIBRARY_PATH'])"
 
 
@@ -204,7 +209,8 @@ def real(*args, code=0, **options):
 
 
 def of_virtual_gpu(tmp_path, spec):
-    """An environment in which the virtual GPU's folder is where the loader looks, and nothing is preloaded."""
+    """An environment in which the virtual GPU's folder is where the loader
+    looks, and nothing is preloaded."""
     done = support.memtrace("run", "--record", "off", "--virtual", spec, "--", support.PYTHON, "-c", ASK, cwd=tmp_path)
     return {"LD_LIBRARY_PATH": support.must(done).stdout.strip(), "MEMTRACE_VIRTUAL": spec}
 
@@ -240,7 +246,8 @@ def test_the_cards_that_a_driver_has(tmp_path):
 
 
 def test_the_question_is_not_recorded(tmp_path):
-    """Under a recorder the driver is asked without it. On a virtual GPU the cards are those, with what others hold of them."""
+    """Under a recorder the driver is asked without it. On a virtual GPU the cards are
+    those, with what others hold of them."""
     out = tmp_path / "out"
     code = TAKE.replace("4096", "5 << 30") + (
         f"take(); import subprocess; print(subprocess.run([{str(support.MEMTRACE)!r}, 'devices', '--real', '--json'], "

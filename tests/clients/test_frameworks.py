@@ -1,5 +1,6 @@
-"""Frameworks other than PyTorch, the real ones, on the virtual GPU: they run, everything that they take is theirs, and the
-table adds up. Each is installed for the test (several GB), so only with --extended."""
+"""Frameworks other than PyTorch, the real ones, on the virtual GPU: they run,
+everything that they take is theirs, and the table adds up. Each is installed for the
+test (several GB), so only with --extended."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Looking functions up where it is easy to get wrong: other interposers, RTLD_NEXT, dlerror, a runtime of one's own."""
+"""Looking functions up where it is easy to get wrong: other interposers, RTLD_NEXT,
+dlerror, a runtime of one's own."""
 
 import client
 import pytest
@@ -6,7 +7,8 @@ import support
 
 
 def look(what, programs, gpu, out, before=(), after=(), last=()):
-    """Runs `lookups` with other libraries preloaded before and after memtrace, and behind the driver."""
+    """Runs `lookups` with other libraries preloaded before and after
+    memtrace, and behind the driver."""
     first, *rest = gpu["LD_PRELOAD"].split(":")
     before, after, last = ([str(programs / p) for p in list] for list in (before, after, last))
     preload = [*before, first, *after, *rest, *last]
@@ -28,7 +30,8 @@ def test_a_runtime_that_was_brought_along_is_kept_and_seen_at_the_drivers_door(p
     _, said = look("bundled", programs, gpu, tmp_path)
     assert client.check_steps(said) == ["bundled"]
     _, snapshot = client.ledger(said[0]["path"])
-    # Two of one that worked, and one that the driver refused: the runtime's own error, seen at the driver's door.
+    # Two of one that worked, and one that the driver refused: the runtime's
+    # own error, seen at the driver's door.
     assert [(e["action"], e["user_metadata"]) for e in snapshot["device_traces"][0]] == [
         (action, "driver: cuMemAlloc_v2 by libbundled.so") for action in ("segment_alloc", "alloc", "oom")
     ]
@@ -63,7 +66,8 @@ def test_other_interposers_see_each_call_once(before, after, last, programs, gpu
     assert client.check_steps(said) == ["calls"]
     _, snapshot = client.ledger(said[0]["path"])
     assert client.events(snapshot) == 4  # a context and three allocations
-    # What is in front or behind sees the calls by symbol, as without memtrace; what is behind the driver sees nothing.
+    # What is in front or behind sees the calls by symbol, as without memtrace;
+    # what is behind the driver sees nothing.
     for library, seen in (("libbefore.so", 2), ("libafter.so", 2), ("libhooking.so", 0)):
         if library in (*before, *after, *last):
             assert f"{library[3:-3]} saw {seen}" in done.stderr

@@ -1,5 +1,5 @@
-"""Functions of CUDA's names that aren't CUDA's (issue F, A3): a caller gets what the loader would have given without memtrace,
-and what doesn't reach CUDA is no event."""
+"""Functions of CUDA's names that aren't CUDA's (issue F, A3): a caller gets what the loader would
+have given without memtrace, and what doesn't reach CUDA is no event."""
 
 import client
 import pytest
@@ -7,7 +7,8 @@ import support
 
 
 def same(command, programs, env, out):
-    """Runs a program with memtrace and without; returns what it printed, which is the same, and the run with memtrace."""
+    """Runs a program with memtrace and without; returns what it printed, which is the
+    same, and the run with memtrace."""
     env = {**env, "LD_LIBRARY_PATH": f"{programs}:{env.get('LD_LIBRARY_PATH', '')}", "MEMTRACE_OUT": str(out)}
     preload = env["LD_PRELOAD"].split(":")
     others = ":".join(p for p in preload if p != str(support.LIBRARY))
@@ -20,7 +21,8 @@ def same(command, programs, env, out):
 
 
 def alone(command, programs, out):
-    """The same on a machine without CUDA: nothing that these programs call is CUDA's, so nothing is recorded."""
+    """The same on a machine without CUDA: nothing that these programs call
+    is CUDA's, so nothing is recorded."""
     printed, done = same(command, programs, {"LD_PRELOAD": str(support.LIBRARY)}, out)
     assert done.stderr == "" and not out.exists()
     return printed
@@ -29,7 +31,8 @@ def alone(command, programs, out):
 @pytest.mark.parametrize("more", [[], ["deep"]], ids=["plain", "deep"])
 @pytest.mark.parametrize("how", ["lazy", "now"])
 def test_two_plugins_are_each_their_own(how, more, programs, tmp_path):
-    """By handle, by symbol, by a jump at a function's end, by a table; with arguments in any register and on the stack."""
+    """By handle, by symbol, by a jump at a function's end, by a table; with arguments
+    in any register and on the stack."""
     env = {"LD_BIND_NOW": "1"} if how == "now" else {}
     printed = alone(["env", *(f"{k}={v}" for k, v in env.items()), programs / "names", "plugins", *more], programs, tmp_path / "out")
     a = "a: by name 101, by a table 102, jumps 104 calls 360 others 200.5"
@@ -45,7 +48,8 @@ def test_one_that_is_there_for_everybody(programs, tmp_path):
 
 
 def test_one_that_the_program_needs(programs, tmp_path):
-    """Linked to the program, or preloaded behind memtrace: called through memtrace's symbol, without harm to any register."""
+    """Linked to the program, or preloaded behind memtrace: called through memtrace's
+    symbol, without harm to any register."""
     source = tmp_path / "uses.c"
     source.write_text(
         "#include <stdio.h>\ndouble cuMemAlloc_v2(double, double, const char *); double calls(void), jumps(void);\n"
@@ -60,7 +64,8 @@ def test_one_that_the_program_needs(programs, tmp_path):
 
 @pytest.mark.parametrize("place", ["needed", "preloaded"])
 def test_one_that_also_asks_for_functions_by_name(place, programs, tmp_path):
-    """There for everybody, it would stand for CUDA's if it asked for this function; it asks for others."""
+    """There for everybody, it would stand for CUDA's if it asked for this
+    function; it asks for others."""
     source = tmp_path / "asks.c"
     asks = 'void *asks(void) { return dlsym(RTLD_DEFAULT, "getpid") ? dlvsym(RTLD_DEFAULT, "getpid", "GLIBC_2.2.5") : 0; }\n'
     source.write_text(f'#include <dlfcn.h>\n#include "{client.PROGRAMS}/libplugin_a.c"\n{asks}')
@@ -88,7 +93,8 @@ def test_what_is_not_there_is_not_found(programs, tmp_path):
 
 
 def test_what_is_not_there_and_called_says_so_in_its_own_codes(programs, tmp_path):
-    """By weak symbols, which memtrace's own fill: cudaErrorSymbolNotFound, ncclSystemError, CUBLAS_STATUS_NOT_INITIALIZED."""
+    """By weak symbols, which memtrace's own fill: cudaErrorSymbolNotFound,
+    ncclSystemError, CUBLAS_STATUS_NOT_INITIALIZED."""
     env = {"LD_PRELOAD": str(support.LIBRARY), "MEMTRACE_OUT": str(tmp_path / "out")}
     done = support.must(support.execute([programs / "names", "none", "called"], env=env))
     assert done.stdout.splitlines()[-1] == "500 2 1"
@@ -98,7 +104,8 @@ def test_what_is_not_there_and_called_says_so_in_its_own_codes(programs, tmp_pat
 @pytest.mark.parametrize("file", ["libwraps.so", "libopens.so"])
 @pytest.mark.parametrize("preload", ["nowhere", "before", "after"])
 def test_a_wrapper_is_called_once_and_what_it_passes_on_is_recorded(preload, file, programs, gpu, tmp_path):
-    """Opened by the program and asked for its function, and also in front of memtrace or behind it."""
+    """Opened by the program and asked for its function, and also in front
+    of memtrace or behind it."""
     ours, rest = gpu["LD_PRELOAD"].split(":", 1)
     wraps = str(programs / file)
     places = {"nowhere": [ours, rest], "before": [wraps, ours, rest], "after": [ours, wraps, rest]}
@@ -107,7 +114,8 @@ def test_a_wrapper_is_called_once_and_what_it_passes_on_is_recorded(preload, fil
     assert printed.startswith("0 0, wrapped 1\n") and f"{file} cuMemAlloc_v2: {file}\n" in printed
     snapshot = support.load(support.only_file(tmp_path))
     sizes = [e["size"] for e in snapshot["device_traces"][0] if e["action"] == "alloc"]
-    # Who is next to a library behind memtrace is not for memtrace to say; by symbol, that library's calls have come by.
+    # Who is next to a library behind memtrace is not for memtrace to say; by
+    # symbol, that library's calls have come by.
     assert sizes == [1001, 2000] if (preload, file) != ("after", "libwraps.so") else [2000]
 
 

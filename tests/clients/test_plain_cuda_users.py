@@ -62,7 +62,8 @@ kept = must(driver.cuMemAlloc(6 << 20))
 
 
 def test_a_named_pool_is_counted_and_an_unknown_free_is_passed_through(tmp_path):
-    """T27: memory from an explicit pool; the driver's own answer to a pointer that nobody has seen."""
+    """T27: memory from an explicit pool; the driver's own answer to a
+    pointer that nobody has seen."""
     body = """
 class Properties(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("id", ctypes.c_int), ("rest", ctypes.c_uint64 * 9)]
@@ -103,8 +104,8 @@ must(cuda.cuMemGetInfo_v2(ref(free), ref(total)))
 
 
 def test_what_the_driver_refuses_is_the_programs_own(tmp_path):
-    """T24, T25: no place for an answer, memory that is to lie with the host (`test_others.py`: where a driver has it), a thread
-    without a context."""
+    """T24, T25: no place for an answer, memory that is to lie with the host (`test_others.py`:
+    where a driver has it), a thread without a context."""
     program = """
 import ctypes, threading
 cuda, ref, null = ctypes.CDLL(None), ctypes.byref, ctypes.c_void_p()

@@ -1,4 +1,5 @@
-"""A random walk over the driver's memory calls, against a model: a client in Rust that opens the driver itself."""
+"""A random walk over the driver's memory calls, against a model: a client in
+Rust that opens the driver itself."""
 
 import json
 from pathlib import Path
@@ -7,7 +8,8 @@ import client
 import pytest
 import support
 
-# The history is kept short on purpose: most of what is alive at a checkpoint is in the live table alone.
+# The history is kept short on purpose: most of what is alive at a
+# checkpoint is in the live table alone.
 EVENTS = "4096"
 
 

@@ -1,11 +1,12 @@
 """Random programs for PyTorch's allocator: what was asked, and everything that PyTorch did.
 
-Runs inside a process that sees the virtual GPU, and writes one JSON file that `crates/caching/examples/differential.rs`
-repeats and compares, event for event:
+Runs inside a process that sees the virtual GPU, and writes one JSON file that
+`crates/caching/examples/differential.rs` repeats and compares, event for event:
 
     memtrace run --virtual SPEC --record off -- python allocator_differential.py NAME SEED COUNT FILE
 
-`SPEC` and the environment of each NAME are in `PROGRAMS`; `test_allocator.py` puts the two together.
+`SPEC` and the environment of each NAME are in `PROGRAMS`;
+`test_allocator.py` puts the two together.
 """
 
 import gc
@@ -102,7 +103,8 @@ class Program:
         return bool(self.captured and stream in self.captured[2])
 
     def some_stream(self):
-        # While capturing, those that take part: with the others PyTorch soon touches an event that CUDA does not allow.
+        # While capturing, those that take part: with the others PyTorch soon
+        # touches an event that CUDA does not allow.
         return self.random.choice(self.captured[2] if self.captured else self.streams)
 
     def allocate(self):
@@ -142,11 +144,13 @@ class Program:
 
     def free(self):
         slot = self.pick()
-        # PyTorch remembers streams named during a capture by where its record of the block lies, and forgets them only if
-        # the block is freed during a capture; else another block may inherit them, by chance.
+        # PyTorch remembers streams named during a capture by where its record of the
+        # block lies, and forgets them only if the block is freed during a capture; else
+        # another block may inherit them, by chance.
         if slot is None or (slot in self.named_in_capture and not self.captured):
             return
-        # The order of those that have to wait for a capture's end is chance too: few, so that it can be found.
+        # The order of those that have to wait for a capture's end is
+        # chance too: few, so that it can be found.
         if self.captured and slot in self.used_elsewhere:
             if self.waiting == 4:
                 return
@@ -179,8 +183,9 @@ class Program:
     def leave(self, pool_id):
         """Frees what lives in a pool that is about to go.
 
-        With expandable segments PyTorch 2.15 counts a pool's segments in a way that lets it delete a pool in which
-        blocks are still alive, and crashes at the free of the last one. Says no if something must live on.
+        With expandable segments PyTorch 2.15 counts a pool's segments in a way that lets it
+        delete a pool in which blocks are still alive, and crashes at the free of the last
+        one. Says no if something must live on.
         """
         if not self.expandable:
             return True

@@ -1,7 +1,8 @@
 """The table of programs in `scripts/`: how each is run, and what it proves.
 
-`judged` programs use PyTorch's native allocator and are compared with PyTorch's own recorder (`judge.py`); the others
-must only run. `real` says that the program also makes sense on a real card (`scripts/gpu_check`).
+`judged` programs use PyTorch's native allocator and are compared with PyTorch's own
+recorder (`judge.py`); the others must only run. `real` says that the program also makes
+sense on a real card (`scripts/gpu_check`).
 """
 
 from dataclasses import dataclass, field

@@ -1,14 +1,15 @@
-"""Runs a script with PyTorch's own allocator or with memtrace's, and writes down everything that PyTorch says about memory.
+"""Runs a script with PyTorch's own allocator or with memtrace's, and writes down
+everything that PyTorch says about memory.
 
     python installed.py native|installed FOLDER SCRIPT [ARGS…]
 
-One file for each process goes into FOLDER: the trace and the segments of `torch.cuda.memory._snapshot()`, of each device
-`memory_stats()`, `memory_summary()` and what is free, and the error messages of out of memory. `test_install.py`
-compares the files of the two.
+One file for each process goes into FOLDER: the trace and the segments of
+`torch.cuda.memory._snapshot()`, of each device `memory_stats()`, `memory_summary()` and what is
+free, and the error messages of out of memory. `test_install.py` compares the files of the two.
 
-Backward passes run on the thread that asks for them: autograd's own threads give memory back while the program goes on,
-so that with them two runs of the same program have two histories, also with PyTorch alone. With `MEMTRACE_TEST_THREADS=1`
-they run where they always do.
+Backward passes run on the thread that asks for them: autograd's own threads give memory back while
+the program goes on, so that with them two runs of the same program have two histories, also with
+PyTorch alone. With `MEMTRACE_TEST_THREADS=1` they run where they always do.
 """
 
 import json
@@ -25,7 +26,8 @@ def entry(e):
 
 
 def segment(s):
-    """What must be equal in a segment. Of its own stack, PyTorch keeps none once its first block has been split."""
+    """What must be equal in a segment. Of its own stack, PyTorch keeps none
+    once its first block has been split."""
     blocks = [
         {**b, "frames": [[f["name"], f["filename"], f["line"]] for f in b["frames"]]} for b in s["blocks"]
     ]

@@ -2,23 +2,29 @@
 
     memtrace run --virtual h100 --stacks python -- python judge.py SCRIPT [ARGS…]
 
-PyTorch's own recorder (`torch.cuda.memory._record_memory_history`) is switched on before the first allocation, then
-SCRIPT runs in this process, then both are asked for a snapshot at the same point. They must agree:
+PyTorch's own recorder (`torch.cuda.memory._record_memory_history`) is switched on before
+the first allocation, then SCRIPT runs in this process, then both are asked for a snapshot
+at the same point. They must agree:
 
-* the trace of each device, entry for entry: action, addr, size, stream (for `oom`: device_free and size);
-* the Python frames of each entry: name, filename, line, innermost first (but for lines that were on no stack: next to a
-  frame of code that inductor generated, PyTorch writes the user's lines it was made from, out of inductor's memory);
-* with --native (and `--stacks all`) the C++ frames, too, in one list with the Python ones: library, offset in it, and the name
-  where PyTorch knows one (it knows exported names only). Taken off before are the innermost frames, of the two recorders
-  and of the allocator, inside which each takes the stack at another place;
+* the trace of each device, entry for entry: action, addr, size, stream
+  (for `oom`: device_free and size);
+* the Python frames of each entry: name, filename, line, innermost first (but for lines that were on
+  no stack: next to a frame of code that inductor generated, PyTorch writes the user's lines it was
+  made from, out of inductor's memory);
+* with --native (and `--stacks all`) the C++ frames, too, in one list with the Python ones:
+  library, offset in it, and the name where PyTorch knows one (it knows exported names only).
+  Taken off before are the innermost frames, of the two recorders and of the allocator, inside
+  which each takes the stack at another place;
 * the segments and blocks at the end: addresses, sizes, states, sums, stream, kind;
 * the shape of the file: every key that PyTorch of this version writes is there.
 
-Left out on both sides is only what the other can't know: PyTorch's own `snapshot` entries, and memtrace's
-entries of the device layer (their `user_metadata` begins with "driver: "), which are counted instead.
+Left out on both sides is only what the other can't know: PyTorch's own `snapshot`
+entries, and memtrace's entries of the device layer (their `user_metadata` begins with
+"driver: "), which are counted instead.
 
-Exit code 0: they agree. 1: they don't; the first difference of each kind is printed with what surrounds it. 2: no judgement
-was possible. The last line printed is the verdict. SCRIPT's own failure passes through.
+Exit code 0: they agree. 1: they don't; the first difference of each kind is printed with
+what surrounds it. 2: no judgement was possible. The last line printed is the verdict.
+SCRIPT's own failure passes through.
 """
 
 import argparse
@@ -85,14 +91,17 @@ def show_frames(frames):
 
 
 def python_frames(frames, native):
-    """The Python part of a stack; with `native`, C++ frames stand among the Python ones and are taken out.
+    """The Python part of a stack; with `native`, C++ frames stand among
+    the Python ones and are taken out.
 
-    Where memtrace has no frame it says why, as a frame of the file "memtrace"; PyTorch leaves the stack empty.
+    Where memtrace has no frame it says why, as a frame of the file
+    "memtrace"; PyTorch leaves the stack empty.
     """
     frames = [f for f in frames or [] if f["filename"] != "memtrace"]
     if native:
         frames = [f for f in frames if is_python_file(f["filename"])]
-    # An instruction without a line is −1 to PyTorch, written as 2^64 − 1, which no viewer can read; memtrace writes 0.
+    # An instruction without a line is −1 to PyTorch, written as 2^64 − 1, which no
+    # viewer can read; memtrace writes 0.
     return [(f["name"], f["filename"], f["line"] if f["line"] < 1 << 63 else 0) for f in frames]
 
 
@@ -112,7 +121,8 @@ def without_inductors_lines(frames):
 
 
 def whole_stack(frames):
-    """A stack with its C++ frames, without those of whoever took it. Rows as [`python_frames`] has them."""
+    """A stack with its C++ frames, without those of whoever took it. Rows
+    as [`python_frames`] has them."""
     frames = [f for f in frames or [] if f["filename"] != "memtrace"]
     at = 0
     if frames and frames[0]["name"] == "torch::unwind::unwind()":
@@ -131,7 +141,8 @@ def same_stacks(theirs, ours):
 
 
 def plain(name):
-    """A C++ name without what decoders write in different ways: blanks, and the types of numbers (`2ul`, `(unsigned long)2`)."""
+    """A C++ name without what decoders write in different ways: blanks, and the types of
+    numbers (`2ul`, `(unsigned long)2`)."""
     name = re.sub(r"\((?:bool|(?:unsigned )?(?:char|int|long))\)(-?\d+)", r"\1", name)
     return re.sub(r"\b(\d+)u?l{0,2}\b", r"\1", name).replace(" ", "")
 
@@ -241,7 +252,8 @@ def compare_segments(theirs, ours, device_layer, result):
 
 
 def compare_shape(theirs, ours, result):
-    """Every key of PyTorch's is there with a value of the same kind; `frames` may be missing where no stack is."""
+    """Every key of PyTorch's is there with a value of the same kind; `frames`
+    may be missing where no stack is."""
 
     def look(where, x, y):
         for key, value in x.items():
@@ -294,7 +306,8 @@ def activity(torch):
 
 
 def both_at_once(torch, path):
-    """Both snapshots, with nothing between them: a thread of autograd's may still be letting go of what it held."""
+    """Both snapshots, with nothing between them: a thread of autograd's may
+    still be letting go of what it held."""
     for _ in range(20):
         before = activity(torch)
         theirs = torch.cuda.memory._snapshot()

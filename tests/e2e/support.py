@@ -78,7 +78,8 @@ def record(command, out, spec="h100", stacks="python", run=(), **options):
 
 
 def record_alive(script, out, *args, **options):
-    """Runs a script of the corpus; its snapshot of the moment when it ended and still held its memory."""
+    """Runs a script of the corpus; its snapshot of the moment when it
+    ended and still held its memory."""
     folder = HERE / "scripts"
     done = must(record([PYTHON, folder / "with_snapshot.py", folder / script, *args], out, **options))
     written = files(out, suffix=".json" if "json" in options.get("run", ()) else ".pickle")

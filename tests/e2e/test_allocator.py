@@ -1,4 +1,5 @@
-"""`crates/caching` against PyTorch's own allocator, on random programs: every event, statistic and segment is the same.
+"""`crates/caching` against PyTorch's own allocator, on random programs: every
+event, statistic and segment is the same.
 
 A few short programs by default; `--extended` runs all of them, 50,000 operations each.
 """

@@ -1,4 +1,5 @@
-"""`memtrace check`: PyTorch's own files and ours pass; a damaged file is refused, and the reason names the damage."""
+"""`memtrace check`: PyTorch's own files and ours pass; a damaged file is refused,
+and the reason names the damage."""
 
 import copy
 import json
@@ -69,7 +70,8 @@ def test_a_small_file_written_by_hand_passes(tmp_path):
 
 
 def test_the_files_of_pytorch_itself_pass(tmp_path):
-    """Golden files by the machine at hand: PyTorch writes them, on the virtual GPU, without our recorder."""
+    """Golden files by the machine at hand: PyTorch writes them, on the
+    virtual GPU, without our recorder."""
     program = (
         "import sys, torch\n"
         "torch.cuda.memory._record_memory_history(max_entries=int(sys.argv[2]))\n"

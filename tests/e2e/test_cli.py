@@ -1,4 +1,5 @@
-"""The command line: bad input ends in one line that says what to do, and exit code 2; what was traced is untouched."""
+"""The command line: bad input ends in one line that says what to do, and exit code
+2; what was traced is untouched."""
 
 import json
 import os
@@ -92,7 +93,8 @@ def compile_c(path, source, *flags):
 
 
 def test_a_static_binary(tmp_path):
-    """The loader never runs, so nothing can be preloaded: that must be said, not recorded as nothing."""
+    """The loader never runs, so nothing can be preloaded: that must be
+    said, not recorded as nothing."""
     program = compile_c(tmp_path / "static", "void _start(void) { for (;;); }", "-static", "-nostdlib")
     refused(support.memtrace("run", "--out", tmp_path, "--", program), str(program), "static")
 

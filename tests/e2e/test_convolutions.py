@@ -1,4 +1,5 @@
-"""What a virtual GPU knows of cuDNN's workspaces, and that it says what it doesn't know (issue F, B17)."""
+"""What a virtual GPU knows of cuDNN's workspaces, and that it says what it
+doesn't know (issue F, B17)."""
 
 import json
 import re
@@ -7,7 +8,8 @@ import sys
 import pytest
 import support
 
-# A convolution with all three directions of it, planned twice: forward, the input's gradient, the filter's.
+# A convolution with all three directions of it, planned twice: forward,
+# the input's gradient, the filter's.
 LAYER = """
 import time, torch
 layer = torch.nn.Conv2d(4, 6, 3, dtype=torch.float64).cuda()
@@ -38,7 +40,8 @@ INTERFACES = {"backend": {}, "older": {"TORCH_CUDNN_V8_API_DISABLED": "1"}}
 
 @pytest.mark.parametrize("interface", INTERFACES)
 def test_what_is_not_known_is_said(interface, tmp_path):
-    """Double precision isn't modelled: each direction counts once, by whichever interface cuDNN is asked."""
+    """Double precision isn't modelled: each direction counts once, by
+    whichever interface cuDNN is asked."""
     stderr, path = run(LAYER, tmp_path, env=INTERFACES[interface])
     line = "lower bound: 3 convolutions without workspace"
     assert stderr.count("lower bound") == 1 and line in stderr, stderr
@@ -55,9 +58,11 @@ def test_without_a_convolution_nothing_is_said(tmp_path):
     assert not any(re.search("without workspace|lower bound", text) for text in texts), texts
 
 
-# Peaks that were published of a T4 with PyTorch 2.9, megabytes, for the ways of scripts/resnet50.py.
+# Peaks that were published of a T4 with PyTorch 2.9, megabytes, for the
+# ways of scripts/resnet50.py.
 PUBLISHED = {"none": 3033.27, "aggressive": 2627.26, "per stage": 1765.28, "per block": 1360.01, "half": 1630.90}
-# Two workspaces that PyTorch kept for cuBLAS at that time, 8,519,680 bytes each; since 2.15 it takes them only while they are used.
+# Two workspaces that PyTorch kept for cuBLAS at that time, 8,519,680 bytes each; since 2.15 it
+# takes them only while they are used.
 KEPT = 17.04
 
 
@@ -87,7 +92,8 @@ print(json.dumps([learn_workspaces.workspace(words) for words in sys.argv[1:]]))
 
 
 def measure(*shapes, spec="t4", env=None, rounds=True):
-    """Bytes that PyTorch takes for each convolution on a virtual GPU, and what was said on standard error."""
+    """Bytes that PyTorch takes for each convolution on a virtual GPU, and
+    what was said on standard error."""
     code = MEASURE.format(scripts=str(support.ROOT / "scripts"), rounds=rounds)
     command = ["run", "--virtual", spec, "--record", "off", "--", support.PYTHON, "-c", code, *shapes]
     done = support.must(support.memtrace(*command, env=env))
@@ -113,7 +119,8 @@ def test_the_model_reaches_pytorchs_allocator():
 
 
 def test_a_measured_table_comes_before_the_model(tmp_path):
-    """The whole way: shapes from a run's log, measured by gpu_check, changed by hand, taken by the next run."""
+    """The whole way: shapes from a run's log, measured by gpu_check,
+    changed by hand, taken by the next run."""
     wanted, table = tmp_path / "shapes.txt", tmp_path / "table.txt"
     (modelled, unknown), log = measure(SUMS, GROUPED, env={"MEMTRACE_VIRTUAL_LOG": "1"})
     wanted.write_text(log)

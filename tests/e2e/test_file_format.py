@@ -1,5 +1,6 @@
-"""Every key under `memtrace` is in docs/file-format.md, whoever wrote the file: the process, the command from a black box, a
-replay. A key that has no field in crates/format/src/key is not in that table, and so turns this red."""
+"""Every key under `memtrace` is in docs/file-format.md, whoever wrote the file: the process, the
+command from a black box, a replay. A key that has no field in crates/format/src/key is not in
+that table, and so turns this red."""
 
 import re
 

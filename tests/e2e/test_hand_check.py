@@ -7,8 +7,8 @@ import support
 
 MIB = 1 << 20
 
-# PyTorch documents cuBLAS's workspace (CUBLAS_WORKSPACE_CONFIG): two buffers of 4096 KiB and eight of 16 KiB, and on
-# Hopper (compute capability 9.0) eight of 4096 KiB.
+# PyTorch documents cuBLAS's workspace (CUBLAS_WORKSPACE_CONFIG): two buffers of 4096 KiB and eight
+# of 16 KiB, and on Hopper (compute capability 9.0) eight of 4096 KiB.
 WORKSPACE = {"a100-80": 8_519_680, "h100": 32 * MIB}
 
 # The paper: a 24-layer model of width 1024 over 50,257 tokens and 256 positions, tied head.

@@ -1,4 +1,5 @@
-"""memtrace as PyTorch's allocator: the same program with either gets the same addresses, history, statistics and errors."""
+"""memtrace as PyTorch's allocator: the same program with either gets the same
+addresses, history, statistics and errors."""
 
 import json
 import os
@@ -14,8 +15,9 @@ as_2_15 = pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="
 
 RUNNER = support.HERE / "installed.py"
 PACKAGE = support.ROOT / "python"
-# Programs whose history is another one each time, also with PyTorch alone: threads race for memory; autocast gives its
-# copies back in the order of a hash of pointers; the compiler finds or does not find what it has kept; several ranks.
+# Programs whose history is another one each time, also with PyTorch alone: threads race for memory;
+# autocast gives its copies back in the order of a hash of pointers; the compiler finds or does not
+# find what it has kept; several ranks.
 CHANCE = {"backward-threads", "python-threads", "python-threads-lazy", "dataloader", "sites", "amp", "compiled", "ddp", "fsdp2"}
 
 
@@ -26,7 +28,8 @@ def environment(extra=None):
 
 def run(program, way, folder, preloaded=False, threads=False):
     """Everything that PyTorch says of memory after the program, by process."""
-    # What is compiled for the one must not be found by the other; its name is in the stacks of both.
+    # What is compiled for the one must not be found by the other; its name
+    # is in the stacks of both.
     shutil.rmtree(folder / "inductor", ignore_errors=True)
     env = environment({**program.env, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "MEMTRACE_OUT": str(folder / "out")})
     if threads:
@@ -93,7 +96,8 @@ def test_same_when_preloaded(tmp_path):
     program = next(p for p in corpus.PROGRAMS if p.name == "transformer")
     [theirs], [ours] = run(program, "native", tmp_path), run(program, "installed", tmp_path, preloaded=True)
     compare(ours, theirs)
-    # What memtrace itself writes has the same history, and nothing of PyTorch's is taken for somebody else's.
+    # What memtrace itself writes has the same history, and nothing of
+    # PyTorch's is taken for somebody else's.
     snapshot = support.load(support.only_file(tmp_path / "out"))
     assert len(support.history(snapshot)) >= len(ours["trace"][0])
     assert snapshot["memtrace"]["counters"].get("anomalies", 0) == 0
@@ -101,7 +105,8 @@ def test_same_when_preloaded(tmp_path):
 
 @as_2_15
 def test_every_answer_is_pytorchs(tmp_path):
-    """Statistics, limits, observers, history as it is asked for in turn, settings, pools, a forked child."""
+    """Statistics, limits, observers, history as it is asked for in turn,
+    settings, pools, a forked child."""
     lines = {}
     for way in ("native", "installed"):
         command = [support.PYTHON, support.HERE / "scripts" / "answers.py", way, tmp_path]
@@ -158,7 +163,8 @@ VARIABLES = [
 
 @pytest.mark.parametrize("env", VARIABLES, ids=str)
 def test_settings_are_those_that_pytorch_reads(env, tmp_path):
-    """Which variable counts, and how it is read, depends on the release: PyTorch itself is the judge (issue F, B9)."""
+    """Which variable counts, and how it is read, depends on the release: PyTorch
+    itself is the judge (issue F, B9)."""
     source = "import json, torch; x = torch.empty(9, device='cuda'); print(json.dumps(torch.cuda.memory._snapshot()['allocator_settings']))"
     native, ours = (
         json.loads(support.must(inline(start + source, env, cwd=tmp_path)).stdout) for start in ("", "import memtrace; memtrace.install();")
@@ -176,7 +182,8 @@ def test_what_turns_caching_off(name, value, tmp_path):
 
 
 def test_graph_trees_are_refused_with_what_to_do(tmp_path):
-    """`mode="reduce-overhead"` saves and restores the state of a pool, which only PyTorch's own allocator can."""
+    """`mode="reduce-overhead"` saves and restores the state of a pool, which
+    only PyTorch's own allocator can."""
     env = {"PYTORCH_CUDA_ALLOC_CONF": "graph_capture_record_stream_reuse:True"}
     done = support.must(inline("""
 import memtrace, torch
@@ -197,7 +204,8 @@ for name, *more in (("checkPoolLiveAllocations", set()), ("getCheckpointState",)
 
 
 def test_a_pool_with_memtrace_as_its_allocator(tmp_path):
-    """PyTorch's own allocator stays in charge and takes a pool's segments from memtrace; out of memory is PyTorch's to tell."""
+    """PyTorch's own allocator stays in charge and takes a pool's segments from memtrace;
+    out of memory is PyTorch's to tell."""
     done = support.must(inline(f"""
 import torch
 from torch.cuda.memory import CUDAPluggableAllocator
@@ -293,7 +301,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("refused", REFUSED)
 def test_an_error_that_is_no_want_of_memory(refused, tmp_path):
-    """PyTorch throws it at once, as what it is, and tries nothing else; only a want of memory is one."""
+    """PyTorch throws it at once, as what it is, and tries nothing else;
+    only a want of memory is one."""
     library = tmp_path / "librefuses.so"
     support.must(support.execute(["cc", "-O2", "-shared", "-fPIC", "-o", library, support.HERE / "scripts" / "refuses.c", "-ldl"]))
     between = 'LD_PRELOAD="${LD_PRELOAD%%:*}:$0:${LD_PRELOAD#*:}" exec "$@"'  # behind memtrace, in front of the GPU

@@ -1,4 +1,5 @@
-"""PyTorch is the judge: over the whole corpus, memtrace's history equals PyTorch's, entry for entry."""
+"""PyTorch is the judge: over the whole corpus, memtrace's history equals
+PyTorch's, entry for entry."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Labels: what a thread says it is doing, in every event of it; from the package, NVTX, and PyTorch itself."""
+"""Labels: what a thread says it is doing, in every event of it; from the
+package, NVTX, and PyTorch itself."""
 
 import json
 import re
@@ -77,7 +78,8 @@ def test_watch_knows_phase_and_module_of_everything(tmp_path, how):
             weight = 256 * 8 * 4 if module == "head" else 2 * 256 * 256 * 4
             assert labels[f"backward/{module}"].count(weight) == 2, (module, labels[f"backward/{module}"])
     assert "forward/backward" not in "".join(labels) and "backward/forward" not in "".join(labels)
-    # Without a label are the input, the loss (`square`, `mean`) and what begins its backward pass; nothing large.
+    # Without a label are the input, the loss (`square`, `mean`) and what
+    # begins its backward pass; nothing large.
     assert len(labels[""]) <= 2 * 6 and max(labels[""]) == 64 * 256 * 4, labels[""]
     assert sum(labels["init"]) == 4 * (4 * 2 * 256 * 256 + 2 * (2 * 256 + 256) + 256 * 8 + 8)
 

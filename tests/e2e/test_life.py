@@ -1,4 +1,5 @@
-"""The library in other people's processes: how it gets there, what it leaves, forks, threads, shells, odd ends."""
+"""The library in other people's processes: how it gets there, what it leaves,
+forks, threads, shells, odd ends."""
 
 import json
 import os

@@ -9,7 +9,8 @@ import re
 import pytest
 import support
 
-# What the viewer's unpickler knows (its page reads protocols 2 to 4, written by hand in JavaScript).
+# What the viewer's unpickler knows (its page reads protocols 2 to 4,
+# written by hand in JavaScript).
 VIEWER_OPCODES = set(
     "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT1 BININT2 BININT LONG1 BINFLOAT SHORT_BINUNICODE BINUNICODE "
     "EMPTY_LIST APPEND APPENDS LIST EMPTY_DICT SETITEM SETITEMS DICT EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE MEMOIZE "
@@ -56,7 +57,8 @@ def test_trace_plot_embeds_the_history(snapshot_file, tmp_path, options):
 
 
 def test_segments_and_memory(snapshot_file):
-    """These two pipe into flamegraph.pl, which they download; everything before that is run here."""
+    """These two pipe into flamegraph.pl, which they download; everything
+    before that is run here."""
     from torch.cuda import _memory_viz
 
     snapshot = support.load(snapshot_file)
@@ -69,7 +71,8 @@ def test_segments_and_memory(snapshot_file):
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
 def test_the_viewer_can_read_it(form, tmp_path):
-    """No integer above 2^53 (a JavaScript number), no unknown opcode, no batch that overflows its stack."""
+    """No integer above 2^53 (a JavaScript number), no unknown opcode, no
+    batch that overflows its stack."""
     path, _, _ = support.record_alive("streams.py", tmp_path, run=["--format", form])
     numbers, left = [], [support.load(path)]
     while left:

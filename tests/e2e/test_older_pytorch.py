@@ -1,5 +1,6 @@
-"""PyTorch before 2.6 on the virtual GPU, judged by its own recorder. Each release is installed for the test (several GB), so only
-with --extended. 2.1 to 2.3 come with cuDNN 8, up to 2.4 NVTX is a library of its own."""
+"""PyTorch before 2.6 on the virtual GPU, judged by its own recorder. Each release is
+installed for the test (several GB), so only with --extended. 2.1 to 2.3 come with cuDNN 8, up
+to 2.4 NVTX is a library of its own."""
 
 import json
 import sys

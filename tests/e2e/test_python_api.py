@@ -1,5 +1,5 @@
-"""The Python package in daily use: recording, peaks, decorators, pytest, callbacks; with and without memtrace, with and
-without CUDA."""
+"""The Python package in daily use: recording, peaks, decorators, pytest, callbacks; with and
+without memtrace, with and without CUDA."""
 
 import sys
 
@@ -182,7 +182,8 @@ print("done")
 
 
 def test_callbacks_follow_the_calls_that_the_trainers_document(tmp_path):
-    """The libraries themselves are not needed here: their callbacks are called by name, with these arguments."""
+    """The libraries themselves are not needed here: their callbacks are
+    called by name, with these arguments."""
     (tmp_path / "callbacks.py").write_text(CALLBACKS)
     done = record([PYTHON, tmp_path / "callbacks.py"], tmp_path / "out", env=PACKAGE)
     assert must(done).stdout == "done\n"

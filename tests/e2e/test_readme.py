@@ -1,4 +1,5 @@
-"""README: each of its commands is typed as it stands there, in README's order and in one folder; its session shows what is printed today."""
+"""README: each of its commands is typed as it stands there, in README's order and in one folder;
+its session shows what is printed today."""
 
 import re
 import sys
@@ -38,7 +39,8 @@ def test_each_command_of_readme_works(tmp_path):
     for command in found:
         if command in ELSEWHERE:
             continue
-        # Where there is no GPU the commands meant for one find a virtual one, which a command's own LD_PRELOAD would take away.
+        # Where there is no GPU the commands meant for one find a virtual one, which a
+        # command's own LD_PRELOAD would take away.
         command = re.sub(r'^LD_PRELOAD="([^"]*)"', r'LD_PRELOAD="\1:$LD_PRELOAD"', command)
         script += [f"printf '>>> %s\\n' {command!r} >&2", command]
     around = [MEMTRACE, "run", "--virtual", "h100*2", "--record", "off", "--", "bash", "-c", "\n".join(script)]

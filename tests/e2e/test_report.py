@@ -18,7 +18,8 @@ def report(path):
 
 
 def lines(device):
-    """Without what other ranks hold of a card that they share: how far they are when it is measured, nobody says."""
+    """Without what other ranks hold of a card that they share: how far they are
+    when it is measured, nobody says."""
     return {line["name"]: line["bytes"] for line in device["reconcile"]["lines"] if line["name"] != "other processes"}
 
 
@@ -38,7 +39,8 @@ def test_each_owner_is_named_to_the_byte(ranks, rank):
     [device] = [d for d in ranks[rank]["devices"] if d["device"] == rank]
     owners = {o["owner"]: o["bytes"] for o in device["owners"]}
     assert owners["libextension.so"] == 24 * MIB
-    # What the program has from NCCL by itself, and what NCCL takes for its communicators (docs/virtual.md).
+    # What the program has from NCCL by itself, and what NCCL takes for its
+    # communicators (docs/virtual.md).
     by_communicator = [c["bytes"] for c in device["communicators"]]
     assert 48 * MIB in by_communicator and sum(by_communicator) == owners["NCCL"] > 500 * MIB, device["communicators"]
     found = lines(device)
@@ -68,7 +70,8 @@ assert cuda.cudaFree(b) == 0
 
 
 def test_managed_memory_has_a_line_of_its_own(tmp_path):
-    """Issue F, B12: a paged optimizer keeps its state there, and no sum of what the card holds has it."""
+    """Issue F, B12: a paged optimizer keeps its state there, and no sum of
+    what the card holds has it."""
     support.must(support.record([support.PYTHON, "-c", MANAGED], tmp_path))
     path = support.only_file(tmp_path)
     [device] = report(path)["devices"]

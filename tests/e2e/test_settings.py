@@ -1,5 +1,5 @@
-"""The settings of PyTorch's allocator in a snapshot are those in force: of whichever variable counts, and as the program changes
-them under way. PyTorch itself is the judge (issue F, B9)."""
+"""The settings of PyTorch's allocator in a snapshot are those in force: of whichever variable
+counts, and as the program changes them under way. PyTorch itself is the judge (issue F, B9)."""
 
 import json
 import os
@@ -60,7 +60,8 @@ def test_a_refused_change_is_none(tmp_path):
 
 @pytest.mark.parametrize("env", [*VARIABLES, {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[256:1,512:2,>:4]"}], ids=str)
 def test_of_a_process_that_was_killed(env, tmp_path):
-    """Its black box has the variables that were set; which of them PyTorch has read, and how, follows from its release."""
+    """Its black box has the variables that were set; which of them PyTorch has read,
+    and how, follows from its release."""
     program = "import json, os, torch; x = torch.empty(9, device='cuda')\n"
     program += "print(json.dumps(torch.cuda.memory._snapshot()['allocator_settings']), flush=True); os.kill(os.getpid(), 9)"
     done = support.record([support.PYTHON, "-W", "ignore", "-c", program], tmp_path / "out", env=env)
@@ -85,7 +86,8 @@ sys.stdin.read()
 @pytest.mark.parametrize("changes", [[], ["garbage_collection_threshold:0.6", SEGMENTS]], ids=str)
 @pytest.mark.parametrize("how", ["run", "install"])
 def test_whoever_reads_the_record_says_the_settings_of_its_process(how, changes, tmp_path):
-    """Not those of the environment in which `snapshot` or `recover` runs, and those that the program set under way, too."""
+    """Not those of the environment in which `snapshot` or `recover` runs, and those
+    that the program set under way, too."""
     env = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:222,pinned_num_register_threads:2", "MEMTRACE_LIBRARY": str(support.LIBRARY)}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(support.ROOT / "python"), os.environ.get("PYTHONPATH")]))
     out = tmp_path / "out"

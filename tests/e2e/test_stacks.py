@@ -1,7 +1,8 @@
-"""Stacks equal PyTorch's own, frame for frame, C++ and Python, wherever memory is asked for and given back.
+"""Stacks equal PyTorch's own, frame for frame, C++ and Python, wherever
+memory is asked for and given back.
 
-PyTorch records with `stacks="all"` in the same process; `judge.py --native` says what is compared. T13 of the public reports
-(frames of backward threads are empty) is among it.
+PyTorch records with `stacks="all"` in the same process; `judge.py --native` says what is compared.
+T13 of the public reports (frames of backward threads are empty) is among it.
 """
 
 import copy
@@ -14,7 +15,8 @@ import pytest
 import support
 
 torch = pytest.importorskip("torch")
-# Older releases write a C++ frame's source line, from debug information, and so say nothing of its address.
+# Older releases write a C++ frame's source line, from debug information,
+# and so say nothing of its address.
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
     pytest.skip("PyTorch before 2.15 names C++ frames in another way", allow_module_level=True)
 
@@ -61,7 +63,8 @@ def test_equal_frame_for_frame(name, tmp_path):
 
 
 def test_threads_of_backward_have_stacks(tmp_path):
-    """T13: each block that a thread of autograd's allocates has a C++ stack, from the thread's start to the operator."""
+    """T13: each block that a thread of autograd's allocates has a C++ stack, from
+    the thread's start to the operator."""
     _, _, (ours,) = judged("backward-threads", tmp_path)
     threads = 0
     for entry in support.history(ours):

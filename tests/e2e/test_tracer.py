@@ -121,7 +121,8 @@ def test_operators_and_modules_are_what_pytorch_counts(tmp_path):
     assert {name: report["plugins"]["calls"][name] for name in theirs} == {name: said["calls"][name] for name in theirs}
     for name, taken in said["modules"].items():
         assert report["modules"][name]["cuda:0"]["allocated"] == taken, name
-    # Before 2.15 PyTorch keeps the workspaces that the first matrix products took for cuBLAS; nothing else stays.
+    # Before 2.15 PyTorch keeps the workspaces that the first matrix products
+    # took for cuBLAS; nothing else stays.
     kept = [b for b in report["lifetimes"]["blocks"] if b["freed"] is None and b["module"] is not None]
     assert all(block["category"] == "Other" for block in kept)
     for name, use in report["modules"].items():
@@ -134,7 +135,8 @@ def test_operators_that_are_seen_as_they_begin_are_those_that_callbacks_see(tmp_
     _, said, _ = traced(how, tmp_path)
     by_callbacks, quickly = said["ways"]
     assert quickly == by_callbacks
-    # Of each sort: seen as they begin, made of others, by callbacks alone (they have no tensor), under inference mode.
+    # Of each sort: seen as they begin, made of others, by callbacks alone (they
+    # have no tensor), under inference mode.
     operators = {operator for operator, *_ in quickly}
     assert {"aten::addmm.default", "aten::mm.default", "aten::zeros.default", "aten::ones_like.default", "aten::sort.default"} <= operators
     assert "(no operator)" not in operators

@@ -41,7 +41,8 @@ def test_memory_tracker_says_what_pytorchs_says(tmp_path, how):
 
 
 def test_memory_tracker_alone_sees_the_same_operators(tmp_path):
-    """Under a dispatch mode autograd adds gradients up out of place, without one in place; all else is the same."""
+    """Under a dispatch mode autograd adds gradients up out of place, without
+    one in place; all else is the same."""
     alone, _, more = both("alone", tmp_path / "a")
     beside, _, _ = both("plain", tmp_path / "b")
 
@@ -195,7 +196,8 @@ def test_mem_tracker_is_exact_on_each_rank(how, tmp_path):
             now, peak, when = moment["now"], moment["peak"], moment["when"]
             assert now["Total"] == moment["allocated"] and peak["Total"] == moment["most"], when
             assert now["Optstate"] == moment["Optstate"], when
-            # After a forward FSDP keeps the outermost module gathered: `parameters()` are those, and their parts are there, too.
+            # After a forward FSDP keeps the outermost module gathered: `parameters()` are
+            # those, and their parts are there, too.
             gathered = how == "fsdp2" and "forward" in when
             more = now["Parameter"] - moment["Parameter"]
             assert 0 < more <= 16384 if gathered else more == 0, when

@@ -1,4 +1,5 @@
-"""Every way in which a program starts others: each that uses CUDA leaves one file, which says where it stands."""
+"""Every way in which a program starts others: each that uses CUDA leaves one
+file, which says where it stands."""
 
 import os
 import re
@@ -44,7 +45,8 @@ RECORDED = {
 
 
 def run(tmp_path, body, **options):
-    """Runs a program; returns its process, and what each file says of itself with the sizes it holds."""
+    """Runs a program; returns its process, and what each file says of
+    itself with the sizes it holds."""
     program = tmp_path / "program.py"
     body = "\n".join("    " + line for line in body.splitlines())
     program.write_text(f"{PRELUDE}\nif __name__ == '__main__':\n{body}\n")
@@ -86,7 +88,8 @@ def test_forked_children_that_are_first(how, tmp_path):
 
 
 def test_a_forked_child_names_the_parent_that_is_gone(tmp_path):
-    """The parent records, its child forks another and ends: the grandchild's record still names the first."""
+    """The parent records, its child forks another and ends: the
+    grandchild's record still names the first."""
     body = (
         "take(5000)\npid = os.fork()\nif pid == 0:\n"
         "    if os.fork(): os._exit(0)\n"
@@ -101,7 +104,8 @@ def test_a_forked_child_names_the_parent_that_is_gone(tmp_path):
 
 
 def test_a_pool_of_workers(tmp_path):
-    """T37 and T38: as many files as workers, however often one is replaced, with the frames of the job."""
+    """T37 and T38: as many files as workers, however often one is
+    replaced, with the frames of the job."""
     body = (
         "with multiprocessing.get_context('fork').Pool(2, maxtasksperchild=1) as pool:\n"
         "        pool.map(job, range(1, 7), chunksize=1); pool.close(); pool.join()"
@@ -122,7 +126,8 @@ def test_a_pool_of_workers(tmp_path):
 
 
 def test_torchrun(tmp_path):
-    """Ranks under a launcher that only counts GPUs: a file each, with its rank, and a list of them at the end."""
+    """Ranks under a launcher that only counts GPUs: a file each, with its
+    rank, and a list of them at the end."""
     script = tmp_path / "rank.py"
     script.write_text(
         "import os, torch\n"
@@ -188,7 +193,8 @@ def test_one_process_says_it_once(tmp_path):
 
 
 def test_a_killed_child_is_named(tmp_path):
-    """T31: one of several processes is killed; the others end as ever, and the end says what became of it."""
+    """T31: one of several processes is killed; the others end as ever, and
+    the end says what became of it."""
     body = (
         "children = [subprocess.Popen([sys.executable, '-c', TAKE % (1000 * i) + '; print(flush=True); input()'],"
         " stdin=subprocess.PIPE, stdout=subprocess.PIPE) for i in range(1, 9)]\n"

@@ -1,4 +1,5 @@
-"""When a snapshot is written: at a peak, on a signal, by the clock; and what nonsense in the environment does."""
+"""When a snapshot is written: at a peak, on a signal, by the clock; and what
+nonsense in the environment does."""
 
 import pytest
 import support
@@ -21,7 +22,8 @@ def live_bytes(snapshot):
 
 
 def test_a_peak(tmp_path):
-    """One at each step up that is large enough, with the peak alive in it; none on the way down or for less."""
+    """One at each step up that is large enough, with the peak alive in it;
+    none on the way down or for less."""
     code = "a = empty(300); time.sleep(0.5); b = empty(50); time.sleep(0.5); c = empty(400); time.sleep(0.5); del a, b, c"
     snapshots, _ = recorded(code, tmp_path, MEMTRACE_PEAK_STEP="200MiB")
     peaks = [live_bytes(s) >> 20 for s in snapshots if s["memtrace"]["reason"] == "peak"]

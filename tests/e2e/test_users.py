@@ -125,7 +125,8 @@ print(torch.cuda.memory_reserved())
 
 
 def test_a_free_that_waits_says_how_long_and_for_which_stream(tmp_path):
-    """T49: used on another stream that is busy; PyTorch's snapshot shows the block, and not for whom it waits."""
+    """T49: used on another stream that is busy; PyTorch's snapshot shows the
+    block, and not for whom it waits."""
     program = """
 import torch
 side = torch.cuda.Stream()
@@ -157,7 +158,8 @@ PINNED = {
 
 @pytest.mark.parametrize("conf", PINNED.values(), ids=PINNED)
 def test_pinned_memory_is_told_beside_what_was_asked_for(conf, tmp_path):
-    """T53: PyTorch rounds requests for page-locked memory up, and uses again what it was given back."""
+    """T53: PyTorch rounds requests for page-locked memory up, and uses
+    again what it was given back."""
     path, released = tmp_path / "held.pickle", tmp_path / "released.pickle"
     program = f"""
 import ctypes, json, torch

@@ -1,4 +1,5 @@
-"""The virtual GPU: what it carries, that it behaves like the card it says it is, and that it says so."""
+"""The virtual GPU: what it carries, that it behaves like the card it says
+it is, and that it says so."""
 
 import json
 import os
@@ -12,8 +13,8 @@ import support
 
 GIB = 1 << 30
 
-# Published facts: compute capability, multiprocessors, and the memory on the card (the data sheet prints a little less for
-# H200 and B200, whose stacks hold 144 and 192 GiB).
+# Published facts: compute capability, multiprocessors, and the memory on the card (the data sheet
+# prints a little less for H200 and B200, whose stacks hold 144 and 192 GiB).
 CARDS = {
     "v100-16": ((7, 0), 80, 16 * GIB),
     "v100-32": ((7, 0), 80, 32 * GIB),
@@ -130,7 +131,8 @@ def test_a_size_that_nothing_computed_is_a_warning():
 
 
 def test_eager_and_lazy_streams_give_the_range():
-    """Blocks that wait for a side stream are reused at once or only after a wait: the real card lies between."""
+    """Blocks that wait for a side stream are reused at once or only after a
+    wait: the real card lies between."""
     code = (
         "import torch\n"
         "side = torch.cuda.Stream()\n"
@@ -146,7 +148,8 @@ def test_eager_and_lazy_streams_give_the_range():
 
 
 def run_twice(name, tmp_path):
-    """The entries of all devices without their times, the segments, and what was printed, of two runs."""
+    """The entries of all devices without their times, the segments, and
+    what was printed, of two runs."""
     program = next(p for p in corpus.PROGRAMS if p.name == name)
     for turn in ("first", "second"):
         path, _, done = support.record_alive(program.script, tmp_path / turn, *program.args, spec=program.spec)
@@ -167,7 +170,8 @@ def test_the_same_run_twice_gives_the_same_addresses(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["transformer", "two-devices", "cuda-graphs"])
 def test_the_same_training_twice_gives_the_same_bytes(name, tmp_path):
-    """Autograd's threads race with the main one for the order of some frees, here as on a card, but not for the bytes."""
+    """Autograd's threads race with the main one for the order of some frees, here as
+    on a card, but not for the bytes."""
 
     def bytes_of(run):
         entries, segments, printed = run
@@ -238,7 +242,8 @@ def test_nvidia_wheels_need_not_be_installed(tmp_path):
 
 
 def test_virtual_says_virtual(tmp_path):
-    """A snapshot from a virtual GPU, its summary, and the card's own name never pass for a measurement."""
+    """A snapshot from a virtual GPU, its summary, and the card's own name
+    never pass for a measurement."""
     path, _, _ = support.record_alive("mlp.py", tmp_path, spec="rtx4090")
     virtual = support.load(path)["memtrace"]["virtual"]
     assert "rtx4090" in json.dumps(virtual).lower()
@@ -266,7 +271,8 @@ if __name__ == "__main__":
 
 
 def test_contexts_of_workers_take_memory_of_the_card(tmp_path):
-    """Issue F, B13: three workers of a loader that each touch the GPU. With the recorder, whose threads ask NVML."""
+    """Issue F, B13: three workers of a loader that each touch the GPU. With the
+    recorder, whose threads ask NVML."""
     (tmp_path / "workers.py").write_text(WORKERS)
     done = support.must(support.record([support.PYTHON, tmp_path / "workers.py"], tmp_path / "out", stacks="none"))
     context = next(d for d in json.loads(support.memtrace("devices", "--json").stdout) if d["key"] == "h100")["context_bytes"] >> 20

@@ -16,8 +16,8 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def gpu():
-    """The environment of a program on a virtual GPU, recorded: what `memtrace run` sets. Black boxes go where they
-    would go anyway, but into a folder that can be removed."""
+    """The environment of a program on a virtual GPU, recorded: what `memtrace run` sets. Black
+    boxes go where they would go anyway, but into a folder that can be removed."""
     memory = Path("/dev/shm")
     folder = tempfile.mkdtemp(prefix="memtrace-test-", dir=memory if memory.is_dir() else None)
     yield {**hazard.virtual_environment(), "MEMTRACE_BLACKBOX": folder}

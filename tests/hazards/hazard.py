@@ -1,4 +1,5 @@
-"""What the tests share: C programs, the environment that `memtrace run` would set, and running in it."""
+"""What the tests share: C programs, the environment that `memtrace run`
+would set, and running in it."""
 
 import os
 import resource

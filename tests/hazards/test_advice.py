@@ -1,5 +1,5 @@
-"""What memtrace advises can be followed, on the release that the program runs, and changes nothing else (issue F, B9); nothing is
-unexplained that memtrace itself has overlooked (B12)."""
+"""What memtrace advises can be followed, on the release that the program runs, and changes nothing
+else (issue F, B9); nothing is unexplained that memtrace itself has overlooked (B12)."""
 
 import json
 import sys
@@ -47,7 +47,8 @@ except torch.OutOfMemoryError:
 @pytest.mark.parametrize("before", ["", "c = torch.ones(1, device='cuda'); torch.cuda.mem_get_info()"])
 @pytest.mark.parametrize("after", ["pass", "torch.cuda.mem_get_info()", "torch.cuda.empty_cache(); torch.cuda.mem_get_info()"])
 def test_what_pytorch_asks_while_its_segment_grows_is_no_measurement(run, before, after):
-    """It takes physical memory, fails, asks how much is free, and gives it back: −41 GB were "unexplained"."""
+    """It takes physical memory, fails, asks how much is free, and gives it
+    back: −41 GB were "unexplained"."""
     files = run(GROWS.format(before=before, after=after), PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     assert len(files) == 2
     for path in files:
@@ -83,7 +84,8 @@ def test_who_refused_is_known_of_every_failure(run, before, held, limited, conf)
 
 @pytest.mark.skipif(RELEASE < (2, 11), reason="this release has no such setting")
 def test_a_large_segment_is_what_did_not_fit(run):
-    """5 MiB come in a segment of 4 GiB, for which the card had no room: no limit of PyTorch's refused."""
+    """5 MiB come in a segment of 4 GiB, for which the card had no room: no
+    limit of PyTorch's refused."""
     conf = "large_segment_size_mb:4096"
     files = run(FAILS_TWICE.format(before="", held=76, sizes=[5, 6]), PYTORCH_CUDA_ALLOC_CONF=conf)
     for path in files:

@@ -1,4 +1,5 @@
-"""How much of the program's stack a hook takes, wherever its end is, and that what lies on a stack for signals stays (issue F, A1)."""
+"""How much of the program's stack a hook takes, wherever its end is, and that what lies on a stack
+for signals stays (issue F, A1)."""
 
 import subprocess
 
@@ -25,17 +26,20 @@ def run(programs, tmp_path):
 
 
 def test_a_second_signal_while_a_handlers_hook_works(programs, run):
-    """A hook leaves the stack for signals; for the kernel that is free then, and the next handler begins at its top."""
+    """A hook leaves the stack for signals; for the kernel that is free then, and
+    the next handler begins at its top."""
     run(programs / "bounds", "second_signal")
 
 
 def test_no_descriptor_is_needed_to_know_the_stack(programs, run):
-    """The bounds of the first thread's stack are not in a file that must be opened: hooks stay on it."""
+    """The bounds of the first thread's stack are not in a file that must
+    be opened: hooks stay on it."""
     assert run(programs / "bounds", "without_descriptors") == run(programs / "bounds", "usual")
 
 
 def test_a_stack_without_a_limit(programs, run):
-    """Where the first thread's stack may grow for ever, the heap below it grows into what looked like its stack."""
+    """Where the first thread's stack may grow for ever, the heap below it grows
+    into what looked like its stack."""
     unlimited = ["bash", "-c", 'ulimit -s unlimited && exec "$@"', "bash"]
     if subprocess.run([*unlimited, "true"], check=False).returncode != 0:
         pytest.skip("the hard limit forbids it")

@@ -1,7 +1,8 @@
-"""The processes of a run share its virtual cards (issue F, B13): the one that is refused is the one that would be.
+"""The processes of a run share its virtual cards (issue F, B13): the one that
+is refused is the one that would be.
 
-Whatever becomes of a process (it is killed, forks, becomes another program), what it held is given back when it is gone,
-and never before; nothing is left behind when all are.
+Whatever becomes of a process (it is killed, forks, becomes another program), what it held is given
+back when it is gone, and never before; nothing is left behind when all are.
 """
 
 import contextlib
@@ -225,7 +226,8 @@ def test_a_program_that_clears_its_environment_still_shares(run):
 
 @pytest.mark.parametrize("inner, same", [("h100", True), ("t4", False)])
 def test_a_run_within_a_run_has_the_same_cards(run, inner, same):
-    """A launcher under `memtrace run` whose workers are started by `memtrace run`, as scripts may do it. Another kind of card is another."""
+    """A launcher under `memtrace run` whose workers are started by `memtrace run`, as scripts may
+    do it. Another kind of card is another."""
     command = ["run", "--virtual", inner, "--record", "off", "--", "sh", "-c", "echo $MEMTRACE_VIRTUAL_CARDS"]
     done = support.must(support.memtrace(*command, env=run.env))
     assert (done.stdout.strip() == str(run.file)) == same
@@ -287,7 +289,8 @@ def test_a_lock_that_a_killed_process_held_is_taken_over(run):
 
 
 def test_requests_at_one_time_fill_the_card_exactly(run):
-    """Processes that all take 64 MiB until they are refused, one of them killed meanwhile: no byte is lost or lent twice."""
+    """Processes that all take 64 MiB until they are refused, one of them killed
+    meanwhile: no byte is lost or lent twice."""
     whole = ask(one := run.start(), "fill", GIB)
     leave(one)
     for number in range(5):
@@ -348,7 +351,8 @@ def test_a_run_that_lives_keeps_its_file(run):
 
 
 def test_two_that_end_at_one_time_leave_nothing(run, programs, tmp_path):
-    """Each is gone only after it has looked whether it is the last. Until it is gone it has its memory."""
+    """Each is gone only after it has looked whether it is the last. Until
+    it is gone it has its memory."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     preload = f"{run.env['LD_PRELOAD']}:{programs / 'liblinger.so'}"
@@ -435,7 +439,8 @@ def test_a_file_that_cannot_be_had_is_said_and_harms_nobody(run, tmp_path, wrong
 
 @contextlib.contextmanager
 def leased(path):
-    """Whoever opens this waits until it is given up: for the better part of a minute, as the kernel has it."""
+    """Whoever opens this waits until it is given up: for the better part
+    of a minute, as the kernel has it."""
     if path is None:
         yield
         return

@@ -1,4 +1,5 @@
-"""Snapshots of a full ring of a million events: in little memory, and beside a program that goes on as fast as it can."""
+"""Snapshots of a full ring of a million events: in little memory, and beside a
+program that goes on as fast as it can."""
 
 import re
 import resource
@@ -23,9 +24,10 @@ def whole(counters):
 
 @pytest.mark.parametrize(("extension", "rest"), [("pickle", 150), ("json", 150), ("pickle", 0)])
 def test_a_dump_takes_little_memory_and_stops_nobody(extension, rest, programs, gpu, tmp_path):
-    """The process's memory doesn't grow with its history, and its threads make more events meanwhile than the free part
-    of the ring has room for: nobody waits for the dump's end. Of a program that makes half a million events a second the
-    whole history is there, of one that does nothing else what it has not lapped."""
+    """The process's memory doesn't grow with its history, and its threads make more events
+    meanwhile than the free part of the ring has room for: nobody waits for the dump's end. Of a
+    program that makes half a million events a second the whole history is there, of one that does
+    nothing else what it has not lapped."""
     path = tmp_path / f"snapshot.{extension}"
     # JSON is large: a smaller history shows the same.
     ring = RING if extension == "pickle" else RING // 4

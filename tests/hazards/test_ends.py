@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 
 MIB = 1 << 20
 
-# `new(n)` takes n MiB. What is kept until the end is 10, and 3 more where nobody has left the function.
+# `new(n)` takes n MiB. What is kept until the end is 10, and 3 more where
+# nobody has left the function.
 PROGRAM = """
 import atexit, ctypes, os, signal, sys, threading, time
 import torch
@@ -29,7 +30,8 @@ def main():
 main()
 """
 
-# What happens: in the function, before it; the exit code, what is held, and what was left, None where the two are one.
+# What happens: in the function, before it; the exit code, what is held, and what
+# was left, None where the two are one.
 WAYS = {
     "the last line": ("pass", "", 0, 10, 0),
     "sys.exit in a function": ("sys.exit(3)", "", 3, 13, 0),

@@ -1,5 +1,6 @@
-"""What is around a program (issue F, A4): sanitizers, another C library, an empty environment, another root folder, limits that
-move addresses, valgrind, versions of symbols. None of it may end the program or change what it prints."""
+"""What is around a program (issue F, A4): sanitizers, another C library, an empty environment,
+another root folder, limits that move addresses, valgrind, versions of symbols. None of it may end
+the program or change what it prints."""
 
 import os
 import resource
@@ -31,7 +32,8 @@ def sizes(out):
 @pytest.mark.parametrize("preloaded", [False, True], ids=["linked", "preloaded"])
 @pytest.mark.parametrize("name", ["address", "thread"])
 def test_a_sanitizers_runtime(name, preloaded, tmp_path):
-    """Linked to the program, or preloaded by the user, too: it stays first, and the program is recorded."""
+    """Linked to the program, or preloaded by the user, too: it stays
+    first, and the program is recorded."""
     program = compile(tmp_path / "around", f"-fsanitize={name}", *hazard.LINK, why=f"no runtime of -fsanitize={name}")
     runtime = support.execute([COMPILER, f"-print-file-name=lib{name[0]}san.so"]).stdout.strip()
     env = {"LD_PRELOAD": os.path.realpath(runtime)} if preloaded else {}
@@ -59,7 +61,8 @@ def test_a_child_with_another_c_library(virtual, programs, tmp_path):
 
 @pytest.mark.parametrize("how", ["cleared", "cleared and filled"])
 def test_an_environment_that_was_cleared(programs, tmp_path, how):
-    """Before the first call: the snapshot goes where the user said, and the card is the one that the user named."""
+    """Before the first call: the snapshot goes where the user said, and the
+    card is the one that the user named."""
     done = support.record([programs / "around", how], tmp_path / "out", spec="t4", cwd=tmp_path)
     support.must(done)
     snapshot = support.load(support.only_file(tmp_path / "out"))
@@ -102,7 +105,8 @@ def test_valgrind_has_little_to_keep_books_of(programs, tmp_path):
 
 
 def test_versions_of_symbols_are_there(tmp_path):
-    """Who was linked to NVIDIA's libraries asks for a version of each; the loader complains if a stand-in has none."""
+    """Who was linked to NVIDIA's libraries asks for a version of each; the loader
+    complains if a stand-in has none."""
     library = tmp_path / "libcudart.so.13"
     (tmp_path / "lib.map").write_text("libcudart.so.13 { global: cudaMalloc; };")
     (tmp_path / "lib.c").write_text("int cudaMalloc(void **at, unsigned long size) { return -1; }")

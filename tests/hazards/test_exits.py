@@ -1,5 +1,5 @@
-"""How programs begin and end: with closed descriptors, without their main thread, on small stacks. All is as it would be without
-memtrace."""
+"""How programs begin and end: with closed descriptors, without their main thread, on small stacks.
+All is as it would be without memtrace."""
 
 import os
 import signal
@@ -15,7 +15,8 @@ WHATS = ["exit", "_exit", "fork", "dump"]
 
 @pytest.fixture
 def both(programs, tmp_path):
-    """Runs a program without memtrace and with it; returns both, and the folder of what was recorded."""
+    """Runs a program without memtrace and with it; returns both, and the
+    folder of what was recorded."""
 
     def run(*arguments, library="libsmall", code=0, prepare=None, **more):
         out = tmp_path / "out"
@@ -51,14 +52,16 @@ def blocks(path):
 
 @pytest.mark.parametrize("how, count", [("alone", 10), ("worker", 20), ("detached", 30), ("cancelled", 20)])
 def test_the_main_thread_leaves(how, count, both):
-    """The C library ends the process with its last thread, and counted our background thread, which never ended."""
+    """The C library ends the process with its last thread, and counted our
+    background thread, which never ended."""
     plain, recorded, out = both("main-leaves", how)
     assert plain.stdout == recorded.stdout == "handler\n"
     assert blocks(support.only_file(out)) == count
 
 
 def test_the_main_thread_leaves_on_a_busy_machine(programs, tmp_path):
-    """At the end, with no thread left, one that memtrace made to open NVML ended the process in the middle of the last snapshot."""
+    """At the end, with no thread left, one that memtrace made to open NVML ended the process in
+    the middle of the last snapshot."""
     runtime = programs / "libsmall.so"
     processes = []
     for i in range(48):
@@ -80,7 +83,8 @@ def closing(descriptors):
 
 @pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
 def test_closed_descriptors(which, both, tmp_path):
-    """A new descriptor is the lowest free one: the black box was the program's input, or got its output."""
+    """A new descriptor is the lowest free one: the black box was the
+    program's input, or got its output."""
     plain, recorded, out = both("closed", f"{tmp_path}/own-{{}}", code=5, prepare=closing(which))
     assert plain.stdout == recorded.stdout
     assert (tmp_path / "own-0").read_bytes() == (tmp_path / "own-1").read_bytes()
@@ -90,7 +94,8 @@ def test_closed_descriptors(which, both, tmp_path):
 @pytest.mark.parametrize("which", [(), (0,), (1,), (2,), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("record", ["on", "off"])
 def test_the_command_leaves_them_closed(record, which, programs, tmp_path):
-    """Rust's runtime opens `/dev/null` in their place, and forgets signals that are ignored or blocked."""
+    """Rust's runtime opens `/dev/null` in their place, and forgets signals
+    that are ignored or blocked."""
     look = ["sh", "-c", 'for i in 0 1 2; do [ -e /proc/self/fd/$i ] && echo $i; done; grep -E "SigBlk|SigIgn" /proc/self/status']
     script = tmp_path / "look"
     script.write_text(f"#!/bin/sh\n( {look[2]} ) > $1\n")

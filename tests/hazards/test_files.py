@@ -1,4 +1,5 @@
-"""Files that memtrace makes and finds where others may have put traps, and what the killed leave behind (issue F, A4 and A5)."""
+"""Files that memtrace makes and finds where others may have put traps, and what the killed
+leave behind (issue F, A4 and A5)."""
 
 import fcntl
 import json
@@ -30,7 +31,8 @@ def mode(path):
 
 
 def dump(path, tmp_path, env=None):
-    """A Python program takes memory and writes a snapshot to the path that it was given; what that call returned."""
+    """A Python program takes memory and writes a snapshot to the path that it
+    was given; what that call returned."""
     code = DUMPS + "assert take(1000) == 0\nprint(ctypes.CDLL(None).memtrace_dump(sys.argv[1].encode()))\n"
     command = [support.PYTHON, "-c", code, path]
     done = support.must(support.record(command, tmp_path / "out", env=env, timeout=60))
@@ -38,7 +40,8 @@ def dump(path, tmp_path, env=None):
 
 
 def test_snapshots_are_for_their_owner_alone(tmp_path):
-    """They hold paths and command lines. Whoever wants them read by others says so, and a file keeps what it has."""
+    """They hold paths and command lines. Whoever wants them read by others says
+    so, and a file keeps what it has."""
     old = os.umask(0o022)
     try:
         code = WAITS.replace("sys.stdin.readline()", "pass")
@@ -66,7 +69,8 @@ def test_snapshots_are_for_their_owner_alone(tmp_path):
 
 
 def test_nothing_is_written_through_what_stands_at_a_name(tmp_path):
-    """Snapshots, the text about a failure and the link to the black box, in a folder where somebody was first."""
+    """Snapshots, the text about a failure and the link to the black box, in a
+    folder where somebody was first."""
     out, victim = tmp_path / "out", tmp_path / "victim"
     out.mkdir()
     victim.write_text("precious")
@@ -120,8 +124,8 @@ def killed(programs, gpu, folder):
 
 
 def test_traps_do_not_hang_recover(programs, gpu, tmp_path):
-    """FIFOs, devices, folders, links to them, sparse files of any size: a line each, nothing is taken away, and what is a
-    black box is recovered."""
+    """FIFOs, devices, folders, links to them, sparse files of any size: a line each, nothing is
+    taken away, and what is a black box is recovered."""
     pid = killed(programs, gpu, tmp_path)
     (whole,) = tmp_path.glob("*.blackbox")
     header = whole.read_bytes()[:4096]
@@ -130,7 +134,8 @@ def test_traps_do_not_hang_recover(programs, gpu, tmp_path):
     trap = lambda name: traps / f"memtrace-h-4194304-{name}.blackbox"  # noqa: E731
     os.mkfifo(trap("fifo"))
     trap("folder").mkdir()
-    # Never a link to a device that the machine needs: who takes it away, by a fault that this looks for, takes it from everybody.
+    # Never a link to a device that the machine needs: who takes it away, by a fault that this
+    # looks for, takes it from everybody.
     device = tmp_path / "zero"
     try:
         os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
@@ -166,7 +171,8 @@ def test_traps_do_not_hang_recover(programs, gpu, tmp_path):
 
 
 def test_what_nobody_finishes_is_cleared_and_the_rest_is_not(programs, gpu, tmp_path):
-    """A process is killed in the middle of a snapshot: the next run, or recovery, takes away what it has begun."""
+    """A process is killed in the middle of a snapshot: the next run, or
+    recovery, takes away what it has begun."""
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none", "MEMTRACE_FORMAT": "json"}
     env |= {"MEMTRACE_SIGNAL": "USR2", "MEMTRACE_QUIET": "1"}
     parts = lambda: [p.name for p in tmp_path.iterdir() if p.name.endswith(".part")]  # noqa: E731
@@ -309,7 +315,8 @@ def give_away(path):
 
 @needs_root
 def test_only_one_s_own_files_are_cleared(tmp_path):
-    """Root, who may remove all of them, shares a folder with somebody whose writers and runs have died, too."""
+    """Root, who may remove all of them, shares a folder with somebody whose
+    writers and runs have died, too."""
     tmp_path.chmod(0o1777)
     command = [support.MEMTRACE, "run", "--virtual", "t4", "--out", tmp_path, "--", "sh", "-c", "echo $MEMTRACE_RUN_LIST"]
     name = Path(subprocess.run(command, env=support.environment(), capture_output=True, text=True, check=True).stdout.strip()).name
@@ -329,7 +336,8 @@ def test_only_one_s_own_files_are_cleared(tmp_path):
 @needs_root
 @pytest.mark.parametrize("whose", ["mine", "somebody's"])
 def test_lines_are_added_to_one_s_own_file_alone(whose, programs, gpu, tmp_path):
-    """The list of a run: who may write into it may write into the terminal of whoever reads it, and reads these paths."""
+    """The list of a run: who may write into it may write into the terminal of whoever
+    reads it, and reads these paths."""
     path = tmp_path / "list.run"
     path.write_text("before\n")
     if whose == "somebody's":
@@ -345,7 +353,8 @@ def test_lines_are_added_to_one_s_own_file_alone(whose, programs, gpu, tmp_path)
 @needs_root
 @pytest.mark.parametrize("whose", ["mine", "somebody's", "a pipe", "a link"])
 def test_a_program_without_memtrace_is_noted_in_one_s_own_file_alone(whose, programs, gpu, tmp_path):
-    """The same list, where nothing may be allocated: who starts a program without memtrace adds a line (issue F, A5)."""
+    """The same list, where nothing may be allocated: who starts a program without
+    memtrace adds a line (issue F, A5)."""
     path, elsewhere = tmp_path / "list.run", tmp_path / "elsewhere"
     elsewhere.write_text("")
     if whose == "a pipe":
@@ -372,7 +381,8 @@ def test_a_program_without_memtrace_is_noted_in_one_s_own_file_alone(whose, prog
 
 @needs_root
 def test_only_one_s_own_list_is_believed_and_removed(tmp_path):
-    """At the end of a run somebody else's file has the name of its list: what it says is not shown, and it stays."""
+    """At the end of a run somebody else's file has the name of its list: what it
+    says is not shown, and it stays."""
     script = "rm -f $MEMTRACE_RUN_LIST; echo '1 w /tmp/theirs' > $MEMTRACE_RUN_LIST; chown 65534 $MEMTRACE_RUN_LIST; echo $MEMTRACE_RUN_LIST"
     command = ["run", "--virtual", "t4", "--out", tmp_path, "--", "sh", "-c", script + "; exit 0"]
     done = support.must(support.memtrace(*command))

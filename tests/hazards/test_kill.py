@@ -1,13 +1,15 @@
 """A process that is killed loses nothing: what it held is in the black box, block for block.
 
-Each client (`programs/client.c`) allocates and frees in four threads and notes before and after each call, in a file of its
-own, what it holds. Then it ends, at a random moment. Of each one is checked: its black box can be read and passes `memtrace
-check`; the blocks recovered are those that it had noted, address and size, but for the at most four calls that were
-under way; there are as many events as calls returned, and at most four more; no event is missing, none is torn but those
-under way, nothing contradicts anything. Rings of 1,024, 16,384 and a million events, with and without stacks, in turn.
+Each client (`programs/client.c`) allocates and frees in four threads and notes before and
+after each call, in a file of its own, what it holds. Then it ends, at a random moment. Of each
+one is checked: its black box can be read and passes `memtrace check`; the blocks recovered are
+those that it had noted, address and size, but for the at most four calls that were under way;
+there are as many events as calls returned, and at most four more; no event is missing, none is
+torn but those under way, nothing contradicts anything. Rings of 1,024, 16,384 and a million
+events, with and without stacks, in turn.
 
-With --extended these are 1,000 SIGKILLs, and 100 of each other end. Last run whole on 2026-11-28, on two busy cores, with
-all of 1,000 + 500 + 400 processes as they should be, in 26 minutes.
+With --extended these are 1,000 SIGKILLs, and 100 of each other end. Last run whole on 2026-11-28,
+on two busy cores, with all of 1,000 + 500 + 400 processes as they should be, in 26 minutes.
 """
 
 import random
@@ -42,7 +44,8 @@ class Acknowledged:
                     self.between.append((state, addr, size))
 
     def judge(self, snapshot):
-        """The recovered live set is the acknowledged one; calls in flight may have happened or not."""
+        """The recovered live set is the acknowledged one; calls in flight
+        may have happened or not."""
         assert len(self.between) <= THREADS, "a thread is in one call at a time"
         blocks = hazard.driver_blocks(snapshot)
         missing = {a: s for a, s in self.live.items() if blocks.get(a) != s}
@@ -76,7 +79,8 @@ def environments(gpu, out):
 
 
 def batches(programs, gpu, folder, count, end, seed):
-    """Runs clients and ends them, ten at a time; yields the folder of each ten and what they acknowledged by process."""
+    """Runs clients and ends them, ten at a time; yields the folder of each ten and
+    what they acknowledged by process."""
     rng = random.Random(seed)
     for first in range(0, count, BATCH):
         out = folder / f"{first}"
@@ -136,8 +140,9 @@ def test_killed_at_any_moment(programs, gpu, tmp_path, pytestconfig):
 
 
 def test_deferred_frees_in_high_pools(gpu, tmp_path, pytestconfig):
-    """Issue F, B8: frees that wait for events, in pools of any number from 128 on, killed 40 times (1,000 with --extended):
-    what is recovered of each thread is what its model says, after its last event that it has noted or one more."""
+    """Issue F, B8: frees that wait for events, in pools of any number from 128 on, killed 40 times
+    (1,000 with --extended): what is recovered of each thread is what its model says, after its last
+    event that it has noted or one more."""
     count = 1000 if pytestconfig.getoption("--extended") else 40
     program = support.example("deferred")
     rng = random.Random(3)
@@ -205,8 +210,8 @@ def test_other_ends(how, code, programs, gpu, tmp_path, pytestconfig):
 
 @pytest.mark.parametrize("how", ["exit", "_exit", "signal-exit", "signal-_exit"])
 def test_ends_that_write(how, programs, gpu, tmp_path, pytestconfig):
-    """Threads still allocate while the last snapshot is written, also when it must wait for another one; nothing is left
-    to recover. Once, or 100 times with --extended."""
+    """Threads still allocate while the last snapshot is written, also when it must wait for another
+    one; nothing is left to recover. Once, or 100 times with --extended."""
     env = environments(gpu, tmp_path)
     for i in range(100 if pytestconfig.getoption("--extended") else 1):
         out = tmp_path / f"{i}"
@@ -222,8 +227,9 @@ def test_ends_that_write(how, programs, gpu, tmp_path, pytestconfig):
 
 
 def test_what_the_device_says_stands_beside_the_books_of_that_moment(programs, gpu, tmp_path):
-    """A thread asks how much is free while another one takes and gives back: an answer counts only where the books are those of its
-    moment. What came in between was "unexplained" (issue F, B9)."""
+    """A thread asks how much is free while another one takes and gives back: an
+    answer counts only where the books are those of its moment. What came in between
+    was "unexplained" (issue F, B9)."""
     seen = 0
     for i in range(12):
         out = tmp_path / str(i)

@@ -1,8 +1,10 @@
-"""Calls that are left otherwise than by their return (issue F, A4; found by a red team's `a1 cancel`, `cpp` and `a1 longjmp`).
+"""Calls that are left otherwise than by their return (issue F, A4; found by a red team's
+`a1 cancel`, `cpp` and `a1 longjmp`).
 
-The real call may throw, end its thread or be cancelled, and a signal handler may jump out of anything. The program sees what it would
-see without memtrace, and what it does afterwards is recorded. (A thread that may be cancelled at any instruction must call nothing but what POSIX lists, which CUDA
-is not among.)
+The real call may throw, end its thread or be cancelled, and a signal handler may jump out
+of anything. The program sees what it would see without memtrace, and what it does
+afterwards is recorded. (A thread that may be cancelled at any instruction must call nothing
+but what POSIX lists, which CUDA is not among.)
 """
 
 import shutil
@@ -50,7 +52,8 @@ def test_a_jump_out_of_the_real_call(leave):
 
 @pytest.mark.parametrize("stacks", ["none", "all"])
 def test_a_jump_out_of_anything(leave, stacks):
-    """The thread goes on recording: this ended its record, and the rest was said to come from signal handlers."""
+    """The thread goes on recording: this ended its record, and the rest was
+    said to come from signal handlers."""
     snapshot = leave("alarm", 2000, MEMTRACE_STACKS=stacks)
     assert afterwards(snapshot) == 1000
     assert snapshot["memtrace"]["counters"]["interrupted"] < 2000

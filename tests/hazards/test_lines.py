@@ -1,4 +1,5 @@
-"""Which line, which limit, which rank: programs whose memory is easily charged to the wrong one (issue F, B7, B9, B12)."""
+"""Which line, which limit, which rank: programs whose memory is easily charged to the
+wrong one (issue F, B7, B9, B12)."""
 
 import gzip
 import importlib.util
@@ -144,7 +145,8 @@ def test_a_command_that_pip_made_is_not_the_program(run, tmp_path):
 
 
 def test_pytorch_by_another_path_than_its_libraries(run, tmp_path):
-    """As of a source tree behind a link: libraries have their real path, the lines of Python the one it was found by."""
+    """As of a source tree behind a link: libraries have their real path, the lines
+    of Python the one it was found by."""
     torch = importlib.util.find_spec("torch").submodule_search_locations[0]
     (tmp_path / "links").mkdir()
     (tmp_path / "links/torch").symlink_to(torch)
@@ -162,7 +164,8 @@ def test_pytorch_by_another_path_than_its_libraries(run, tmp_path):
 
 
 def test_packages_beside_pytorch_are_installed(run, tmp_path):
-    """`pip install --target`: a folder that no interpreter knows, for which only PyTorch in it speaks."""
+    """`pip install --target`: a folder that no interpreter knows, for
+    which only PyTorch in it speaks."""
     torch = importlib.util.find_spec("torch").submodule_search_locations[0]
     put(tmp_path / "deps", TRAINER)
     (tmp_path / "deps/torch").symlink_to(torch)
@@ -197,7 +200,8 @@ print("ok")
 
 @pytest.mark.parametrize("unknown", [-1, 2**64 - 1])
 def test_a_line_that_python_does_not_know(tmp_path, unknown):
-    """PyTorch writes −1: no verb shows a number, and whoever writes the file again writes the same."""
+    """PyTorch writes −1: no verb shows a number, and whoever writes the
+    file again writes the same."""
     with gzip.open(support.ROOT / "tests/data/golden/basic_python_stacks.pickle.gz") as file:
         snapshot = pickle.load(file)
     known = {id(f): f for t in snapshot["device_traces"] for e in t for f in e["frames"]}
@@ -270,7 +274,8 @@ def test_what_torch_compile_writes_is_no_line(run, tmp_path):
     assert lines(files[-1]) == {(str(tmp_path / "train.py"), 10, "<module>"): 4 * MIB}
 
 
-# --- out of memory -----------------------------------------------------------------------------------------
+# --- out of memory
+# -----------------------------------------------------------------------------------------
 
 
 def failure(path):
@@ -331,7 +336,8 @@ def test_which_limit_refused(run, tmp_path, before, held, conf, allowed):
 
 @pytest.mark.parametrize("how", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "program", None])
 def test_advice_names_no_setting_that_is_on(run, tmp_path, how):
-    """Most of the card is free in pieces of 16 MiB: expandable segments are advised, unless they are there."""
+    """Most of the card is free in pieces of 16 MiB: expandable segments
+    are advised, unless they are there."""
     setting = "expandable_segments:True"
     before = f'torch._C._accelerator_setAllocatorSettings("{setting}")' if how == "program" else ""
     put(
@@ -384,7 +390,8 @@ def test_tune_counts_what_is_reserved(run, tmp_path):
     assert conf in told, "the recorded line is among those listed"
 
 
-# --- ranks -------------------------------------------------------------------------------------------------
+# --- ranks
+# -------------------------------------------------------------------------------------------------
 
 RANKS = """\
     import os, torch, torch.multiprocessing as mp, torch.distributed as dist
@@ -409,7 +416,8 @@ def free_port():
 
 
 def test_ranks_that_no_launcher_named(run, tmp_path):
-    """`mp.spawn` passes the rank as an argument; NCCL is told, and a smaller communicator changes nothing."""
+    """`mp.spawn` passes the rank as an argument; NCCL is told, and a
+    smaller communicator changes nothing."""
     put(tmp_path, {"train.py": RANKS.format(port=free_port())})
     files, _ = run(sys.executable, tmp_path / "train.py", spec="h100*4")
     told = {}

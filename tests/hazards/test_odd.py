@@ -1,5 +1,5 @@
-"""Odd lives of processes: what memtrace must not disturb, and what it must still write down. T numbers are public
-reports about other tools, re-imagined as small programs."""
+"""Odd lives of processes: what memtrace must not disturb, and what it must still write down. T
+numbers are public reports about other tools, re-imagined as small programs."""
 
 import os
 import re
@@ -89,7 +89,8 @@ def test_numbers_of_processes_that_come_again(programs, gpu, tmp_path):
 
 
 def test_a_process_that_becomes_another_program(programs, gpu, tmp_path):
-    """exec ends the old program without a word: its black box is recovered, though its number lives on."""
+    """exec ends the old program without a word: its black box is
+    recovered, though its number lives on."""
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path)}
     support.must(support.execute([programs / "odd", "exec"], env=env))
     assert sizes(support.load(support.only_file(tmp_path))) == [7777]
@@ -156,7 +157,8 @@ def test_a_late_library(programs, gpu, tmp_path):
 
 
 def test_many_sites_and_much_debug_information(odd, tmp_path):
-    """T11: a snapshot of 2,000 stacks takes less than two seconds, because debug information is left for later."""
+    """T11: a snapshot of 2,000 stacks takes less than two seconds, because
+    debug information is left for later."""
     source, library = tmp_path / "sites.c", tmp_path / "sites.so"
     count = 2000
     text = ["int cudaMalloc(void **, unsigned long);", "#define T(n) struct s##n { int a##n; long b##n[n + 1]; }"]
@@ -180,15 +182,16 @@ def test_many_sites_and_much_debug_information(odd, tmp_path):
 
 @pytest.mark.parametrize("env", [{}, {"DETACHED": "1"}], ids=["waits", "detached"])
 def test_a_constructor_with_a_thread(odd, programs, env):
-    """T40: a thread wakes the recorder while another one is inside the loader, and holds its lock until the thread is done: this
-    waited for ever."""
+    """T40: a thread wakes the recorder while another one is inside the loader, and holds its lock
+    until the thread is done: this waited for ever."""
     _, found = odd("constructor", programs / "libthread.so", env=env)
     (snapshot,) = found.values()
     assert 7777 in sizes(snapshot)
 
 
 def test_a_deep_library_asks_for_a_name_of_its_own(programs, gpu, tmp_path):
-    """A library that binds to itself first gets its own function, also by name: this was NVIDIA's."""
+    """A library that binds to itself first gets its own function, also by
+    name: this was NVIDIA's."""
     source, library = tmp_path / "own.c", tmp_path / "libown.so"
     source.write_text(
         "#include <dlfcn.h>\n#include <stddef.h>\n"
@@ -216,7 +219,8 @@ def test_another_interposer(first, odd, programs, gpu):
 
 
 def test_programs_without_cuda(programs, tmp_path):
-    """T33, T34: no CUDA on the machine, a child: nothing is missing, nothing is started, nothing is opened."""
+    """T33, T34: no CUDA on the machine, a child: nothing is missing,
+    nothing is started, nothing is opened."""
     code = "import os; print(len(os.listdir('/proc/self/task')), len(os.listdir('/proc/self/fd')))"
     command = ["sh", "-c", f"'{sys.executable}' -c \"{code}\"; exit 7"]
     env = {"LD_PRELOAD": str(support.LIBRARY), "MEMTRACE_OUT": str(tmp_path)}
@@ -322,8 +326,9 @@ def test_absurd_names(name, said, odd):
 
 
 def test_a_snapshot_of_a_running_process(programs, gpu, tmp_path):
-    """Taken while four threads allocate as fast as they can, some million calls a second, long after their ring is full;
-    the process is not stopped, and its black box stays. What the history lacks is counted."""
+    """Taken while four threads allocate as fast as they can, some million calls a second,
+    long after their ring is full; the process is not stopped, and its black box stays.
+    What the history lacks is counted."""
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none", "MEMTRACE_EVENTS": str(RING)}
     ledger = tmp_path / "ledger"
     client = hazard.start([programs / "client", ledger, "run"], env)

@@ -1,10 +1,13 @@
-"""A tracer follows no pointer that it has not proven (issue F, A1): stacks and tables that are wrong, gone or too small.
+"""A tracer follows no pointer that it has not proven (issue F, A1): stacks and
+tables that are wrong, gone or too small.
 
-`programs/stacks.c` allocates where a walk has nothing to hold on to; `programs/tables.c` changes bytes of a library's unwind tables in
-memory; and programs whose tables were changed in their file run. None may end otherwise than alone; what
-could not be proven is cut, with its reason. Runtime is `programs/libsmall.c`, which needs next to no stack itself.
+`programs/stacks.c` allocates where a walk has nothing to hold on to; `programs/tables.c` changes
+bytes of a library's unwind tables in memory; and programs whose tables were changed in their file
+run. None may end otherwise than alone; what could not be proven is cut, with its reason. Runtime is
+`programs/libsmall.c`, which needs next to no stack itself.
 
-With --extended 10,000 changed tables and 400 changed programs. Last run whole on 2026-11-28: 0 deaths.
+With --extended 10,000 changed tables and 400 changed programs. Last run
+whole on 2026-11-28: 0 deaths.
 """
 
 import random
@@ -19,7 +22,8 @@ CUT = "[the outer frames could not be read]"
 
 @pytest.fixture
 def traced(programs, tmp_path):
-    """Runs a program with all stacks; returns what it printed and the stacks of its allocations, as names."""
+    """Runs a program with all stacks; returns what it printed and the
+    stacks of its allocations, as names."""
 
     def run(*command, code=0, snapshot=True, timeout=300):
         env = {
@@ -45,7 +49,8 @@ def traced(programs, tmp_path):
     ["jit", "jit_at_end", "jit_last", "jit_fp", "jit_unmapped", "jit_unreadable", "pushing", "restorer_unreadable"],
 )
 def test_what_cannot_be_proven_is_cut(traced, programs, what):
-    """Generated code without tables, also at the edge of what is mapped, or gone; a table that forgot a push."""
+    """Generated code without tables, also at the edge of what is mapped, or
+    gone; a table that forgot a push."""
     (calls, _), stacks = traced(programs / "stacks", what)
     assert len(stacks) == calls
     whole = [names for names in stacks if names[-1] != CUT]
@@ -67,13 +72,15 @@ def test_what_can_be_proven_is_whole(traced, programs, what):
 
 @pytest.mark.parametrize("what", ["astray", "unsteady", "registered_unmapped"])
 def test_pointers_that_lead_astray(traced, programs, what):
-    """Frames that lie, says their table, where the program can't read: also one that comes and goes meanwhile."""
+    """Frames that lie, says their table, where the program can't read: also
+    one that comes and goes meanwhile."""
     (calls, _), stacks = traced(programs / "stacks", what)
     assert len(stacks) == calls and any(names[-1] == CUT for names in stacks)
 
 
 def test_registered_tables_that_change_or_go(traced, programs):
-    """The C runtime's list of tables is as good as the program that filled it: it is never asked."""
+    """The C runtime's list of tables is as good as the program that filled
+    it: it is never asked."""
     (calls, _), stacks = traced(programs / "stacks", "registered_changed")
     assert len(stacks) == calls and all("allocate" in names[0] for names in stacks)
 
@@ -92,15 +99,16 @@ def test_tables_that_never_end_cost_a_bounded_time(traced, programs):
 
 @pytest.mark.parametrize("size", [1024, 2048, 4096, 8192, 16384])
 def test_fibers(traced, programs, size):
-    """ucontext, on memory of any sort: between guard pages, in the heap with something beside it, on the stack itself."""
+    """ucontext, on memory of any sort: between guard pages, in the heap with
+    something beside it, on the stack itself."""
     (calls, _), stacks = traced(programs / "stacks", "fiber", size)
     assert len(stacks) == calls == 5
     assert all("allocate" in names[0] and "fiber" in names[1] for names in stacks[1:])
 
 
 def test_a_hook_takes_little_of_the_programs_stack(traced, programs):
-    """What lies around a fiber's stack stays as it was, and of the stack itself a hook takes little (704 bytes when
-    this was written), at its first call as later."""
+    """What lies around a fiber's stack stays as it was, and of the stack itself a hook takes little
+    (704 bytes when this was written), at its first call as later."""
     alone = support.execute([programs / "stacks", "fiber_in_heap", 4096], env={"LD_PRELOAD": str(programs / "libsmall.so")})
     before = int(support.must(alone).stdout.split()[2])
     for size in (1024, 4096, 16384):
@@ -119,8 +127,8 @@ def test_threads_with_small_stacks(traced, programs, what, size):
 
 
 def test_signal_stacks(traced, programs, tmp_path):
-    """On a stack for signals whatever works without memtrace works with it, but for what a hook takes. Where the handler
-    interrupted the program is part of the stack."""
+    """On a stack for signals whatever works without memtrace works with it, but for what a hook
+    takes. Where the handler interrupted the program is part of the stack."""
     small = {"LD_PRELOAD": str(programs / "libsmall.so")}
     for size in range(1024, 16 << 10, 512):
         if support.execute([programs / "stacks", "alternate", size], env=small).returncode == 0:
@@ -132,7 +140,8 @@ def test_signal_stacks(traced, programs, tmp_path):
 
 
 def test_libraries_that_go(traced, programs):
-    """Protected and unmapped behind the loader's back while their functions are on the stack, and again as the snapshot is written."""
+    """Protected and unmapped behind the loader's back while their functions are on the stack, and
+    again as the snapshot is written."""
     (calls, _), stacks = traced(programs / "stacks", "library", 0, programs / "libframes.so")
     assert len(stacks) == calls
 
@@ -146,7 +155,8 @@ def test_libraries_that_come_and_go(traced, programs, tmp_path):
 
 
 def test_one_library_where_another_was(traced, programs, tmp_path):
-    """An address means another function each time: the one of the library that was there when the stack was taken."""
+    """An address means another function each time: the one of the library that
+    was there when the stack was taken."""
     source = hazard.PROGRAMS / "libframes.c"
     files = [hazard.compile(source, tmp_path / f"lib{i}.so", f"-Dplain=plain{i}") for i in range(3)]
     (calls, same), stacks = traced(programs / "stacks", "in_turn", 0, *files)
@@ -156,7 +166,8 @@ def test_one_library_where_another_was(traced, programs, tmp_path):
 
 
 def test_changed_tables(traced, programs, pytestconfig, tmp_path):
-    """Some bytes of `.eh_frame` and `.eh_frame_hdr`, another few for each seed: 1,000 times (10,000 with --extended)."""
+    """Some bytes of `.eh_frame` and `.eh_frame_hdr`, another few for each seed:
+    1,000 times (10,000 with --extended)."""
     count = 10_000 if pytestconfig.getoption("--extended") else 1_000
     progress = tmp_path / "seed"
     try:
@@ -193,7 +204,8 @@ def test_changed_programs(traced, programs, pytestconfig, tmp_path):
 
 
 def test_tables_in_a_section_that_cannot_be_read(traced, programs, tmp_path):
-    """A program whose `.eh_frame` is not mapped where the index says: far away, or beyond its end."""
+    """A program whose `.eh_frame` is not mapped where the index says: far
+    away, or beyond its end."""
     original = (programs / "stacks").read_bytes()
     index, _ = min(sections(original))
     for distance in (0x7FFF0000, -0x7FFF0000, 0x100000, 0):

@@ -1,5 +1,6 @@
-"""Little room: for the black box, for files, for memory. What is alive stays exact as long as there is room anywhere, the
-program never waits for room that doesn't come, no limit of its own kills it, and what is missing is said (issue F, A2, A4)."""
+"""Little room: for the black box, for files, for memory. What is alive stays exact as long as there
+is room anywhere, the program never waits for room that doesn't come, no limit of its own kills it,
+and what is missing is said (issue F, A2, A4)."""
 
 import os
 import re
@@ -25,8 +26,8 @@ needs_mounts = pytest.mark.skipif(not mounts(), reason="mount namespaces need ro
 
 @pytest.fixture
 def room(programs, gpu, tmp_path):
-    """Runs the program, its box in a file system of so many megabytes (none: where it would go); returns how it ended, its
-    snapshots, and how much of a processor's time it took."""
+    """Runs the program, its box in a file system of so many megabytes (none: where it would go);
+    returns how it ended, its snapshots, and how much of a processor's time it took."""
 
     def run(*arguments, megabytes=None, code=0, virtual=False, runtime=("liblockfree",), **more):
         out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
@@ -63,8 +64,8 @@ def live(snapshot):
 @needs_mounts
 @pytest.mark.parametrize("megabytes", [4, 16, 64])
 def test_more_is_alive_than_fits(megabytes, room):
-    """The set of what is alive is exact, and nobody waits: with a table full of what has gone, this took a hundred times as
-    long."""
+    """The set of what is alive is exact, and nobody waits: with a table full of what has gone,
+    this took a hundred times as long."""
     _, [plain], least, _ = room("churn", CALLS, KEEP, MEMTRACE_EVENTS="16384")
     said, [small], took, _ = room("churn", CALLS, KEEP, MEMTRACE_EVENTS="16384", megabytes=megabytes)
     assert live(plain) == live(small) == CALLS // KEEP + 1
@@ -114,8 +115,9 @@ def test_every_descriptor_is_closed(when, megabytes, room):
 MIB = 1 << 20
 
 
-# What a limit leaves: a snapshot with all of its history or the last of it; only a box, from which one is made; neither, which
-# is said; or "either" of those two, as it depends on how large a program is.
+# What a limit leaves: a snapshot with all of its history or the last of it; only a
+# box, from which one is made; neither, which is said; or "either" of those two, as
+# it depends on how large a program is.
 NO_BOX = "no black box file could be made"
 REFUSED = "cannot write a snapshot"
 NOTHING = "nothing is recorded"
@@ -128,7 +130,8 @@ SAYS = {"said": [NO_BOX, REFUSED], "a box": [REFUSED], "nothing": [NOTHING], "no
         *(("fsize", n, "said") for n in (0, 4096, MIB)),
         *(("fsize", n, what) for n, what in ((8 * MIB, "the last"), (100 * MIB, "all"))),
         *(("as", n * MIB, what) for n, what in ((24, "a box"), (32, "either"))),
-        # At 100 MiB it depends on where an arena of the C library's, of 64 MiB, comes to lie: there is room for a snapshot or not.
+        # At 100 MiB it depends on where an arena of the C library's, of 64 MiB, comes to lie:
+        # there is room for a snapshot or not.
         *(("as", n * MIB, what) for n, what in ((64, "the last"), (100, "either"), (200, "all"), (400, "all"), (1000, "all"))),
         *(("data", n * MIB, what) for n, what in ((4, "nothing"), (8, "nothing"), (24, "a box"), (32, "either"))),
         *(("data", n * MIB, what) for n, what in ((64, "the last"), (200, "all"))),
@@ -137,7 +140,8 @@ SAYS = {"said": [NO_BOX, REFUSED], "a box": [REFUSED], "nothing": [NOTHING], "no
     ],
 )
 def test_limits(name, value, leaves, room):
-    """The program ends as it would without us, and soon. It has its snapshot, or there is a line that says why not."""
+    """The program ends as it would without us, and soon. It has its snapshot, or
+    there is a line that says why not."""
     said, found, _, out = room("limit", name, value, 20_000, MEMTRACE_STACKS="all")
     assert len(said) <= 3 and all(line.startswith("memtrace: ") for line in said), said
     says = [word for word in (NO_BOX, REFUSED, NOTHING) if any(word in line for line in said)]
@@ -161,7 +165,8 @@ OPTIONS = {"fsize": "ulimit -f", "as": "ulimit -v", "data": "ulimit -d", "nofile
 
 @pytest.mark.parametrize("name, value, leaves", [("as", 100 * MIB, "the last"), ("data", 64 * MIB, "the last"), ("as", 1000 * MIB, "all")])
 def test_a_limit_of_which_much_is_taken(name, value, leaves, room):
-    """What counts is what is left of it. An eighth of the whole was more than that: no box could be made (issue F, A4)."""
+    """What counts is what is left of it. An eighth of the whole was more than that: no
+    box could be made (issue F, A4)."""
     taken = 4 << 30
     said, [snapshot], _, _ = room("limit", name, taken + value, 20_000, 10, taken, MEMTRACE_STACKS="all")
     assert live(snapshot) == 2000
@@ -184,7 +189,8 @@ def test_more_is_alive_than_a_snapshot_has_memory_for(name, value, room):
 
 @pytest.mark.parametrize("allocations", [0, 8192])
 def test_memory_that_ends_while_a_snapshot_is_written(allocations, room):
-    """Somebody else has taken it: what has been begun goes on in the reserve as far as it must, and no further."""
+    """Somebody else has taken it: what has been begun goes on in the reserve
+    as far as it must, and no further."""
     runtime = ("liblockfree", "libstarve")
     said, found, _, out = room("churn", 10_000, 200, runtime=runtime, STARVE=str(allocations), MEMTRACE_STACKS="all")
     assert not found and any(REFUSED in line and "out of memory" in line for line in said), said
@@ -214,8 +220,8 @@ def test_a_short_program_has_a_small_box(room, gpu, tmp_path):
 
 @pytest.mark.parametrize("by", ["runtime", "driver"])
 def test_a_handler_that_allocates(by, room):
-    """A signal interrupts a thread anywhere, also inside the recorder: each allocation of its handler's is recorded, or
-    counted as one that is not. Half of the driver's were neither."""
+    """A signal interrupts a thread anywhere, also inside the recorder: each allocation of its
+    handler's is recorded, or counted as one that is not. Half of the driver's were neither."""
     calls = 2000
     how, more = ((), {}) if by == "runtime" else (("driver",), {"runtime": ("libover", "libunder")})
     _, [snapshot], _, _ = room("handler", calls, *how, MEMTRACE_STACKS="all", **more)
@@ -228,8 +234,8 @@ def test_a_handler_that_allocates(by, room):
 
 @pytest.mark.parametrize("stacks", ["none", "all"])
 def test_a_handler_inside_a_call_of_the_runtime(stacks, room):
-    """The driver call that the runtime makes is part of the program's own call; that of a handler is one more, whatever it
-    interrupts (issue F, A4)."""
+    """The driver call that the runtime makes is part of the program's own call; that of a handler
+    is one more, whatever it interrupts (issue F, A4)."""
     calls = 1000
     _, [snapshot], _, _ = room("inside", calls, MEMTRACE_STACKS=stacks, runtime=("libover", "libunder"))
     blocks = list(hazard.driver_blocks(snapshot).values())

@@ -1,5 +1,5 @@
-"""A recorder in trouble is nothing that the program notices: not in `errno`, not in its files, not in a child of its own
-(issue F, A2, A4)."""
+"""A recorder in trouble is nothing that the program notices: not in `errno`, not in its files, not
+in a child of its own (issue F, A2, A4)."""
 
 import re
 
@@ -35,7 +35,8 @@ def space(programs, gpu, tmp_path):
 @pytest.mark.parametrize("kilobytes", [None, 1200, 4096])
 @pytest.mark.parametrize("how", ["none", "closed", "jail", "both", "memory", "first-memory", "stderr"])
 def test_errno_stays_as_it_is(how, kilobytes, space):
-    """Also while the box grows, cannot grow, is reached without a descriptor, or in another root folder."""
+    """Also while the box grows, cannot grow, is reached without a
+    descriptor, or in another root folder."""
     space("calls", how, 30_000, kilobytes=kilobytes)
 
 

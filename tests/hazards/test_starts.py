@@ -1,4 +1,5 @@
-"""Programs that a run starts without memtrace in them: the run says so at its end (issue F, B15)."""
+"""Programs that a run starts without memtrace in them: the run says so at
+its end (issue F, B15)."""
 
 import re
 
@@ -72,7 +73,8 @@ def test_a_child_without_the_library_is_named(way, tmp_path):
 
 
 def test_children_that_have_it_and_programs_that_are_not_there_are_not(tmp_path):
-    """Nor anything else of a program that starts others: what it hears of them is what the C library says."""
+    """Nor anything else of a program that starts others: what it hears of
+    them is what the C library says."""
     body = (
         "subprocess.run(CHILD, check=True)\n"
         "for path in ('/nowhere/program', 'no-such-program'):\n"

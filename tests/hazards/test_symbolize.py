@@ -1,4 +1,5 @@
-"""`memtrace symbolize`: source lines and inlined functions for what the recorder left as library and offset."""
+"""`memtrace symbolize`: source lines and inlined functions for what the
+recorder left as library and offset."""
 
 import shutil
 
@@ -32,7 +33,8 @@ def compile_library(folder, *options, text=SOURCE):
 
 @pytest.fixture
 def recorded(programs, gpu, tmp_path):
-    """Runs a program that loads the library; returns the snapshot's path and the frames of its call."""
+    """Runs a program that loads the library; returns the snapshot's path
+    and the frames of its call."""
 
     def run(library):
         env = {**gpu, "MEMTRACE_OUT": str(tmp_path / "out"), "MEMTRACE_STACKS": "all"}

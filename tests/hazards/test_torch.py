@@ -1,4 +1,5 @@
-"""Real PyTorch in trouble: recovered snapshots against its own, the GIL, pools of workers, the interpreter's end."""
+"""Real PyTorch in trouble: recovered snapshots against its own, the GIL, pools
+of workers, the interpreter's end."""
 
 import json
 import os
@@ -25,7 +26,8 @@ for i in range(60):
 
 
 def run(code, tmp_path, *args, env=None, returncode=0, name="program.py", **options):
-    """Runs a Python program under the recorder; returns what it printed, and the folder it wrote into."""
+    """Runs a Python program under the recorder; returns what it printed,
+    and the folder it wrote into."""
     program = tmp_path / name
     program.write_text(code)
     out = tmp_path / "out"
@@ -36,7 +38,8 @@ def run(code, tmp_path, *args, env=None, returncode=0, name="program.py", **opti
 @pytest.mark.parametrize("events", ["1048576", "1024"])
 @pytest.mark.parametrize("stacks", ["all", "python"])
 def test_recovered_equals_dumped(stacks, events, tmp_path):
-    """The same moment, written by the process and read from its black box: segments, history, stacks, settings."""
+    """The same moment, written by the process and read from its black box:
+    segments, history, stacks, settings."""
     code = TRAIN + "import ctypes, os, signal\nassert ctypes.CDLL(None).memtrace_dump(None) == 0\nos.kill(os.getpid(), signal.SIGKILL)\n"
     env = {"MEMTRACE_EVENTS": events, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     done, out = run(code, tmp_path, env=env, stacks=stacks, returncode=-signal.SIGKILL)
@@ -66,7 +69,8 @@ def test_recovered_equals_dumped(stacks, events, tmp_path):
 
 
 def test_the_gil_is_never_waited_for(programs, tmp_path):
-    """T01, T02: a thread that Python doesn't know allocates, while the GIL is held by one that waits for it."""
+    """T01, T02: a thread that Python doesn't know allocates, while the GIL
+    is held by one that waits for it."""
     code = (
         "import ctypes, sys, torch; torch.zeros(1, device='cuda')\n"
         "assert ctypes.PyDLL(sys.argv[1]).wait_for_a_thread_that_allocates() == 0\n"
@@ -79,7 +83,8 @@ def test_the_gil_is_never_waited_for(programs, tmp_path):
 
 
 def test_workers_of_a_pool(tmp_path):
-    """T36, T37, T38: N processes are N files, each with its parent's number and the frames of a single process."""
+    """T36, T37, T38: N processes are N files, each with its parent's number
+    and the frames of a single process."""
     code = (
         "import multiprocessing as m, os, sys, torch\n"
         "def leaf(n):\n"
@@ -113,8 +118,9 @@ def test_workers_of_a_pool(tmp_path):
 
 
 def test_daemon_threads_at_the_end(tmp_path):
-    """They allocate while the interpreter is taken apart under them. PyTorch may not survive that (a thread that CPython
-    ends unwinds through functions that must not throw); then the black box has it all."""
+    """They allocate while the interpreter is taken apart under them. PyTorch may not
+    survive that (a thread that CPython ends unwinds through functions that must not
+    throw); then the black box has it all."""
     code = (
         "import threading, time, torch\n"
         "def work():\n"

@@ -1,4 +1,5 @@
-"""The black box is cut short while the program runs: one line, and the program runs on. Other faults are what they were."""
+"""The black box is cut short while the program runs: one line, and the program runs on.
+Other faults are what they were."""
 
 import signal
 
@@ -27,7 +28,8 @@ def test_one_line_and_the_program_runs_on(stacks, length, programs, gpu, tmp_pat
 
 @pytest.mark.parametrize("length", [0, 4096, 1 << 20, 2 << 20])
 def test_cut_before_the_last_snapshot(length, programs, gpu, tmp_path):
-    """Nobody notices before the last snapshot is written: then there is none, rather than one that is wrong."""
+    """Nobody notices before the last snapshot is written: then there is
+    none, rather than one that is wrong."""
     done = run(programs, gpu, tmp_path, "cut-at-the-end", length, MEMTRACE_STACKS="none")
     (line,) = done.stderr.splitlines()
     assert done.stdout == "ok\n" and "cut the black box short" in line
@@ -41,7 +43,8 @@ def test_a_small_ring_in_which_all_wait_for_room(programs, gpu, tmp_path):
 
 @pytest.mark.parametrize("stacks", ["none", "all"])
 def test_in_a_handler_on_a_stack_for_signals(stacks, programs, gpu, tmp_path):
-    """What is live on that stack stays, although we have left it for a stack of ours when the fault comes."""
+    """What is live on that stack stays, although we have left it for a
+    stack of ours when the fault comes."""
     done = run(programs, gpu, tmp_path, "cut-on-signal-stack", MEMTRACE_STACKS=stacks)
     assert done.stdout == "ok\n" and "cut the black box short" in done.stderr
 

@@ -1,7 +1,8 @@
 """Lightning: `Trainer(callbacks=[MemtraceCallback()])` labels phases, modules and steps.
 
-Lightning calls a module's `training_step`, not the module, and does so inside the optimizer's step, as its closure. So the forward pass is
-what these methods do, `validation_step` and its like included, and they are wrapped while the trainer runs.
+Lightning calls a module's `training_step`, not the module, and does so inside the optimizer's step,
+as its closure. So the forward pass is what these methods do, `validation_step` and its like
+included, and they are wrapped while the trainer runs.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def steps(
     *,
     first: int = 0,
 ) -> Iterator[T]:
-    """The same batches, each the beginning of a step; the model, if given, is watched as long as the loop runs."""
+    """The same batches, each the beginning of a step; the model, if given, is
+    watched as long as the loop runs."""
     watched = watch(model, optimizer) if model is not None else None
     try:
         for number, batch in enumerate(batches, first):

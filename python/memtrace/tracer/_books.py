@@ -1,12 +1,14 @@
 """What a tracer reports, worked out from what the library wrote down.
 
-Nothing here runs while the program does. The journal of changes says, in order, which block was handed out or taken back, on which
-thread, under which label and inside which operator; `MemTracker` says what each block was for. One pass over both gives each
-device, phase, module and operator its numbers.
+Nothing here runs while the program does. The journal of changes says, in order, which
+block was handed out or taken back, on which thread, under which label and inside which
+operator; `MemTracker` says what each block was for. One pass over both gives each device,
+phase, module and operator its numbers.
 
-A phase is a stretch of the process's life, whatever thread something happens on: a backward pass runs on threads of
-autograd's. Those that the program names begin and end where it says so. Those that it doesn't name are found: `forward`,
-`optimizer_step` and `zero_grad` by a thread's label, `backward` from the first to the last change that autograd's nodes made.
+A phase is a stretch of the process's life, whatever thread something happens on: a backward pass
+runs on threads of autograd's. Those that the program names begin and end where it says so. Those
+that it doesn't name are found: `forward`, `optimizer_step` and `zero_grad` by a thread's label,
+`backward` from the first to the last change that autograd's nodes made.
 """
 
 from __future__ import annotations
@@ -160,7 +162,8 @@ class _Operators:
             self._ends[word >> 48, word >> 32 & 0x1FFF].append(position)
 
     def of(self, context: int) -> str:
-        """Of those that were open, the one that a dispatch mode would have seen; else the outermost."""
+        """Of those that were open, the one that a dispatch mode would have
+        seen; else the outermost."""
         depth, thread, at = context & 0x7FFF, context >> 16 & 0xFFFF, (context >> 32) - self._first
         open_ = []
         for level in range(depth):

@@ -1,9 +1,10 @@
 """Which device a tracer is asked for, and whether this process is on it.
 
-A virtual GPU stands in the place of NVIDIA's libraries, and a library that is loaded cannot be replaced: PyTorch's
-functions are bound when `import torch` loads them. So a process is on a virtual GPU from its first instruction or never, and a
-tracer that is asked for another device than the one at hand refuses, with the command that gives it; `ensure_device` runs
-that command in the place of the program.
+A virtual GPU stands in the place of NVIDIA's libraries, and a library that is loaded cannot
+be replaced: PyTorch's functions are bound when `import torch` loads them. So a process is on
+a virtual GPU from its first instruction or never, and a tracer that is asked for another
+device than the one at hand refuses, with the command that gives it; `ensure_device` runs that
+command in the place of the program.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def virtual_gpu() -> dict[str, Any] | None:
 
 
 def place(device: str | None) -> Place:
-    """Where this process is, if that is what is asked for; else `MemtraceError`, which says what to do."""
+    """Where this process is, if that is what is asked for; else
+    `MemtraceError`, which says what to do."""
     wanted, index = _parse(device)
     virtual = virtual_gpu()
     if wanted is not None and not _is(virtual, wanted):
@@ -72,14 +74,15 @@ def place(device: str | None) -> Place:
 
 
 def ensure_device(device: str = "cuda") -> None:
-    """Goes on if this process runs under memtrace on this device; else the program begins anew, so that it does.
+    """Goes on if this process runs under memtrace on this device; else the
+    program begins anew, so that it does.
 
         import memtrace
         memtrace.ensure_device("virtual:h100")
 
-    `"virtual:h100"`, `"virtual:a100-80*2"`, whatever `memtrace run --virtual` takes, or `"cuda"` for the card at hand. It
-    belongs into a script's first lines: what ran before runs twice. The process keeps its number, arguments and
-    environment; it becomes `memtrace run -- python …`.
+    `"virtual:h100"`, `"virtual:a100-80*2"`, whatever `memtrace run --virtual` takes, or `"cuda"`
+    for the card at hand. It belongs into a script's first lines: what ran before runs twice. The
+    process keeps its number, arguments and environment; it becomes `memtrace run -- python …`.
     """
     wanted, _ = _parse(device)
     if _library.is_preloaded() and (wanted is None or _is(virtual_gpu(), wanted)):
@@ -108,7 +111,8 @@ def command(device: str | None) -> list[str]:
 
 
 def _tool() -> str:
-    """The command `memtrace`: beside the library in a build, else where the package's environment puts commands."""
+    """The command `memtrace`: beside the library in a build, else where the
+    package's environment puts commands."""
     places = [_library.find().parent, Path(sys.prefix) / "bin"]
     for folder in places:
         if os.access(folder / "memtrace", os.X_OK):

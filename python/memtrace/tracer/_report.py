@@ -1,8 +1,9 @@
 """What a tracer answers: tables that are dictionaries, and can be printed and drawn.
 
-All numbers are bytes of PyTorch's allocator, exact; positions (`created`, `saved`, `freed`) count the changes of what is
-allocated, over all devices and threads, and say only what came before what. `to_dict()` gives plain dictionaries, lists, strings and
-numbers, whose fields stay: new ones may come, and `version` says when one goes.
+All numbers are bytes of PyTorch's allocator, exact; positions (`created`, `saved`, `freed`) count
+the changes of what is allocated, over all devices and threads, and say only what came before what.
+`to_dict()` gives plain dictionaries, lists, strings and numbers, whose fields stay: new ones may
+come, and `version` says when one goes.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ class Table(dict[str, dict[str, _Use]], Generic[_Use]):
         _table(("device", "current", "max", "allocated", self.title), rows, file)
 
     def plot(self, top: int = 20) -> Any:
-        """A bar for each of the `top` rows: what is there now, and the most there was; matplotlib's figure."""
+        """A bar for each of the `top` rows: what is there now, and the
+        most there was; matplotlib's figure."""
         rows = {}
         for name, device, use in self._lines(top):
             key = f"{name or 'model'} ({device})" if len({d for ds in self.values() for d in ds}) > 1 else name or "model"
@@ -157,8 +159,9 @@ class Lifetimes(list[Lifetime]):
     """Every block since the tracer began, those first that were there before; in order of birth."""
 
     def by_module(self) -> dict[str, dict[str, int]]:
-        """Module → bytes taken there, and of them: kept for the backward pass, taken again by a backward pass, given back in a
-        backward pass, given back elsewhere, and still there. A block counts for the module that it was taken in."""
+        """Module → bytes taken there, and of them: kept for the backward pass, taken again by a
+        backward pass, given back in a backward pass, given back elsewhere, and still there. A block
+        counts for the module that it was taken in."""
         rows: dict[str, dict[str, int]] = {}
         for life in self:
             if life.created < 0:
@@ -255,7 +258,8 @@ class Report:
             print(f"\n{name}: " + ", ".join(f"{key} {value}" for key, value in found.items()), file=out)
 
     def plot(self, what: str = "time") -> Any:
-        """`"time"` (stacked categories), `"phases"`, `"modules"`, `"operators"` or `"devices"`; matplotlib's figure."""
+        """`"time"` (stacked categories), `"phases"`, `"modules"`, `"operators"` or
+        `"devices"`; matplotlib's figure."""
         pictures: dict[str, Callable[[], Any]] = {
             "time": self.lifetimes.plot,
             "phases": self.phases.plot,

@@ -35,11 +35,13 @@ class Tracer:
                 loss.backward()
         tracer.report().print()
 
-    What is given is tracked as by `MemTracker`: models, optimizers, input tensors; what is made inside the block, `track` takes.
-    `device`: `"cuda"` or `None` for the card at hand, `"virtual:NAME"` for a virtual GPU, on which the process must
-    run (`memtrace run --virtual NAME -- python …`, or `memtrace.ensure_device` in its first lines). `operators=False` leaves out
-    which operator asked. `saved_tensors=True` puts a hook of PyTorch's on everything
-    that this thread's autograd keeps. `plugins`: `"auto"`, or names and objects (`from memtrace.tracer import Plugin`).
+    What is given is tracked as by `MemTracker`: models, optimizers, input tensors; what is made
+    inside the block, `track` takes. `device`: `"cuda"` or `None` for the card at hand,
+    `"virtual:NAME"` for a virtual GPU, on which the process must run
+    (`memtrace run --virtual NAME -- python …`, or `memtrace.ensure_device` in its first lines).
+    `operators=False` leaves out which operator asked. `saved_tensors=True` puts a hook of PyTorch's
+    on everything that this thread's autograd keeps. `plugins`: `"auto"`, or names and objects
+    (`from memtrace.tracer import Plugin`).
     """
 
     def __init__(
@@ -124,13 +126,15 @@ class Tracer:
     # --- while it is on ---
 
     def track(self, *things: Any) -> None:
-        """Makes models, optimizers and input tensors known inside the block, such as those that were made there."""
+        """Makes models, optimizers and input tensors known inside the block,
+        such as those that were made there."""
         self._running()
         self._categories.track_external(*things)
 
     @contextlib.contextmanager
     def track_phase(self, name: str) -> Iterator[None]:
-        """What happens in the block, on any thread, is part of this phase; it is a label, too. As a decorator as well."""
+        """What happens in the block, on any thread, is part of this phase; it is a
+        label, too. As a decorator as well."""
         known = self._running()
         stretch = Stretch(name, known.changes_count(None))
         self._stretches.append(stretch)

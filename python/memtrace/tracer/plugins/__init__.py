@@ -1,8 +1,9 @@
 """Plugins of `memtrace.Tracer`: what a library has to say, or needs, while a tracer is on.
 
-A plugin is wanted if the program has imported its library; else it is left out, quietly, and the library is not imported for
-it. One of your own is a class derived from `Plugin`: an object of it goes into `Tracer(plugins=["auto", mine])`, or its class
-into the entry points `memtrace.plugins` of an installed package, which `"auto"` includes.
+A plugin is wanted if the program has imported its library; else it is left out, quietly, and the
+library is not imported for it. One of your own is a class derived from `Plugin`: an object of it
+goes into `Tracer(plugins=["auto", mine])`, or its class into the entry points `memtrace.plugins` of
+an installed package, which `"auto"` includes.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ class Plugin:
         return not self.library or self.library in sys.modules
 
     def begin(self, tracer: Tracer) -> None:
-        """The tracer begins. What this raises, its `with` statement raises; nothing may be left behind then."""
+        """The tracer begins. What this raises, its `with` statement raises;
+        nothing may be left behind then."""
 
     def end(self) -> None:
         """The tracer has made its report: whatever was changed goes back to what it was."""
 
     def report(self, operators: OperatorCalls) -> dict[str, Any]:
-        """What to add to the report under the plugin's name, in plain values. `operators`: how often each was called; empty
-        without `operators=True`."""
+        """What to add to the report under the plugin's name, in plain values. `operators`: how
+        often each was called; empty without `operators=True`."""
         return {}
 
 

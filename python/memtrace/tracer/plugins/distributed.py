@@ -1,13 +1,14 @@
 """torch.distributed: how often each collective and each send and receive was called.
 
-Counting patches nothing. A process group's functions are operators of PyTorch's dispatcher (`c10d::allreduce_`), so they are among
-those that the library records, with what they took. What NCCL takes beside PyTorch's allocator is in `memtrace report`, by
-communicator.
+Counting patches nothing. A process group's functions are operators of PyTorch's dispatcher
+(`c10d::allreduce_`), so they are among those that the library records, with what they took. What
+NCCL takes beside PyTorch's allocator is in `memtrace report`, by communicator.
 
-On a virtual GPU, and only there, the functions that hand Python objects from rank to rank (`torch.distributed.send_object_list`
-and its like) are replaced for the time of the tracer, because PyTorch's pipeline stages tell each other their shapes by them, and
-a virtual GPU moves no data between processes (`_exchange.py`). The few hundred bytes that PyTorch would take for such
-a message are not taken then.
+On a virtual GPU, and only there, the functions that hand Python objects from rank to rank
+(`torch.distributed.send_object_list` and its like) are replaced for the time of the tracer,
+because PyTorch's pipeline stages tell each other their shapes by them, and a virtual GPU
+moves no data between processes (`_exchange.py`). The few hundred bytes that PyTorch would
+take for such a message are not taken then.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Distributed(Plugin):
 
 
 def _on_nccl(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """The replacement for groups whose data would go through the GPU; others carry it themselves."""
+    """The replacement for groups whose data would go through the GPU;
+    others carry it themselves."""
     import functools
 
     import torch.distributed as dist

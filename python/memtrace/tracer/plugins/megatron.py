@@ -1,8 +1,10 @@
-"""megatron-core: pipeline stages that tell each other the shapes of what they send (`variable_seq_lengths`).
+"""megatron-core: pipeline stages that tell each other the shapes of what
+they send (`variable_seq_lengths`).
 
-They do it through the GPU, and a virtual one moves no data between processes: every tensor received would be of size 0. On a
-virtual GPU, and only there, the shapes go another way (`_exchange.py`); the tensors themselves are sent as they were.
-Everything else of megatron-core's needs nothing: its modules, optimizers and collectives are PyTorch's.
+They do it through the GPU, and a virtual one moves no data between processes: every tensor received
+would be of size 0. On a virtual GPU, and only there, the shapes go another way (`_exchange.py`);
+the tensors themselves are sent as they were. Everything else of megatron-core's needs nothing: its
+modules, optimizers and collectives are PyTorch's.
 
 Tried with megatron-core 0.16.1.
 """
@@ -51,7 +53,8 @@ class Megatron(Plugin):
 def _communicate_shapes(
     self: Any, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
 ) -> tuple[list[int], list[int]]:
-    """Megatron's method of this name: the shapes of what comes from the previous and from the next stage."""
+    """Megatron's method of this name: the shapes of what comes from the
+    previous and from the next stage."""
     import torch.distributed as dist
 
     me = dist.get_rank()
