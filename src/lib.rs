@@ -21,6 +21,7 @@ pub mod nccl;
 pub mod os;
 pub mod process;
 pub mod pytorch;
+pub mod real;
 pub mod record;
 pub mod stack;
 

@@ -5,7 +5,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::cuda::resolve::{MISSING, Real};
+use crate::cuda::resolve::{self, MISSING};
+use crate::real::Real;
 use crate::record::guard;
 
 /// Both APIs: all is well.
@@ -64,7 +65,7 @@ macro_rules! functions {
         #[allow(non_snake_case, clippy::missing_safety_doc)]
         pub unsafe fn $name($($argument: $type),*) -> c_int {
             static REAL: Real = Real::new();
-            let Some(real) = REAL.find(stringify!($name), $library) else { return MISSING };
+            let Some(real) = resolve::real(&REAL, stringify!($name), $library) else { return MISSING };
             // SAFETY: the library documents this function with this signature; the rest is the caller's.
             guard::nested(|| unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(real)($($argument),*)

@@ -18,10 +18,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cuda::contexts::{self, is_runtime};
-use crate::cuda::table::{Door, ENTRY_POINTS, EntryPoint};
+use crate::cuda::table::{ENTRY_POINTS, EntryPoint};
 use crate::cuda::{callers, resolve};
 use crate::libraries::loaded;
 use crate::libraries::objects;
+use crate::record::door::Door;
 use crate::record::guard;
 use crate::stack::{native, room};
 

@@ -10,9 +10,11 @@ use memtrace_format::event::{Event, Kind, Layer, What};
 
 use crate::cuda::calls::also_inside;
 use crate::cuda::place;
-use crate::cuda::resolve::Real;
+use crate::cuda::resolve;
 use crate::cuda::roles::{got, note, pass, pass_after};
-use crate::cuda::table::{Api, Door, Out};
+use crate::cuda::table::{Api, Out};
+use crate::real::Real;
+use crate::record::door::Door;
 use crate::record::guard::event;
 use crate::record::{Recorder, guard};
 use crate::stack::Site;
@@ -160,7 +162,7 @@ pub(super) fn enters(door: Door, device: i8) {
     guard::observe(|recorder, local| {
         if ENTERED.fetch_or(1 << device, Ordering::Relaxed) & (1 << device) == 0 {
             let stack = recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller);
-            let api = door.api as u16;
+            let api = door.api;
             recorder.write(&Event {
                 api,
                 device,
@@ -186,7 +188,7 @@ pub(super) unsafe fn tells_free(
     let (free, total) = unsafe { (*free as u64, *total as u64) };
     guard::observe(|recorder, local| {
         let said = event(local, Kind::Measured, Layer::Device);
-        let (api, device) = (door.api as u16, place::current().device);
+        let (api, device) = (door.api, place::current().device);
         let size = total.saturating_sub(free);
         write_said(recorder, before, &Event { api, device, size, extra: total, ..said });
     });
@@ -198,7 +200,7 @@ pub(super) unsafe fn tells_free(
 pub(super) fn free_now() -> u64 {
     type Ask = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
     static REAL: Real = Real::new();
-    let Some(real) = REAL.find("cuMemGetInfo_v2", "libcuda.so") else { return 0 };
+    let Some(real) = resolve::real(&REAL, "cuMemGetInfo_v2", "libcuda.so") else { return 0 };
     let (mut free, mut total) = (0, 0);
     // SAFETY: the driver's function of that name has this signature; the places are ours.
     let code = unsafe {
@@ -322,7 +324,7 @@ static RUNTIME: AtomicBool = AtomicBool::new(false);
 
 /// Is this a door of the runtime's (or of a library's above it)?
 pub(super) fn is_runtime(door: Door) -> bool {
-    (door.api as u16) < Api::cuCtxCreate as u16
+    door.api < Api::cuCtxCreate as u16
 }
 
 /// A call came in by this door.

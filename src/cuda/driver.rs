@@ -12,9 +12,10 @@ use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
 use memtrace_format::replay::PAGE;
 
 use crate::cuda::roles::{note, pass, pass_after};
-use crate::cuda::table::{Door, Out, Ptr, real};
+use crate::cuda::table::{Out, Ptr, real};
 use crate::cuda::{contexts, lookup};
 use crate::pytorch::{allocator, captures};
+use crate::record::door::Door;
 use crate::record::guard;
 use crate::record::guard::event;
 

@@ -7,16 +7,14 @@
 //! A function of CUDA's name is not always CUDA's. By symbol a library may mean its own, and a look-up may have found one that
 //! does something else; that is for [`crate::cuda::routes`] to know, which asks here.
 
-use std::ffi::{CStr, CString, c_int, c_void};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::{CStr, c_int, c_void};
 
 use crate::cuda::table::{ENTRY_POINTS, EntryPoint};
 use crate::libraries::elf::{Tables, Version};
 use crate::libraries::loaded;
 use crate::libraries::scopes;
 use crate::libraries::scopes::Libraries;
-use crate::stack::room;
+use crate::real::Real;
 
 /// What CUDA's functions answer that are nowhere: both APIs have 500 for a symbol that was not found
 /// (`cudaErrorSymbolNotFound`, `CUDA_ERROR_NOT_FOUND`).
@@ -31,53 +29,12 @@ pub fn missing_in(library: &str) -> c_int {
     }
 }
 
-/// The address of a function of a known library's, looked up at its first use.
-pub struct Real(AtomicPtr<c_void>);
-
-impl Default for Real {
-    fn default() -> Self {
-        Real::new()
-    }
-}
-
-impl Real {
-    /// Not looked up yet.
-    pub const fn new() -> Real {
-        Real(AtomicPtr::new(std::ptr::null_mut()))
-    }
-
-    /// The same as `find`, or in whichever loaded library defines it: for what must be passed on.
-    pub fn find_anywhere(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
-        self.find(symbol, library).or_else(|| {
-            let found = loaded::anywhere(&CString::new(symbol).ok()?)?.as_ptr();
-            self.0.store(found, Ordering::Relaxed);
-            Some(found)
-        })
-    }
-
-    /// The address of `symbol` behind us, or in a library whose file name begins with `library`.
-    #[inline]
-    pub fn find(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
-        let known = self.0.load(Ordering::Relaxed);
-        if known.is_null() { self.look(symbol, library) } else { Some(known) }
-    }
-
-    #[cold]
-    fn look(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
-        let found = room::aside(|| first(symbol, library))?.as_ptr();
-        self.0.store(found, Ordering::Relaxed);
-        Some(found)
-    }
-}
-
-fn first(symbol: &str, library: &str) -> Option<NonNull<c_void>> {
-    let symbol = CString::new(symbol).ok()?;
-    let next = scopes::next(&symbol);
-    let row = ENTRY_POINTS.iter().find(|row| *row.symbol == *symbol);
-    let next = next.filter(|f| row.is_none_or(|row| is_cudas(row, *f)));
-    // What is remembered must stay.
-    let next = next.inspect(|f| loaded::stays(*f)).and_then(|f| NonNull::new(f as *mut c_void));
-    next.or_else(|| scopes::loaded_symbol(library, &symbol))
+/// The address of a function of CUDA's, looked up at its first use. What is behind us may be somebody else's function of its name.
+pub fn real(place: &Real, symbol: &str, library: &str) -> Option<*mut c_void> {
+    place.find_where(symbol, library, |symbol, found| {
+        let row = ENTRY_POINTS.iter().find(|row| row.name == symbol);
+        row.is_none_or(|row| is_cudas(row, found))
+    })
 }
 
 // --- what the loader would have found ------------------------------------------------------------------

@@ -20,7 +20,7 @@ use crate::cuda::place;
 use crate::cuda::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
 };
-use crate::cuda::table::{Api, Door, Out, Ptr};
+use crate::cuda::table::{Api, Out, Ptr};
 use crate::nccl::communicators;
 use crate::pytorch::{allocator, captures, pinned};
 
@@ -28,6 +28,7 @@ pub(super) use super::calls::{pass, pass_after};
 pub use super::contexts::*;
 use crate::os::message;
 use crate::record::Recorder;
+use crate::record::door::Door;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local};
 use crate::stack::Site;
@@ -49,7 +50,7 @@ fn layer_of(what: What) -> Layer {
 /// An event of this door, here and now.
 fn of_door(door: Door, local: &Local, kind: Kind, what: What) -> Event {
     let pool = Pool(communicators::at_work());
-    Event { api: door.api as u16, what, pool, ..event(local, kind, layer_of(what)) }
+    Event { api: door.api, what, pool, ..event(local, kind, layer_of(what)) }
 }
 
 // --- allocations and frees -----------------------------------------------------------------------------
@@ -74,7 +75,7 @@ fn allocated(door: Door, it: Allocated) {
         enters(door, place::current().device);
     }
     guard::observe(|recorder, local| {
-        let event = if door.api == Api::cudaMalloc && allocator::is_caller(door.caller) {
+        let event = if door.api == Api::cudaMalloc as u16 && allocator::is_caller(door.caller) {
             segment(recorder, local, it)
         } else {
             let context = place::current();
@@ -249,7 +250,7 @@ pub unsafe fn frees(
     };
     let code = pass_after(door, before, call);
     // `cudaFree(0)` is how programs ask for a context.
-    if addr == 0 && code == 0 && door.api == Api::cudaFree {
+    if addr == 0 && code == 0 && door.api == Api::cudaFree as u16 {
         enters(door, place::current().device);
     }
     code
@@ -257,7 +258,7 @@ pub unsafe fn frees(
 
 fn freed(door: Door, what: What, addr: usize, stream: usize) {
     guard::observe(|recorder, local| {
-        let framework = door.api == Api::cudaFree && allocator::is_caller(door.caller);
+        let framework = door.api == Api::cudaFree as u16 && allocator::is_caller(door.caller);
         if framework {
             captures::settle(recorder, local);
         }
@@ -518,7 +519,7 @@ fn promised(door: Door, node: &GraphAllocation) {
 pub unsafe fn passes_old(door: Door, call: impl FnOnce() -> c_int) -> c_int {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        let name = crate::cuda::table::name(door.api as u16);
+        let name = crate::cuda::table::name(door.api);
         message!("{name} has addresses of 32 bits and is not recorded; {name}_v2 is");
     }
     call()

@@ -285,10 +285,10 @@ fn forget() {
 
 /// What a call answers whose real function is nowhere: a documented code of that library's. Said once a function.
 #[cold]
-pub fn missing(api: Api) -> c_int {
+pub fn missing(api: u16) -> c_int {
     static SAID: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];
-    let row = &ENTRY_POINTS[api as usize];
-    if !SAID[api as usize].swap(true, Ordering::Relaxed) {
+    let row = &ENTRY_POINTS[usize::from(api)];
+    if !SAID[usize::from(api)].swap(true, Ordering::Relaxed) {
         message!(
             "no loaded library has {}: the call fails as if memtrace were not there",
             row.name

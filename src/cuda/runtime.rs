@@ -6,9 +6,10 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 use memtrace_format::event::{Event, Kind, Layer};
 
-use crate::cuda::table::{Door, Handle, Out, Ptr, real};
+use crate::cuda::table::{Handle, Out, Ptr, real};
 use crate::cuda::{contexts, lookup, place};
 use crate::pytorch::{allocator, captures, sites};
+use crate::record::door::Door;
 use crate::record::guard::event;
 use crate::record::guard::{self, MAX_WAITS};
 use crate::stack::Site;

@@ -25,6 +25,7 @@ use crate::cuda::records::{
 };
 use crate::cuda::routes::{DOORS, NOWHERE, ROUTES, Row, TARGETS, missing};
 use crate::nccl::communicators::UniqueId;
+use crate::record::door::Door;
 
 /// A row of the table.
 pub struct EntryPoint {
@@ -81,27 +82,6 @@ pub struct Address(f64);
 impl Address {
     fn get(self) -> usize {
         self.0.to_bits() as usize
-    }
-}
-
-/// What a handler knows of the call beside its arguments.
-#[derive(Clone, Copy)]
-pub struct Door {
-    /// The entry point.
-    pub api: Api,
-    /// The address that the call will return to.
-    pub caller: usize,
-    /// The real function; [`NOWHERE`] if there is none.
-    pub real: usize,
-}
-
-impl Door {
-    /// The call has been made, and returns: counts it.
-    #[inline]
-    fn used(self) {
-        if let Some(recorder) = crate::record::switch::recorder() {
-            recorder.usage.count(self.api as usize, self.caller as u64);
-        }
     }
 }
 
@@ -242,7 +222,7 @@ macro_rules! entry_points {
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 pub(super) unsafe extern "C-unwind" fn $name($($arg: $ty,)* caller: Address, real: Address) -> c_int {
                     let caller = crate::cuda::interposers::behind(caller.get());
-                    let door = Door { api: Api::$name, caller, real: real.get() };
+                    let door = Door { api: Api::$name as u16, caller, real: real.get() };
                     let code = entry_points!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
                     door.used();
                     code
@@ -281,11 +261,13 @@ macro_rules! entry_points {
     (@do $door:ident runtime $name:ident ($($arg:ident),*) own) => {
         crate::cuda::runtime::$name($door $(, $arg)*)
     };
-    (@do $door:ident workspaces $name:ident ($($arg:ident),*) own) => {
-        crate::pytorch::workspaces::$name($door $(, $arg)*)
+    (@do $door:ident cublas $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+        // SAFETY: the arguments are the caller's own, passed on unchanged.
+        crate::pytorch::workspaces::$role($door $(, $what)*, || unsafe { real::$name($door $(, $arg)*) })
     };
-    (@do $door:ident communicators $name:ident ($($arg:ident),*) own) => {
-        crate::nccl::communicators::$name($door $(, $arg)*)
+    (@do $door:ident nccl $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+        // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
+        unsafe { crate::nccl::communicators::$role($door $(, $what)*, || real::$name($door $(, $arg)*)) }
     };
     (@do $door:ident $module:ident $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
         // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
@@ -395,35 +377,35 @@ entry_points! {
         cudaGetDriverEntryPointByVersion_ptsz(name: *const c_char, out: Out, version: c_uint, flags: c_ulonglong, status: *mut c_int) => own;
     }
     // cuBLAS itself, which is told of the workspaces that PyTorch takes for it.
-    "libcublas.so" workspaces {
-        cublasSetWorkspace_v2(of: Handle, at: Ptr, size: usize) => own;
+    "libcublas.so" cublas {
+        cublasSetWorkspace_v2(of: Handle, workspace: Ptr, size: usize) => takes_workspace(workspace);
     }
-    "libcublasLt.so" workspaces {
+    "libcublasLt.so" cublas {
         cublasLtMatmul(
             of: Handle, computation: Ptr, alpha: Ptr, a: Ptr, a_layout: Ptr, b: Ptr, b_layout: Ptr, beta: Ptr, c: Ptr, c_layout: Ptr,
             d: Ptr, d_layout: Ptr, algorithm: Ptr, workspace: Ptr, size: usize, stream: Handle,
-        ) => own;
+        ) => takes_workspace(workspace);
     }
     // NCCL itself, whose calls say for which communicator its memory is.
-    "libnccl.so" communicators {
-        ncclCommInitRank(out: Out, ranks: c_int, id: UniqueId, rank: c_int) => own;
-        ncclCommInitRankConfig(out: Out, ranks: c_int, id: UniqueId, rank: c_int, config: Ptr) => own;
-        ncclCommInitRankScalable(out: Out, ranks: c_int, rank: c_int, ids: c_int, id: Ptr, config: Ptr) => own;
-        ncclCommInitAll(out: Out, count: c_int, devices: *const c_int) => own;
-        ncclCommSplit(of: Handle, color: c_int, key: c_int, out: Out, config: Ptr) => own;
-        ncclCommFinalize(of: Handle) => own;
-        ncclCommDestroy(of: Handle) => own;
-        ncclCommAbort(of: Handle) => own;
-        ncclGroupStart() => own;
-        ncclGroupEnd() => own;
-        ncclAllReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => own;
-        ncclReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, root: c_int, of: Handle, stream: Handle) => own;
-        ncclReduceScatter(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => own;
-        ncclAllGather(from: *const c_void, to: Ptr, count: usize, kind: c_int, of: Handle, stream: Handle) => own;
-        ncclBroadcast(from: *const c_void, to: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => own;
-        ncclBcast(at: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => own;
-        ncclSend(from: *const c_void, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => own;
-        ncclRecv(to: Ptr, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => own;
+    "libnccl.so" nccl {
+        ncclCommInitRank(out: Out, ranks: c_int, id: UniqueId, rank: c_int) => makes(out, ranks, rank);
+        ncclCommInitRankConfig(out: Out, ranks: c_int, id: UniqueId, rank: c_int, config: Ptr) => makes(out, ranks, rank);
+        ncclCommInitRankScalable(out: Out, ranks: c_int, rank: c_int, ids: c_int, id: Ptr, config: Ptr) => makes(out, ranks, rank);
+        ncclCommInitAll(out: Out, count: c_int, devices: *const c_int) => makes_all(out, count);
+        ncclCommSplit(of: Handle, color: c_int, key: c_int, out: Out, config: Ptr) => splits(out);
+        ncclCommFinalize(of: Handle) => works(of);
+        ncclCommDestroy(of: Handle) => ends(of);
+        ncclCommAbort(of: Handle) => ends(of);
+        ncclGroupStart() => starts_group();
+        ncclGroupEnd() => ends_group();
+        ncclAllReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => sends(of);
+        ncclReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, root: c_int, of: Handle, stream: Handle) => sends(of);
+        ncclReduceScatter(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => sends(of);
+        ncclAllGather(from: *const c_void, to: Ptr, count: usize, kind: c_int, of: Handle, stream: Handle) => sends(of);
+        ncclBroadcast(from: *const c_void, to: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => sends(of);
+        ncclBcast(at: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => sends(of);
+        ncclSend(from: *const c_void, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => sends(of);
+        ncclRecv(to: Ptr, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => sends(of);
     }
     "libcuda.so" driver {
         // contexts

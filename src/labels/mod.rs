@@ -2,8 +2,8 @@
 //!
 //! A thread has one current label, a number; an event copies it, so a range costs nothing per event. Ranges come from
 //! the C functions (and through them from the Python package), from NVTX ([`nvtx`]), and from PyTorch's own
-//! `record_function` ([`record_functions`]), all of which open and close on the same stack; [`record_functions`] also carries the label of an
-//! operation over to the thread that later computes its gradient. Names are kept in [`store`].
+//! `record_function`, all of which open and close on the same stack. Whoever has to hear of a thread's new label registers for
+//! that ([`listen`]). Names are kept in [`store`].
 //!
 //! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a name's first sight. A range
 //! that is closed on another thread than it was opened on is left alone there; on its own it ends with the one around it.
@@ -12,12 +12,12 @@ pub mod nvtx;
 pub mod store;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Point};
 use memtrace_format::labels::Sort;
 
-use crate::pytorch::{changes, record_functions};
+use crate::record::activity::Work;
 use crate::record::guard;
 use crate::record::guard::event;
 
@@ -54,10 +54,37 @@ pub fn enter(label: LabelId) -> LabelId {
 pub(crate) fn set(local: &guard::Local, label: LabelId) -> LabelId {
     let before = local.label.replace(label);
     if before != label {
-        record_functions::label_changed(label);
-        changes::label(local);
+        tell(local, label);
     }
     before
+}
+
+/// Who wants to hear that the calling thread has another label.
+pub type Listener = fn(&guard::Local, LabelId);
+
+/// The one, or null.
+static LISTENER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// From here on `listener` hears of each change of a thread's label, for good.
+pub fn listen(listener: Listener) {
+    LISTENER.store(listener as *mut (), Ordering::Release);
+}
+
+#[inline]
+fn tell(local: &guard::Local, label: LabelId) {
+    let listener = LISTENER.load(Ordering::Acquire);
+    if !listener.is_null() {
+        // SAFETY: only `listen` stores there, what is such a function.
+        unsafe { std::mem::transmute::<*mut (), Listener>(listener)(local, label) }
+    }
+}
+
+/// A range of the calling thread was opened or closed, which makes a difference inside a backward pass.
+#[inline]
+fn opened_or_closed(local: &guard::Local) {
+    if local.work.get() != Work::Forward {
+        local.work.set(Work::Unknown);
+    }
 }
 
 /// The label of this name inside `parent`; `parent` itself if there is no room for more.
@@ -115,7 +142,7 @@ fn open(label: impl FnOnce(LabelId) -> LabelId) -> u32 {
         let depth = open.depth.get();
         open.depth.set(depth.saturating_add(1));
         guard::local(|local| {
-            record_functions::opened_or_closed(local);
+            opened_or_closed(local);
             if let Some(place) = open.before.get(depth as usize) {
                 place.set(set(local, label(local.label.get())));
             }
@@ -129,7 +156,7 @@ pub fn pop() -> Option<u32> {
     OPEN.with(|open| {
         let depth = open.depth.get().checked_sub(1)?;
         open.depth.set(depth);
-        guard::local(record_functions::opened_or_closed);
+        guard::local(opened_or_closed);
         let Some(place) = open.before.get(depth as usize) else { return Some(depth) };
         let was = guard::local(|local| set(local, place.get()));
         if was != place.get()

@@ -8,19 +8,20 @@
 //! Between `ncclGroupStart` and `ncclGroupEnd` calls are only put down, and everything happens in the last: it is at work
 //! for all of them. A communicator has a number from the moment when its making begins, because that is when most is taken.
 
-#![allow(non_snake_case, clippy::too_many_arguments)]
-
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use memtrace_format::event::{Kind, ONE_OF_SEVERAL, What};
+use memtrace_format::event::{Event, Kind, Layer, ONE_OF_SEVERAL, What};
 use memtrace_format::world::World;
 
-use crate::cuda::place;
-use crate::cuda::roles::note;
-use crate::cuda::table::{Door, Handle, Out, Ptr, real};
+use crate::record::door::Door;
 use crate::record::guard;
+use crate::record::guard::event;
+use crate::stack::Site;
+
+/// `void **`: where a handle goes.
+type Out = *mut *mut c_void;
 
 /// `ncclUniqueId`: 128 bytes, passed by value.
 #[repr(C)]
@@ -105,6 +106,20 @@ fn number_of(handle: usize) -> u16 {
     found.map_or(NONE, |place| place[1].load(Ordering::Relaxed) as u16)
 }
 
+/// Writes an event about a communicator. Outside the real call.
+fn note(door: Door, kind: Kind, fill: impl FnOnce(&mut Event)) {
+    guard::observe(|recorder, local| {
+        let stack = match kind {
+            Kind::Create => recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
+            _ => recorder.stack_of_freeing_call(local, door.caller),
+        };
+        let (api, what) = (door.api, What::Communicator);
+        let mut event = Event { api, what, stack, ..event(local, kind, Layer::Device) };
+        fill(&mut event);
+        recorder.write(&event);
+    });
+}
+
 /// A communicator is there.
 fn made(door: Door, number: u16, handle: usize, ranks: c_int, rank: c_int) {
     if handle == 0 {
@@ -119,9 +134,9 @@ fn made(door: Door, number: u16, handle: usize, ranks: c_int, rank: c_int) {
         }
     }
     put_down(number);
-    note(door, Kind::Create, What::Communicator, |e| {
+    note(door, Kind::Create, |e| {
         (e.addr, e.size, e.stream) = (handle as u64, ranks.max(0) as u64, rank.max(0) as u64);
-        (e.pool.0, e.device) = (number, place::current().device);
+        e.pool.0 = number;
     });
 }
 
@@ -130,9 +145,7 @@ fn gone(door: Door, handle: usize) {
     if number == NONE {
         return;
     }
-    note(door, Kind::Destroy, What::Communicator, |e| {
-        (e.addr, e.pool.0, e.device) = (handle as u64, number, place::current().device);
-    });
+    note(door, Kind::Destroy, |e| (e.addr, e.pool.0) = (handle as u64, number));
     for [key, _] in &KNOWN {
         let _ = key.compare_exchange(handle as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
@@ -146,34 +159,13 @@ fn put_down(number: u16) {
     }
 }
 
-macro_rules! forward {
-    ($door:expr, $name:ident ( $($arg:expr),* )) => {
-        // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($door $(, $arg)*) }
-    };
-}
-
 /// The handle that a successful call has put there.
-fn handle_at(code: c_int, out: Out) -> usize {
-    // SAFETY: the caller's out-parameter, of the call that has just returned.
+///
+/// # Safety
+/// `out` is null or the out-parameter of a call that has just returned `code`.
+unsafe fn handle_at(code: c_int, out: Out) -> usize {
+    // SAFETY: promised by the caller.
     if code == 0 && !out.is_null() { unsafe { *out as usize } } else { 0 }
-}
-
-/// A call that makes one communicator.
-macro_rules! makes {
-    ($name:ident ( $out:ident, $ranks:ident, $rank:ident ; $($arg:ident : $ty:ty),* )) => {
-        pub(crate) fn $name(door: Door, $($arg: $ty),*) -> c_int {
-            crate::record::switch::wake();
-            if is_inside() {
-                return forward!(door, $name($($arg),*));
-            }
-            let number = new_number();
-            let code = working(number, || forward!(door, $name($($arg),*)));
-            made(door, number, handle_at(code, $out), $ranks, $rank);
-            joined(code, $ranks, $rank);
-            code
-        }
-    };
 }
 
 /// `ncclInProgress`: the call of a communicator that doesn't block goes on elsewhere.
@@ -184,71 +176,79 @@ fn joined(code: c_int, ranks: c_int, rank: c_int) {
     if let (0 | IN_PROGRESS, Ok(ranks), Ok(rank)) =
         (code, u32::try_from(ranks), u32::try_from(rank))
     {
-        let device = place::current().device;
-        let world = World { rank, ranks, device, several: false };
-        guard::observe(|recorder, _| recorder.joined(world));
+        guard::observe(|recorder, local| {
+            let device = local.device.get();
+            recorder.joined(World { rank, ranks, device, several: false });
+        });
     }
 }
 
-makes!(ncclCommInitRank(out, ranks, rank; out: Out, ranks: c_int, id: UniqueId, rank: c_int));
-makes!(ncclCommInitRankConfig(out, ranks, rank; out: Out, ranks: c_int, id: UniqueId, rank: c_int, config: Ptr));
-makes!(ncclCommInitRankScalable(out, ranks, rank; out: Out, ranks: c_int, rank: c_int, ids: c_int, id: Ptr, config: Ptr));
+// --- what calls do: the roles of NCCL's rows -------------------------------------------------------------
 
-/// One for each of this process's devices.
-pub(crate) fn ncclCommInitAll(door: Door, out: Out, count: c_int, devices: *const c_int) -> c_int {
+/// A call that makes one communicator.
+pub unsafe fn makes(
+    door: Door,
+    out: Out,
+    ranks: c_int,
+    rank: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     crate::record::switch::wake();
     if is_inside() {
-        return forward!(door, ncclCommInitAll(out, count, devices));
+        return call();
+    }
+    let number = new_number();
+    let code = working(number, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    made(door, number, unsafe { handle_at(code, out) }, ranks, rank);
+    joined(code, ranks, rank);
+    code
+}
+
+/// One for each of this process's devices.
+pub unsafe fn makes_all(door: Door, out: Out, count: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    crate::record::switch::wake();
+    if is_inside() {
+        return call();
     }
     let first = new_number();
-    let whose = if count == 1 { first } else { ONE_OF_SEVERAL };
-    let code = working(whose, || forward!(door, ncclCommInitAll(out, count, devices)));
+    let code = working(if count == 1 { first } else { ONE_OF_SEVERAL }, call);
     for i in 0..count {
         let number = if i == 0 { first } else { new_number() };
         // SAFETY: a successful call has filled so many places.
-        let handle = handle_at(code, unsafe { out.add(i as usize) });
+        let handle = unsafe { handle_at(code, out.add(i as usize)) };
         made(door, number, handle, count, i);
     }
     code
 }
 
 /// Neither the number of the new one's ranks nor which one this is, is said by the call: 0 ranks are not known.
-pub(crate) fn ncclCommSplit(
-    door: Door,
-    of: Handle,
-    color: c_int,
-    key: c_int,
-    out: Out,
-    config: Ptr,
-) -> c_int {
+pub unsafe fn splits(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
     if is_inside() {
-        return forward!(door, ncclCommSplit(of, color, key, out, config));
+        return call();
     }
     let number = new_number();
-    let code = working(number, || forward!(door, ncclCommSplit(of, color, key, out, config)));
-    made(door, number, handle_at(code, out), 0, 0);
+    let code = working(number, call);
+    // SAFETY: the caller's out-parameter, of the call that has just returned.
+    made(door, number, unsafe { handle_at(code, out) }, 0, 0);
     code
 }
 
 /// A call that is the last one about a communicator.
-macro_rules! ends {
-    ($($name:ident)*) => { $(
-        pub(crate) fn $name(door: Door, of: Handle) -> c_int {
-            let number = number_of(of);
-            gone(door, of);
-            working(number, || forward!(door, $name(of)))
-        }
-    )* };
+pub unsafe fn ends(door: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let number = number_of(of);
+    gone(door, of);
+    working(number, call)
 }
 
-ends!(ncclCommDestroy ncclCommAbort);
-
-pub(crate) fn ncclCommFinalize(door: Door, of: Handle) -> c_int {
-    working(number_of(of), || forward!(door, ncclCommFinalize(of)))
+/// A call that is for a communicator, and makes nothing.
+pub unsafe fn works(_: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
+    working(number_of(of), call)
 }
 
-pub(crate) fn ncclGroupStart(door: Door) -> c_int {
-    let code = forward!(door, ncclGroupStart());
+/// `ncclGroupStart`.
+pub unsafe fn starts_group(_: Door, call: impl FnOnce() -> c_int) -> c_int {
+    let code = call();
     if code == 0 && !is_inside() {
         let (depth, whose) = GROUP.get();
         GROUP.set((depth + 1, if depth == 0 { NONE } else { whose }));
@@ -256,41 +256,24 @@ pub(crate) fn ncclGroupStart(door: Door) -> c_int {
     code
 }
 
-pub(crate) fn ncclGroupEnd(door: Door) -> c_int {
+/// `ncclGroupEnd`.
+pub unsafe fn ends_group(_: Door, call: impl FnOnce() -> c_int) -> c_int {
     if is_inside() {
-        return forward!(door, ncclGroupEnd());
+        return call();
     }
     let (depth, whose) = GROUP.get();
     GROUP.set((depth.saturating_sub(1), whose));
-    if depth > 1 {
-        return forward!(door, ncclGroupEnd());
-    }
-    working(whose, || forward!(door, ncclGroupEnd()))
+    if depth > 1 { call() } else { working(whose, call) }
 }
 
 /// A call that sends something: buffers and connections are made at the first.
-macro_rules! sends {
-    ($($name:ident ( $of:ident ; $($arg:ident : $ty:ty),* );)*) => { $(
-        pub(crate) fn $name(door: Door, $($arg: $ty),*) -> c_int {
-            if is_inside() {
-                return forward!(door, $name($($arg),*));
-            }
-            let number = number_of($of);
-            put_down(number);
-            working(number, || forward!(door, $name($($arg),*)))
-        }
-    )* };
-}
-
-sends! {
-    ncclAllReduce(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle);
-    ncclReduce(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, root: c_int, of: Handle, stream: Handle);
-    ncclReduceScatter(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle);
-    ncclAllGather(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, of: Handle, stream: Handle);
-    ncclBroadcast(of; from: *const c_void, to: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle);
-    ncclBcast(of; at: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle);
-    ncclSend(of; from: *const c_void, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle);
-    ncclRecv(of; to: Ptr, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle);
+pub unsafe fn sends(_: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
+    if is_inside() {
+        return call();
+    }
+    let number = number_of(of);
+    put_down(number);
+    working(number, call)
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ use memtrace_format::event::{
     Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
 };
 
-use crate::cuda::resolve;
 use crate::gauges;
 use crate::libraries::loaded;
 use crate::libraries::objects;
@@ -29,6 +28,7 @@ use crate::os::locks::Turn;
 use crate::pytorch::methods::{LEADING, Methods, copy_of_table};
 use crate::pytorch::{captures, pools, streams};
 use crate::pytorch::{changes, quick};
+use crate::real::Real;
 use crate::record::Recorder;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local, Request};
@@ -276,7 +276,7 @@ fn forward_usage(
     reserved: usize,
     device: Device,
 ) {
-    static REAL: resolve::Real = resolve::Real::new();
+    static REAL: Real = Real::new();
     let name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
     if let Some(real) = REAL.find(name, C10) {
         // SAFETY: libc10 exports this name with this signature in every 2.x.
@@ -346,7 +346,7 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
     reserved: usize,
     device: Device,
 ) {
-    static REAL: resolve::Real = resolve::Real::new();
+    static REAL: Real = Real::new();
     if device & 0xff == CUDA {
         guard::observe(|recorder, local| {
             captures::settle(recorder, local);

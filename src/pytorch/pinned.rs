@@ -17,11 +17,11 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use memtrace_format::event::{Event, Kind, Layer, What};
 
-use crate::cuda::resolve;
 use crate::libraries::loaded;
 use crate::os::signals;
 use crate::pytorch::allocator::{ALLOCATE_SLOT, Allocate, CUDA, DataPtr};
 use crate::pytorch::methods::{LEADING, copy_of_table};
+use crate::real::Real;
 use crate::record::guard;
 use crate::record::guard::event;
 use crate::stack::Site;
@@ -52,7 +52,7 @@ pub fn under_way() -> bool {
 /// Called by PyTorch.
 #[unsafe(export_name = "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE")]
 pub unsafe extern "C-unwind" fn get_host_allocator(device: i8) -> *mut c_void {
-    static REAL: resolve::Real = resolve::Real::new();
+    static REAL: Real = Real::new();
     let name = "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE";
     let Some(real) = REAL.find_anywhere(name, "libtorch_cpu.so") else {
         return std::ptr::null_mut();
@@ -74,7 +74,7 @@ pub unsafe extern "C-unwind" fn get_host_allocator(device: i8) -> *mut c_void {
 /// Called by PyTorch.
 #[unsafe(export_name = "_ZN2at4cuda23getCachingHostAllocatorEv")]
 pub unsafe extern "C-unwind" fn get_caching_host_allocator() -> *mut c_void {
-    static REAL: resolve::Real = resolve::Real::new();
+    static REAL: Real = Real::new();
     let name = "_ZN2at4cuda23getCachingHostAllocatorEv";
     let Some(real) = REAL.find_anywhere(name, LIBRARY) else { return std::ptr::null_mut() };
     // SAFETY: exported by libtorch_cuda under this name with this signature up to 2.7.

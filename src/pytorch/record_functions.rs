@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
 
-use crate::labels::store;
+use crate::labels::{self, store};
 use crate::libraries::scopes;
 use crate::os::sync::zeroed_memory;
 use crate::pytorch::changes;
@@ -169,7 +169,7 @@ fn look(local: &Local) -> Work {
             Work::Forward
         } else if backward.accumulates.get() >> backward.depth.get() & 1 != 0 {
             Work::Accumulate
-        } else if crate::labels::opened() > backward.outside.get() {
+        } else if labels::opened() > backward.outside.get() {
             Work::Again
         } else {
             Work::Backward
@@ -177,14 +177,6 @@ fn look(local: &Local) -> Work {
     });
     local.work.set(work);
     work
-}
-
-/// A range of the calling thread was opened or closed, which makes a difference inside a backward pass.
-#[inline]
-pub fn opened_or_closed(local: &Local) {
-    if local.work.get() != Work::Forward {
-        local.work.set(Work::Unknown);
-    }
 }
 
 /// Does the calling thread run a node of autograd's?
@@ -197,6 +189,10 @@ pub fn attach() {
     if ATTACHED.load(Ordering::Relaxed) != 0 {
         return;
     }
+    labels::listen(|local, label| {
+        label_changed(label);
+        changes::label(local);
+    });
     let find = |name: &CStr| scopes::loaded_symbol(LIBRARY, name).map(NonNull::as_ptr);
     let Some(add) = find(ADD) else { return };
     let (Some(name), Some(peek), Some(thread)) = (
@@ -221,7 +217,7 @@ pub fn attach() {
         add(Callback::new(USER, user_begins, user_ends));
         add(Callback::new(BACKWARD, backward_begins, backward_ends));
     }
-    label_changed(crate::labels::current()); // which it may have been for long
+    label_changed(labels::current()); // which it may have been for long
 }
 
 // --- record_function -------------------------------------------------------------------------------------
@@ -241,8 +237,8 @@ unsafe extern "C" fn user_begins(
     unsafe {
         let name = name(function).to_bytes();
         match phase(name) {
-            Some(phase) => crate::labels::push_phase(phase),
-            None => crate::labels::push(name),
+            Some(phase) => labels::push_phase(phase),
+            None => labels::push(name),
         };
         crate::pytorch::operators::range(true);
         nothing(result)
@@ -263,7 +259,7 @@ fn phase(name: &[u8]) -> Option<&'static [u8]> {
 
 unsafe extern "C" fn user_ends(_: *const u8, _: *mut c_void) {
     crate::pytorch::operators::range(false);
-    crate::labels::pop();
+    labels::pop();
 }
 
 // --- backward --------------------------------------------------------------------------------------------
@@ -331,7 +327,7 @@ unsafe extern "C" fn backward_begins(
         let depth = backward.depth.get();
         backward.depth.set(depth.saturating_add(1));
         if depth == 0 {
-            backward.outside.set(crate::labels::opened());
+            backward.outside.set(labels::opened());
         }
         if changes::asked() {
             // SAFETY: PyTorch hands in a live `RecordFunction`.
@@ -352,7 +348,7 @@ unsafe extern "C" fn backward_begins(
                 backward.last.set(store.backward_of(forward));
             }
             if backward.last.get() != NO_LABEL {
-                crate::labels::set(local, backward.last.get());
+                labels::set(local, backward.last.get());
             }
         });
     });
@@ -371,7 +367,7 @@ unsafe extern "C" fn backward_ends(_: *const u8, _: *mut c_void) {
             return;
         }
         if let Some(place) = backward.before.get(depth as usize) {
-            guard::local(|local| crate::labels::set(local, place.get()));
+            guard::local(|local| labels::set(local, place.get()));
         }
         if depth == 0 {
             backward.last.set(NO_LABEL);

@@ -16,16 +16,16 @@ use memtrace_format::settings;
 use serde_json::Value;
 
 use crate::config::Config;
-use crate::cuda::resolve;
 use crate::os::locks::{ForkLock, Guard};
 use crate::pytorch::allocator;
+use crate::real::Real;
 use crate::record::Recorder;
 
 /// What PyTorch has read.
 static READ: ForkLock<Option<Read>> = ForkLock::new(None);
 
 /// Of 2.6.
-static WORDS: resolve::Real = resolve::Real::new();
+static WORDS: Real = Real::new();
 const WORDS_NAME: &str = "_ZN3c104cuda20CUDACachingAllocator19CUDAAllocatorConfig9parseArgsEPKc";
 
 fn is_2_6() -> bool {
@@ -103,7 +103,7 @@ pub struct Text {
 /// Called by PyTorch.
 #[unsafe(export_name = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig9parseArgsERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")]
 pub unsafe extern "C-unwind" fn parse_string(this: *mut c_void, text: *const Text) {
-    static REAL: resolve::Real = resolve::Real::new();
+    static REAL: Real = Real::new();
     let name = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig9parseArgsERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
     let Some(real) = REAL.find(name, allocator::C10) else { return };
     // SAFETY: libc10 exports this name with this signature. The string is the caller's, and it is there during the call.

@@ -12,11 +12,11 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use crate::cuda::resolve;
 use crate::hot::HOT;
 use crate::libraries::scopes;
 use crate::os::message;
 use crate::pytorch::allocator::{CUDA, LIBRARY};
+use crate::real::Real;
 use crate::record::guard::{self, Local};
 
 /// `c10::cuda::CUDAStream`: a device (type and index, a byte each, in the first word) and a stream id.
@@ -44,7 +44,7 @@ const SET_CURRENT: &std::ffi::CStr = c"_ZN3c104cuda20setCurrentCUDAStreamENS0_10
 /// Called by PyTorch. Exported under this name with this signature in every 2.x; a 16-byte trivial class is passed in two registers.
 #[unsafe(export_name = "_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE")]
 pub unsafe extern "C-unwind" fn set_current(stream: CudaStream) {
-    static REAL: resolve::Real = resolve::Real::new();
+    static REAL: Real = Real::new();
     guard::local(|local| local.current_stream.set(None));
     let name = SET_CURRENT.to_str().unwrap_or_default();
     let Some(real) = REAL.find_anywhere(name, LIBRARY) else {
@@ -75,7 +75,7 @@ pub fn current(local: &Local, device: i8) -> (u64, i8) {
 const ASK_EVERY: u8 = 64;
 
 fn ask(local: &Local, device: i8) -> (u64, i8) {
-    static CURRENT: resolve::Real = resolve::Real::new();
+    static CURRENT: Real = Real::new();
     let Some(current) = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY) else {
         return (0, local.device.get());
     };
@@ -123,7 +123,7 @@ fn other(local: &Local, stream: CudaStream) -> u64 {
 
 /// `c10::cuda::CUDAStream::stream() const`.
 fn raw_stream() -> Option<RawStream> {
-    static RAW: resolve::Real = resolve::Real::new();
+    static RAW: Real = Real::new();
     let found = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY)?;
     // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
     Some(unsafe { std::mem::transmute::<*mut c_void, RawStream>(found) })

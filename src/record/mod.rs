@@ -6,6 +6,7 @@
 pub mod activity;
 pub mod blackbox;
 
+pub mod door;
 pub mod guard;
 pub mod live;
 pub mod mailbox;

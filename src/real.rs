@@ -1,0 +1,75 @@
+//! Functions of other libraries, found by their names when they are first called.
+//!
+//! Like [`crate::libraries::scopes::next`] first whatever the loader would have found without us, and only if that has nothing
+//! the library itself, found by its file name among the loaded ones.
+
+use std::ffi::{CString, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::libraries::loaded;
+use crate::libraries::scopes;
+use crate::stack::room;
+
+/// The address of a function of a known library's, looked up at its first use.
+pub struct Real(AtomicPtr<c_void>);
+
+impl Default for Real {
+    fn default() -> Self {
+        Real::new()
+    }
+}
+
+impl Real {
+    /// Not looked up yet.
+    pub const fn new() -> Real {
+        Real(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// The same as `find`, or in whichever loaded library defines it: for what must be passed on.
+    pub fn find_anywhere(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
+        self.find(symbol, library).or_else(|| {
+            let found = loaded::anywhere(&CString::new(symbol).ok()?)?.as_ptr();
+            self.0.store(found, Ordering::Relaxed);
+            Some(found)
+        })
+    }
+
+    /// The address of `symbol` behind us, or in a library whose file name begins with `library`.
+    #[inline]
+    pub fn find(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
+        self.find_where(symbol, library, |_, _| true)
+    }
+
+    /// The same, where what is behind us may be somebody else's function of that name: `is_it` says.
+    #[inline]
+    pub fn find_where(
+        &self,
+        symbol: &str,
+        library: &str,
+        is_it: fn(&str, usize) -> bool,
+    ) -> Option<*mut c_void> {
+        let known = self.0.load(Ordering::Relaxed);
+        if known.is_null() { self.look(symbol, library, is_it) } else { Some(known) }
+    }
+
+    #[cold]
+    fn look(
+        &self,
+        symbol: &str,
+        library: &str,
+        is_it: fn(&str, usize) -> bool,
+    ) -> Option<*mut c_void> {
+        let found = room::aside(|| first(symbol, library, is_it))?.as_ptr();
+        self.0.store(found, Ordering::Relaxed);
+        Some(found)
+    }
+}
+
+fn first(symbol: &str, library: &str, is_it: fn(&str, usize) -> bool) -> Option<NonNull<c_void>> {
+    let name = CString::new(symbol).ok()?;
+    let next = scopes::next(&name).filter(|f| is_it(symbol, *f));
+    // What is remembered must stay.
+    let next = next.inspect(|f| loaded::stays(*f)).and_then(|f| NonNull::new(f as *mut c_void));
+    next.or_else(|| scopes::loaded_symbol(library, &name))
+}

@@ -1,0 +1,24 @@
+//! What a hook knows of a call beside its arguments.
+
+use crate::record::switch;
+
+/// See the module's essay.
+#[derive(Clone, Copy)]
+pub struct Door {
+    /// The number of the entry point, as events carry it.
+    pub api: u16,
+    /// The address that the call will return to.
+    pub caller: usize,
+    /// The real function.
+    pub real: usize,
+}
+
+impl Door {
+    /// The call has been made, and returns: counts it.
+    #[inline]
+    pub fn used(self) {
+        if let Some(recorder) = switch::recorder() {
+            recorder.usage.count(usize::from(self.api), self.caller as u64);
+        }
+    }
+}
