@@ -10,6 +10,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use crate::libraries::objects;
 use crate::libraries::scopes;
+use crate::pytorch::names::{self, C10, C10_CUDA, LEADING, Name};
 use crate::stack::native;
 
 /// What is thrown.
@@ -37,11 +38,11 @@ type Text = [usize; 4];
 /// Of a `c10::Error`, and its name for each kind of string, with what makes and ends a string of that kind.
 const CONSTRUCTORS: [[&CStr; 3]; 2] = [
     [
-        c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        names::ERROR.symbol,
         c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcRKS3_",
         c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEED1Ev",
     ],
-    [c"_ZN3c105ErrorC1ENS_14SourceLocationESs", c"_ZNSsC1EPKcRKSaIcE", c"_ZNSsD1Ev"],
+    [names::ERROR_OF_OLDER_STRING.symbol, c"_ZNSsC1EPKcRKSaIcE", c"_ZNSsD1Ev"],
 ];
 
 type Construct = unsafe extern "C-unwind" fn(*mut c_void, Location, *mut Text);
@@ -53,8 +54,6 @@ type EndText = unsafe extern "C-unwind" fn(*mut Text);
 
 /// Larger than any `c10::Error` has been (some 120 bytes).
 const ROOM: usize = 512;
-/// Offset-to-top and type information stand before a table's first function, which is the destructor.
-const LEADING: usize = 2;
 
 /// Everything that throwing takes.
 struct Means {
@@ -74,13 +73,11 @@ fn find(library: &str, name: &CStr) -> Option<*mut c_void> {
 impl Means {
     fn find(kind: Exception) -> Option<Means> {
         let (info, table) = match kind {
-            Exception::OutOfMemory => {
-                (c"_ZTIN3c1016OutOfMemoryErrorE", c"_ZTVN3c1016OutOfMemoryErrorE")
-            }
-            Exception::Error | Exception::Cuda(_) => (c"_ZTIN3c105ErrorE", c"_ZTVN3c105ErrorE"),
+            Exception::OutOfMemory => (names::OUT_OF_MEMORY_TYPE, names::OUT_OF_MEMORY_TABLE),
+            Exception::Error | Exception::Cuda(_) => (names::ERROR_TYPE, names::ERROR_TABLE),
         };
         // A class that is defined in a header alone has its tables where it is used.
-        let c10 = |name| find("libc10.so", name).or_else(|| find("libc10_cuda.so", name));
+        let c10 = |name| find(C10, name).or_else(|| find(C10_CUDA, name));
         let (construct, [_, make, end]) =
             CONSTRUCTORS.iter().find_map(|names| Some((c10(names[0])?, names)))?;
         let cxx = |name| find("libstdc++.so", name);
@@ -88,8 +85,8 @@ impl Means {
         unsafe {
             Some(Means {
                 construct: std::mem::transmute::<*mut c_void, Construct>(construct),
-                table: c10(table)?.cast::<*const c_void>().add(LEADING).cast_const(),
-                info: c10(info)?,
+                table: c10(table.symbol)?.cast::<*const c_void>().add(LEADING).cast_const(),
+                info: c10(info.symbol)?,
                 throw: std::mem::transmute::<*mut c_void, Throw>(cxx(c"__cxa_throw")?),
                 exception: std::mem::transmute::<*mut c_void, Allocate>(cxx(
                     c"__cxa_allocate_exception",
@@ -134,17 +131,13 @@ pub unsafe fn throw(kind: Exception, message: &str) {
 
 /// `c10::cuda::c10_cuda_check_implementation(error, file, function, line, with device assertions)`: how PyTorch's own calls
 /// of CUDA are checked. Its last argument, of the newest, is a place for a log; the line has been signed.
-const CHECKS: [&CStr; 3] = [
-    c"_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jbPNS0_19CUDAErrorLogCaptureE",
-    c"_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_jb",
-    c"_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_ib",
-];
+const CHECKS: [Name; 3] = [names::CHECK, names::CHECK_WITHOUT_LOG, names::CHECK_OF_SIGNED_LINE];
 
 /// Throws what PyTorch throws for an error of the runtime's; returns if this PyTorch has another function for that.
 unsafe fn check(code: c_int) {
     type Check =
         unsafe extern "C-unwind" fn(c_int, *const c_char, *const c_char, u32, bool, *const c_void);
-    let found = CHECKS.iter().find_map(|name| find("libc10_cuda.so", name));
+    let found = CHECKS.iter().find_map(|name| find(name.library, name.symbol));
     if let Some(found) = found {
         // SAFETY: libc10_cuda exports it under one of these names, with this signature; the older ones don't look at the last
         // argument, and the newest takes none.

@@ -25,7 +25,8 @@ use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::libraries::scopes;
 use crate::os::locks::Turn;
-use crate::pytorch::methods::{LEADING, Methods, copy_of_table};
+use crate::pytorch::methods::{Methods, copy_of_table};
+use crate::pytorch::names::{self, ALLOCATE_SLOT, C10_CUDA, CUDA, LEADING};
 use crate::pytorch::{captures, pools, streams};
 use crate::pytorch::{changes, quick};
 use crate::real::Real;
@@ -33,9 +34,6 @@ use crate::record::Recorder;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
-
-/// File name of the library whose allocator this is.
-pub const LIBRARY: &str = "libc10_cuda.so";
 
 static TEXT_START: AtomicUsize = AtomicUsize::new(usize::MAX);
 static TEXT_END: AtomicUsize = AtomicUsize::new(0);
@@ -53,7 +51,7 @@ pub fn is_caller(address: usize) -> bool {
 fn find_library(address: usize) -> bool {
     let path = objects::name_at(address as u64);
     let file = path.and_then(|path| path.to_bytes().rsplit(|b| *b == b'/').next());
-    file == Some(LIBRARY.as_bytes()) && attach()
+    file == Some(C10_CUDA.as_bytes()) && attach()
 }
 
 /// Learns where the library lies and opens its doors, if it is loaded.
@@ -61,7 +59,7 @@ pub fn attach() -> bool {
     if TEXT_END.load(Ordering::Acquire) != 0 {
         return true;
     }
-    let Some(library) = loaded::loaded(LIBRARY) else { return false };
+    let Some(library) = loaded::loaded(C10_CUDA) else { return false };
     TEXT_START.store(library.text_start, Ordering::Relaxed);
     LIBRARY_END.store(library.end, Ordering::Relaxed);
     TEXT_END.store(library.text_end, Ordering::Release);
@@ -102,9 +100,6 @@ pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
 /// `c10::Allocator::allocate`: hidden pointer to the result, this, size.
 pub type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
 
-/// `allocate` is the third function of the table in every 2.x release.
-pub const ALLOCATE_SLOT: usize = 2;
-
 /// `c10::DataPtr`: the address, what gives it back, a context, a device (type and index, a byte each).
 #[repr(C)]
 pub struct DataPtr {
@@ -127,8 +122,8 @@ static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
 /// Puts our `allocate` into the table of the allocator object in use, unless it is there already.
 fn replace_allocate() {
     if ALLOCATOR.load(Ordering::Relaxed) == 0 {
-        let name = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
-        let Some(at) = scopes::loaded_symbol(LIBRARY, name) else { return };
+        let name = names::ALLOCATOR;
+        let Some(at) = scopes::loaded_symbol(name.library, name.symbol) else { return };
         ALLOCATOR.store(at.as_ptr() as usize, Ordering::Relaxed);
     }
     // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer. The object
@@ -176,7 +171,7 @@ unsafe fn swap_table(object: *mut usize) {
         let real = copy[LEADING + ALLOCATE_SLOT];
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
         REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
-        if let Some(library) = loaded::loaded(LIBRARY) {
+        if let Some(library) = loaded::loaded(C10_CUDA) {
             let mut methods = Methods::of(&mut copy[LEADING..words], &library);
             pools::watch(&mut methods);
             captures::watch(&mut methods);
@@ -220,17 +215,13 @@ unsafe extern "C-unwind" fn allocate(
 
 /// `c10::Device` as it is passed: type in the low byte (1 is CUDA), index in the next.
 type Device = u16;
-/// The type of a CUDA device.
-pub const CUDA: u16 = 1;
-/// File name of the library that has the real ones.
-pub const C10: &str = "libc10.so";
 
 /// `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: a block handed out (`change`
 /// is its rounded size) or taken back (minus that).
 ///
 /// # Safety
 /// Called by PyTorch's allocator.
-#[unsafe(export_name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")]
+#[unsafe(export_name = names::report_usage!())]
 pub unsafe extern "C-unwind" fn report_memory_usage(
     addr: *mut c_void,
     change: i64,
@@ -277,8 +268,8 @@ fn forward_usage(
     device: Device,
 ) {
     static REAL: Real = Real::new();
-    let name = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-    if let Some(real) = REAL.find(name, C10) {
+    let name = names::REPORT_USAGE;
+    if let Some(real) = REAL.find(name.text, name.library) {
         // SAFETY: libc10 exports this name with this signature in every 2.x.
         unsafe {
             type Report = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, Device);
@@ -339,7 +330,7 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
 ///
 /// # Safety
 /// Called by PyTorch's allocator.
-#[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
+#[unsafe(export_name = names::report_out_of_memory!())]
 pub unsafe extern "C-unwind" fn report_out_of_memory(
     size: i64,
     allocated: usize,
@@ -364,8 +355,8 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
             quick::failed(local);
         });
     }
-    let name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
-    if let Some(real) = REAL.find(name, C10) {
+    let name = names::REPORT_OUT_OF_MEMORY;
+    if let Some(real) = REAL.find(name.text, name.library) {
         // SAFETY: libc10 exports this name with this signature in every 2.x.
         unsafe {
             type Report = unsafe extern "C-unwind" fn(i64, usize, usize, Device);

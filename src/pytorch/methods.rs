@@ -13,20 +13,13 @@ use memtrace_naming::symbols;
 use crate::libraries::loaded::Loaded;
 use crate::os::message;
 use crate::os::signals;
-
-/// The class of the allocator that keeps blocks. The one behind cudaMallocAsync has no pools and no waiting frees.
-const CLASS: &str = "NativeCachingAllocator::";
+use crate::pytorch::names::{CLASS, LEADING, SLOTS};
 
 /// A copy of the table, in which functions can be replaced.
 pub struct Methods<'a> {
     slots: &'a mut [usize],
     names: Vec<(usize, String)>,
 }
-
-/// Offset-to-top and type information stand before a table's first function.
-pub const LEADING: usize = 2;
-/// More functions than any allocator of any release has had (57 in 2.15).
-const SLOTS: usize = 96;
 
 /// A copy of a table with its leading words, and how many words of it are meant.
 ///

@@ -9,6 +9,7 @@ pub mod changes;
 pub mod journal;
 pub mod methods;
 pub mod modules;
+pub mod names;
 pub mod operators;
 pub mod pinned;
 pub mod pools;

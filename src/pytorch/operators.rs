@@ -10,7 +10,7 @@
 //! `record_function` ranges, which PyTorch does not report as operators, are written as those that they are.
 //!
 //! Facts it rests on, checked for each record before use: the operator's schema is what the second kind of name of a
-//! `RecordFunction` leads to, at the offset below, and it begins with two strings, the name and the overload. If the
+//! `RecordFunction` leads to, at [`FUNCTION_AT`], and it begins with two strings, the name and the overload. If the
 //! first is not the one that PyTorch itself says is the name, the overload counts as unknown.
 
 use std::ffi::{c_int, c_void};
@@ -24,12 +24,10 @@ use crate::gauges;
 use crate::labels::store;
 use crate::libraries::scopes;
 use crate::pytorch::journal::Journal;
+use crate::pytorch::names::{self, FUNCTION_AT, SCHEMA};
 use crate::pytorch::{quick, record_functions};
 use crate::record::guard::{self, Local};
 
-/// `RecordFunction::fn_`: a union of a string and a reference, and after it which of them is there.
-const FUNCTION_AT: usize = 160;
-const SCHEMA: u8 = 1;
 /// The longest name that is believed.
 const LONGEST: usize = 200;
 
@@ -60,9 +58,9 @@ pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     MODULE.store(0, Ordering::Relaxed);
     DEVICE.store(device, Ordering::Relaxed);
     MODES.store(modes, Ordering::Relaxed);
-    let name = c"_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE";
-    let found =
-        scopes::loaded_symbol("libc10.so", name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+    let name = names::IS_KEY_EXCLUDED;
+    let found = scopes::loaded_symbol(name.library, name.symbol);
+    let found = found.map_or(std::ptr::null_mut(), NonNull::as_ptr);
     IS_EXCLUDED.store(found, Ordering::Relaxed);
     let found = scopes::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
     EXCEPTIONS.store(found.map_or(std::ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);

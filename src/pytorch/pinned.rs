@@ -19,15 +19,13 @@ use memtrace_format::event::{Event, Kind, Layer, What};
 
 use crate::libraries::loaded;
 use crate::os::signals;
-use crate::pytorch::allocator::{ALLOCATE_SLOT, Allocate, CUDA, DataPtr};
-use crate::pytorch::methods::{LEADING, copy_of_table};
+use crate::pytorch::allocator::{Allocate, DataPtr};
+use crate::pytorch::methods::copy_of_table;
+use crate::pytorch::names::{self, ALLOCATE_SLOT, CUDA, LEADING, TORCH_CUDA};
 use crate::real::Real;
 use crate::record::guard;
 use crate::record::guard::event;
 use crate::stack::Site;
-
-/// File name of the library whose allocator this is.
-const LIBRARY: &str = "libtorch_cuda.so";
 
 type Delete = unsafe extern "C-unwind" fn(*mut c_void);
 
@@ -50,11 +48,11 @@ pub fn under_way() -> bool {
 ///
 /// # Safety
 /// Called by PyTorch.
-#[unsafe(export_name = "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE")]
+#[unsafe(export_name = names::host_allocator!())]
 pub unsafe extern "C-unwind" fn get_host_allocator(device: i8) -> *mut c_void {
     static REAL: Real = Real::new();
-    let name = "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE";
-    let Some(real) = REAL.find_anywhere(name, "libtorch_cpu.so") else {
+    let name = names::HOST_ALLOCATOR;
+    let Some(real) = REAL.find_anywhere(name.text, name.library) else {
         return std::ptr::null_mut();
     };
     // SAFETY: exported by libtorch_cpu under this name with this signature since 2.8; a `c10::DeviceType` is a byte.
@@ -72,11 +70,13 @@ pub unsafe extern "C-unwind" fn get_host_allocator(device: i8) -> *mut c_void {
 ///
 /// # Safety
 /// Called by PyTorch.
-#[unsafe(export_name = "_ZN2at4cuda23getCachingHostAllocatorEv")]
+#[unsafe(export_name = names::caching_host_allocator!())]
 pub unsafe extern "C-unwind" fn get_caching_host_allocator() -> *mut c_void {
     static REAL: Real = Real::new();
-    let name = "_ZN2at4cuda23getCachingHostAllocatorEv";
-    let Some(real) = REAL.find_anywhere(name, LIBRARY) else { return std::ptr::null_mut() };
+    let name = names::CACHING_HOST_ALLOCATOR;
+    let Some(real) = REAL.find_anywhere(name.text, name.library) else {
+        return std::ptr::null_mut();
+    };
     // SAFETY: exported by libtorch_cuda under this name with this signature up to 2.7.
     let found = unsafe {
         let real: unsafe extern "C-unwind" fn() -> *mut c_void = std::mem::transmute(real);
@@ -98,7 +98,7 @@ fn watch(allocator: *mut c_void) {
 
 #[cold]
 fn swap_table(object: *mut usize) {
-    let Some(library) = loaded::loaded(LIBRARY) else { return };
+    let Some(library) = loaded::loaded(TORCH_CUDA) else { return };
     // SAFETY: see `watch`; a table has the slot of every `c10::Allocator`.
     unsafe {
         let table = *object as *const usize;

@@ -17,6 +17,7 @@ use memtrace_format::event::Pool;
 
 use crate::pytorch::captures;
 use crate::pytorch::methods::Methods;
+use crate::pytorch::names;
 use crate::record::guard;
 
 type Storage = [usize; 2];
@@ -148,7 +149,7 @@ unsafe extern "C-unwind" fn begin(
 
 /// Puts our function into a copy of the allocator's table.
 pub fn watch(methods: &mut Methods) {
-    methods.replace("beginAllocateToPool", begin as *const (), |real| {
+    methods.replace(names::BEGIN_POOL, begin as *const (), |real| {
         REAL_BEGIN.store(real as *mut c_void, Ordering::Release);
     });
 }

@@ -31,16 +31,12 @@ use crate::labels::store;
 use crate::libraries::loaded;
 use crate::libraries::scopes;
 use crate::os::locks::ForkLock;
+use crate::pytorch::names;
 use crate::pytorch::operators;
 use crate::pytorch::record_functions::{self, End, Start};
 use crate::record::activity::Begun;
 use crate::record::guard::{self, Local};
 use crate::stack::native;
-
-const LIBRARY: &str = "libtorch_cpu.so";
-const ASKED: &CStr = c"_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE";
-const KEYS: &CStr = c"_ZN3c104impl26raw_local_dispatch_key_setE";
-const HOOKS: &CStr = c"_ZN2at23SavedTensorDefaultHooks13get_tls_stateEv";
 
 /// Callbacks: one for the beginning, one for the end.
 type Pair = [*mut c_void; 2];
@@ -97,7 +93,7 @@ type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
 /// # Safety
 /// Called by PyTorch's dispatcher.
 #[unsafe(naked)]
-#[unsafe(export_name = "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE")]
+#[unsafe(export_name = names::step_callbacks!())]
 pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -> *mut Answer {
     core::arch::naked_asm!(
         "mov rax, qword ptr [rip + {door}]",
@@ -123,7 +119,7 @@ pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -
 }
 
 extern "C" fn find() -> *mut c_void {
-    match scopes::loaded_symbol(LIBRARY, ASKED) {
+    match scopes::loaded_symbol(names::STEP_CALLBACKS.library, names::STEP_CALLBACKS.symbol) {
         Some(real) if real.as_ptr() != step_callbacks as *mut c_void => {
             REAL.store(real.as_ptr(), Ordering::Release);
             let none = std::ptr::null_mut();
@@ -168,7 +164,7 @@ pub fn learn(text: &[u8]) {
 pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
     BELOW.store(below, Ordering::Relaxed);
     VIEWS.store(views, Ordering::Relaxed);
-    if let Some(python) = loaded::loaded("libtorch_python.so") {
+    if let Some(python) = loaded::loaded(names::TORCH_PYTHON) {
         PYTHON[0].store(python.text_start, Ordering::Relaxed);
         PYTHON[1].store(python.text_end, Ordering::Relaxed);
     }
@@ -224,7 +220,7 @@ fn trusted(start: Start, end: End) -> bool {
     let (mut theirs, mut own) = (Answer::empty(), Answer::empty());
     // SAFETY: both have room for an answer. Whoever else tracks makes theirs longer, and it is not trusted.
     unsafe {
-        real(&raw mut theirs, record_functions::OPERATOR as u8);
+        real(&raw mut theirs, names::OPERATOR as u8);
         want(&raw mut own);
     }
     record_functions::remove(handle);
@@ -248,7 +244,7 @@ unsafe fn want(result: *mut Answer) {
         answer.pairs = (&raw mut answer.own).cast();
         (answer.count, answer.room, answer.own[0]) = (1, ROOM as u32, ours());
         (answer.thread, answer.scope, answer.there) =
-            (record_functions::thread(), record_functions::OPERATOR as u8, 1);
+            (record_functions::thread(), names::OPERATOR as u8, 1);
     }
 }
 
@@ -273,7 +269,7 @@ unsafe extern "C-unwind" fn decide(
     // SAFETY: handed through; then there is an answer.
     unsafe {
         real(result, scope);
-        if usize::from(scope) != record_functions::OPERATOR || !HOT.quick.load(Ordering::Relaxed) {
+        if usize::from(scope) != names::OPERATOR || !HOT.quick.load(Ordering::Relaxed) {
             return result;
         }
         if (&raw const (*result).there).cast::<u8>().read() != 0 {
@@ -376,9 +372,11 @@ impl Begun {
 
     #[cold]
     fn look(&self) {
-        let (Some(keys), Some(hooks)) =
-            (scopes::of_thread("libc10.so", KEYS), scopes::loaded_symbol(LIBRARY, HOOKS))
-        else {
+        let (keys, hooks) = (names::DISPATCH_KEYS, names::SAVED_TENSOR_HOOKS);
+        let (Some(keys), Some(hooks)) = (
+            scopes::of_thread(keys.library, keys.symbol),
+            scopes::loaded_symbol(hooks.library, hooks.symbol),
+        ) else {
             return;
         };
         // SAFETY: the function takes nothing and returns a reference to the thread's own state.
@@ -459,11 +457,11 @@ fn symbol_at(address: usize) -> Option<&'static CStr> {
 
 /// `add_Tensor` of `at::_ops::add_Tensor::call(…)`, mangled.
 fn structure(symbol: &[u8]) -> Option<&[u8]> {
-    let rest = symbol.strip_prefix(b"_ZN2at4_ops")?;
+    let rest = symbol.strip_prefix(names::OPERATORS)?;
     let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
     let length: usize = std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
     let (name, rest) = rest[digits..].split_at_checked(length)?;
-    rest.starts_with(b"4callE").then_some(name)
+    rest.starts_with(names::CALL).then_some(name)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //!
 //! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15: the callback is a 40-byte record passed by
 //! value; a start callback returns a `unique_ptr` through a hidden pointer; the number and the forward thread of a
-//! `RecordFunction` lie at the offsets below. An accumulation of a gradient has no number; it belongs to the node before it.
+//! `RecordFunction` lie at known places ([`names`]). An accumulation of a gradient has no number; it belongs to the node before it.
 //! Nodes run newest first, so what autograd itself allocates between two nodes (sums of gradients) is taken for the
 //! last one's.
 
@@ -25,28 +25,12 @@ use crate::labels::{self, store};
 use crate::libraries::scopes;
 use crate::os::sync::zeroed_memory;
 use crate::pytorch::changes;
+use crate::pytorch::names::{
+    self, ACCUMULATE, AUTOGRAD_THREAD, BACKWARD, FORWARD_THREAD_AT, OLDER_STRING, OPERATOR, SCOPES,
+    SEQUENCE_AT, STRING, USER,
+};
 use crate::record::activity::Work;
 use crate::record::guard::{self, Local};
-
-const LIBRARY: &str = "libtorch_cpu.so";
-const ADD: &CStr = c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE";
-const REMOVE: &CStr = c"_ZN2at14removeCallbackEm";
-/// `RecordFunction::sequence_nr_` and `RecordFunction::fwd_thread_id_`, behind a member that is a C++ string or a reference.
-const SEQUENCE_AT: usize = 200;
-const FORWARD_THREAD_AT: usize = 304;
-/// Wheels of `PyPI`'s up to 2.6 have the C++ library's older strings, of one word: they export this name, and no other does.
-const OLDER_STRINGS: &CStr = c"_ZN2at14RecordFunction6beforeESsl";
-/// A string of the C++ library: where it is, its length, and 16 bytes for a short one. The older kind is one word.
-const STRING: usize = 32;
-const OLDER_STRING: usize = 8;
-/// `RecordScope::FUNCTION`,
-pub const OPERATOR: usize = 0;
-/// `BACKWARD_FUNCTION`, `USER_SCOPE`, and how many scopes there are.
-const BACKWARD: usize = 1;
-const USER: usize = 7;
-const SCOPES: usize = 10;
-/// The node that puts a gradient into its place.
-const ACCUMULATE: &[u8] = b"record_functions::autograd::AccumulateGrad";
 
 /// `at::RecordFunctionCallback`.
 #[repr(C)]
@@ -79,6 +63,10 @@ static THREAD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static STRINGS: AtomicUsize = AtomicUsize::new(STRING);
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);
 
+fn find(name: names::Name) -> Option<*mut c_void> {
+    scopes::loaded_symbol(name.library, name.symbol).map(NonNull::as_ptr)
+}
+
 impl Callback {
     fn new(scope: usize, start: Start, end: End) -> Self {
         Callback {
@@ -99,19 +87,19 @@ pub fn add_operators(start: Start, end: End) -> Option<u64> {
     if PEEK.load(Ordering::Acquire).is_null() {
         return None;
     }
-    let add = scopes::loaded_symbol(LIBRARY, ADD)?;
-    scopes::loaded_symbol(LIBRARY, REMOVE)?;
+    let add = find(names::ADD_CALLBACK)?;
+    find(names::REMOVE_CALLBACK)?;
     // SAFETY: see `attach`.
     Some(unsafe {
-        std::mem::transmute::<*mut c_void, Add>(add.as_ptr())(Callback::new(OPERATOR, start, end))
+        std::mem::transmute::<*mut c_void, Add>(add)(Callback::new(OPERATOR, start, end))
     })
 }
 
 /// Ends what [`add_operators`] began.
 pub fn remove(handle: u64) {
-    if let Some(remove) = scopes::loaded_symbol(LIBRARY, REMOVE) {
+    if let Some(remove) = find(names::REMOVE_CALLBACK) {
         // SAFETY: libtorch_cpu exports this name with this signature; the handle is one of its own.
-        unsafe { std::mem::transmute::<*mut c_void, Remove>(remove.as_ptr())(handle) }
+        unsafe { std::mem::transmute::<*mut c_void, Remove>(remove)(handle) }
     }
 }
 
@@ -193,19 +181,16 @@ pub fn attach() {
         label_changed(label);
         changes::label(local);
     });
-    let find = |name: &CStr| scopes::loaded_symbol(LIBRARY, name).map(NonNull::as_ptr);
-    let Some(add) = find(ADD) else { return };
-    let (Some(name), Some(peek), Some(thread)) = (
-        find(c"_ZNK2at14RecordFunction4nameEv"),
-        find(c"_ZN2at15sequence_number4peekEv"),
-        find(c"_ZN2at14RecordFunction15currentThreadIdEv"),
-    ) else {
+    let Some(add) = find(names::ADD_CALLBACK) else { return };
+    let (Some(name), Some(peek), Some(thread)) =
+        (find(names::FUNCTION_NAME), find(names::SEQUENCE_NUMBER), find(names::THREAD_ID))
+    else {
         return;
     };
     if ATTACHED.swap(1, Ordering::AcqRel) != 0 {
         return;
     }
-    let strings = if find(OLDER_STRINGS).is_some() { OLDER_STRING } else { STRING };
+    let strings = if find(names::OLDER_STRINGS).is_some() { OLDER_STRING } else { STRING };
     STRINGS.store(strings, Ordering::Relaxed);
     NAME.store(name, Ordering::Relaxed);
     THREAD.store(thread, Ordering::Relaxed);
@@ -305,7 +290,7 @@ impl Backward {
             let mut name = [0_u8; 16];
             // SAFETY: the kernel writes at most 16 bytes.
             unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-            self.worker.set(if name.starts_with(b"pt_autograd") { YES } else { NO });
+            self.worker.set(if name.starts_with(AUTOGRAD_THREAD) { YES } else { NO });
         }
         self.worker.get() == YES
     }

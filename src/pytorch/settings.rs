@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::config::Config;
 use crate::os::locks::{ForkLock, Guard};
-use crate::pytorch::allocator;
+use crate::pytorch::names;
 use crate::real::Real;
 use crate::record::Recorder;
 
@@ -26,10 +26,13 @@ static READ: ForkLock<Option<Read>> = ForkLock::new(None);
 
 /// Of 2.6.
 static WORDS: Real = Real::new();
-const WORDS_NAME: &str = "_ZN3c104cuda20CUDACachingAllocator19CUDAAllocatorConfig9parseArgsEPKc";
+
+fn words() -> Option<*mut c_void> {
+    WORDS.find(names::PARSE_WORDS.text, names::PARSE_WORDS.library)
+}
 
 fn is_2_6() -> bool {
-    WORDS.find(WORDS_NAME, allocator::LIBRARY).is_some()
+    words().is_some()
 }
 
 /// The names of PyTorch's variable that this release reads.
@@ -101,11 +104,11 @@ pub struct Text {
 ///
 /// # Safety
 /// Called by PyTorch.
-#[unsafe(export_name = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig9parseArgsERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")]
+#[unsafe(export_name = names::parse_string!())]
 pub unsafe extern "C-unwind" fn parse_string(this: *mut c_void, text: *const Text) {
     static REAL: Real = Real::new();
-    let name = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig9parseArgsERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
-    let Some(real) = REAL.find(name, allocator::C10) else { return };
+    let name = names::PARSE_STRING;
+    let Some(real) = REAL.find(name.text, name.library) else { return };
     // SAFETY: libc10 exports this name with this signature. The string is the caller's, and it is there during the call.
     unsafe {
         type Parse = unsafe extern "C-unwind" fn(*mut c_void, *const Text);
@@ -121,9 +124,9 @@ pub unsafe extern "C-unwind" fn parse_string(this: *mut c_void, text: *const Tex
 ///
 /// # Safety
 /// Called by PyTorch.
-#[unsafe(export_name = "_ZN3c104cuda20CUDACachingAllocator19CUDAAllocatorConfig9parseArgsEPKc")]
+#[unsafe(export_name = names::parse_words!())]
 pub unsafe extern "C-unwind" fn parse_words(this: *mut c_void, text: *const c_char) {
-    let Some(real) = WORDS.find(WORDS_NAME, allocator::LIBRARY) else { return };
+    let Some(real) = words() else { return };
     // SAFETY: libc10_cuda exports this name with this signature. Null, or a C string of the caller's.
     unsafe {
         type Parse = unsafe extern "C-unwind" fn(*mut c_void, *const c_char);

@@ -18,10 +18,8 @@ use memtrace_naming::symbols;
 use crate::libraries::loaded;
 use crate::os::signals;
 use crate::pytorch::allocator;
+use crate::pytorch::names::{C10_CUDA, PROGRAMS};
 use crate::record::guard;
-
-/// Part of the name of every function that makes such calls for the program.
-const PROGRAMS: &str = "CUDAGuardImpl";
 
 /// Call sites that are remembered: the return address, with the lowest bit of the entry after it for the answer.
 const SITES: usize = 32;
@@ -54,7 +52,7 @@ fn is_programs(address: usize) -> bool {
 }
 
 fn look_up(address: usize) -> Option<bool> {
-    let library = loaded::loaded(allocator::LIBRARY)?;
+    let library = loaded::loaded(C10_CUDA)?;
     let path = Path::new(OsStr::from_bytes(library.path.as_bytes()));
     // The call lies before the address that it returns to.
     let place = (address - 1).checked_sub(library.base)? as u64;

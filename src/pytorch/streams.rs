@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use crate::hot::HOT;
 use crate::libraries::scopes;
 use crate::os::message;
-use crate::pytorch::allocator::{CUDA, LIBRARY};
+use crate::pytorch::names::{self, CUDA};
 use crate::real::Real;
 use crate::record::guard::{self, Local};
 
@@ -32,23 +32,21 @@ type RawStream = unsafe extern "C" fn(*const CudaStream) -> usize;
 
 /// PyTorch's libraries are loaded: finds out who is called when somebody sets a stream.
 pub fn attach() {
-    let shown = scopes::default(SET_CURRENT);
+    let shown = scopes::default(names::SET_CURRENT_STREAM.symbol);
     HOT.streams.store(shown == Some(set_current as *const () as usize), Ordering::Relaxed);
 }
-
-const SET_CURRENT: &std::ffi::CStr = c"_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE";
 
 /// `c10::cuda::setCurrentCUDAStream(CUDAStream)`.
 ///
 /// # Safety
 /// Called by PyTorch. Exported under this name with this signature in every 2.x; a 16-byte trivial class is passed in two registers.
-#[unsafe(export_name = "_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE")]
+#[unsafe(export_name = names::set_current_stream!())]
 pub unsafe extern "C-unwind" fn set_current(stream: CudaStream) {
     static REAL: Real = Real::new();
     guard::local(|local| local.current_stream.set(None));
-    let name = SET_CURRENT.to_str().unwrap_or_default();
-    let Some(real) = REAL.find_anywhere(name, LIBRARY) else {
-        message!("no loaded library has {name}: the current stream stays what it was");
+    let names::Name { text, library, .. } = names::SET_CURRENT_STREAM;
+    let Some(real) = REAL.find_anywhere(text, library) else {
+        message!("no loaded library has {text}: the current stream stays what it was");
         return;
     };
     // SAFETY: as above.
@@ -76,7 +74,8 @@ const ASK_EVERY: u8 = 64;
 
 fn ask(local: &Local, device: i8) -> (u64, i8) {
     static CURRENT: Real = Real::new();
-    let Some(current) = CURRENT.find("_ZN3c104cuda20getCurrentCUDAStreamEa", LIBRARY) else {
+    let name = names::CURRENT_STREAM;
+    let Some(current) = CURRENT.find(name.text, name.library) else {
         return (0, local.device.get());
     };
     // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x. A 16-byte trivial class is
@@ -124,19 +123,16 @@ fn other(local: &Local, stream: CudaStream) -> u64 {
 /// `c10::cuda::CUDAStream::stream() const`.
 fn raw_stream() -> Option<RawStream> {
     static RAW: Real = Real::new();
-    let found = RAW.find("_ZNK3c104cuda10CUDAStream6streamEv", LIBRARY)?;
+    let found = RAW.find(names::RAW_STREAM.text, names::RAW_STREAM.library)?;
     // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x.
     Some(unsafe { std::mem::transmute::<*mut c_void, RawStream>(found) })
 }
 
-/// The number that PyTorch knows a stream of one of its own pools by; `None` of any other.
-///
-/// In every 2.x such a number is made of a position in a pool (of 32), a pool (one for each priority, from 1 to 4) and a last bit that is
-/// set. Asking for the handle of one only reads a table.
+/// The number that PyTorch knows a stream of one of its own pools by; `None` of any other. Asking for the handle of one only reads
+/// a table.
 pub fn id(device: i8, handle: u64) -> Option<u64> {
     let raw = raw_stream()?;
-    let ids = (1..=4).flat_map(|pool| (0..32).map(move |place| place << 5 | pool << 1 | 1));
-    ids.into_iter().find(|&id| {
+    names::stream_ids().find(|&id| {
         let stream = CudaStream { device: u64::from(device as u8) << 8 | u64::from(CUDA), id };
         // SAFETY: PyTorch's function; the number is one that PyTorch makes.
         unsafe { raw(&raw const stream) as u64 == handle }

@@ -29,6 +29,7 @@ use crate::hot::HOT;
 use crate::os::locks::ForkLock;
 use crate::pytorch::allocator::{self, DataPtr};
 use crate::pytorch::methods::Methods;
+use crate::pytorch::names;
 use crate::pytorch::sites;
 use crate::pytorch::streams::{self, CudaStream};
 use crate::record::Recorder;
@@ -96,13 +97,13 @@ pub(crate) fn watch(methods: &mut Methods) {
     let keep = |place: &'static AtomicPtr<c_void>| {
         |real: usize| place.store(real as *mut c_void, Ordering::Release)
     };
-    methods.replace("recordStream", record_stream as *const (), keep(&RECORD_STREAM));
-    if methods.find("markCaptureBegin").is_some() {
+    methods.replace(names::RECORD_STREAM, record_stream as *const (), keep(&RECORD_STREAM));
+    if methods.find(names::BEGIN_CAPTURE).is_some() {
         TOLD_APART.store(true, Ordering::Relaxed);
-        methods.replace("markCaptureBegin", mark_begin as *const (), keep(&MARK_BEGIN));
-        methods.replace("markCaptureEnd", mark_end as *const (), keep(&MARK_END));
+        methods.replace(names::BEGIN_CAPTURE, mark_begin as *const (), keep(&MARK_BEGIN));
+        methods.replace(names::END_CAPTURE, mark_end as *const (), keep(&MARK_END));
     } else {
-        methods.replace("endAllocateToPool", end as *const (), keep(&END));
+        methods.replace(names::END_POOL, end as *const (), keep(&END));
     }
 }
 
