@@ -28,8 +28,8 @@ int memtrace_active(void);
 /* The version (0.1.0), as a C string that lives for ever. */
 const char *memtrace_version(void);
 
-/* --- Labels: what the calling thread is doing. What it allocates carries the label; ranges are of
- * a thread. --- */
+/* --- Labels: what the calling thread is doing. What it allocates carries ---
+ * the label; ranges are of a thread. --- */
 
 /* Opens a named range inside those that are open; returns how many were open. */
 int memtrace_push(const char *name);
@@ -173,10 +173,9 @@ void memtrace_changes_release(uint64_t upto);
  * whole. */
 size_t memtrace_stats(char *into, size_t size);
 
-/* --- memtrace as an allocator ---
- * For torch.cuda.memory.CUDAPluggableAllocator and torch.cuda.MemPool. The signatures are
- * PyTorch's; streams are cudaStream_t. memtrace.install() in Python wires all of them, and gives
- * back what PyTorch refuses under a pluggable allocator. */
+/* --- memtrace as an allocator --- For torch.cuda.memory.CUDAPluggableAllocator and ---
+ * torch.cuda.MemPool. The signatures are PyTorch's; streams are cudaStream_t. memtrace.install() in
+ * Python wires all of them, and gives back what PyTorch refuses under a pluggable allocator. */
 
 /* Devices that PyTorch knows, from when its allocator comes up. */
 void memtrace_init(int device_count);
@@ -212,9 +211,9 @@ void memtrace_end_allocate_to_pool(int device, uint64_t first, uint64_t second);
 /* A pool is held once less. */
 void memtrace_release_pool(int device, uint64_t first, uint64_t second);
 
-/* --- What the Python package asks the allocator ---
- * These go with the package of the same version and may change with the next. Answers that are
- * strings are JSON, or what is wrong, and go back to memtrace_string_free; NULL is none. */
+/* --- What the Python package asks the allocator --- These go with the package of the same version ---
+ * and may change with the next. Answers that are strings are JSON, or what is wrong, and go back to
+ * memtrace_string_free; NULL is none. */
 
 /* Gives a string back that one of these functions returned. */
 void memtrace_string_free(char *text);

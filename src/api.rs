@@ -1,7 +1,8 @@
 //! The C functions for programs and for the Python package.
 //!
-//! `include/memtrace.h` and `python/memtrace/_interface.py` are written from here, words and types: from what stands above each
-//! function (without `# Safety`) and from the lines between `---`, which begin a section. `tests/interface.rs` writes both, and
+//! `include/memtrace.h` and `python/memtrace/_interface.py` are written from here, words
+//! and types: from what stands above each function (without `# Safety`) and from the
+//! lines between `---`, which begin a section. `tests/interface.rs` writes both, and
 //! fails where they are of another day.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
@@ -21,10 +22,10 @@ use crate::record::guard;
 use crate::stack::room::on_a_large_one;
 use crate::{gauges, labels, pytorch};
 
-/// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in `.json`
-/// gets JSON, in `.pickle` or `.pkl` a pickle, any other what `MEMTRACE_FORMAT` says; a file of that name is
-/// replaced. Returns 0; 1 if nothing was recorded because no CUDA call has been made; 2 if the file could not be
-/// written (the reason is on stderr).
+/// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in
+/// `.json` gets JSON, in `.pickle` or `.pkl` a pickle, any other what `MEMTRACE_FORMAT` says; a
+/// file of that name is replaced. Returns 0; 1 if nothing was recorded because no CUDA call has
+/// been made; 2 if the file could not be written (the reason is on stderr).
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -64,7 +65,8 @@ pub extern "C" fn memtrace_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-// --- Labels: what the calling thread is doing. What it allocates carries the label; ranges are of a thread. ---
+// --- Labels: what the calling thread is doing. What it allocates carries
+// the label; ranges are of a thread. ---
 
 /// The bytes of a C string; none of null.
 unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
@@ -82,7 +84,8 @@ pub unsafe extern "C" fn memtrace_push(name: *const c_char) -> c_int {
     labels::push(unsafe { bytes(name) }) as c_int
 }
 
-/// The same for a module that is called, by its full name: beside the module around it, inside all else.
+/// The same for a module that is called, by its full name: beside the
+/// module around it, inside all else.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -114,8 +117,9 @@ pub extern "C" fn memtrace_unwind(depth: c_int) {
     labels::unwind(u32::try_from(depth).unwrap_or(0));
 }
 
-/// The number of a label: a name inside the label `parent` (0: inside nothing), of a sort (0 range, 1 phase, 2 module,
-/// 3 operator). The same each time; `parent` itself if there is no room for more.
+/// The number of a label: a name inside the label `parent` (0: inside nothing), of a
+/// sort (0 range, 1 phase, 2 module, 3 operator). The same each time; `parent`
+/// itself if there is no room for more.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -126,7 +130,8 @@ pub unsafe extern "C" fn memtrace_label(parent: u32, sort: c_int, name: *const c
     labels::named(parent, sort, unsafe { bytes(name) })
 }
 
-/// Gives the calling thread this label (0: none) and returns the one it had, to be given back at the end of the range.
+/// Gives the calling thread this label (0: none) and returns the one it had, to be
+/// given back at the end of the range.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_enter(label: u32) -> u32 {
     labels::enter(label)
@@ -150,8 +155,8 @@ pub extern "C" fn memtrace_label_parent(label: u32) -> u32 {
     labels::store::existing().filter(|s| s.has(label)).map_or(0, |s| s.parent(label))
 }
 
-/// Writes the names of a label, outermost first and with `/` between them, as a C string of at most `size` bytes.
-/// Returns the length of the whole.
+/// Writes the names of a label, outermost first and with `/` between them, as a C string of at most
+/// `size` bytes. Returns the length of the whole.
 ///
 /// # Safety
 /// `into` has room for `size` bytes.
@@ -176,8 +181,8 @@ unsafe fn answer(text: &str, into: *mut c_char, size: usize) -> usize {
     text.len()
 }
 
-/// Writes down that the program passed a point. `sort`: 1 a moment, 2 a step of the training loop (`number` is
-/// which), 3 and 4 begin and end of a phase. Nothing if nothing is recorded yet.
+/// Writes down that the program passed a point. `sort`: 1 a moment, 2 a step of the training loop
+/// (`number` is which), 3 and 4 begin and end of a phase. Nothing if nothing is recorded yet.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -191,8 +196,8 @@ pub unsafe extern "C" fn memtrace_mark(name: *const c_char, sort: c_int, number:
 
 // --- Modules that are called: for the Python package ---
 
-/// How Python calls (vectorcall) the function that stands for `torch.nn.Module._compiled_call_impl`: says which module is called
-/// and goes on.
+/// How Python calls (vectorcall) the function that stands for
+/// `torch.nn.Module._compiled_call_impl`: says which module is called and goes on.
 ///
 /// # Safety
 /// Called by Python, after [`memtrace_calls_begin`].
@@ -207,15 +212,16 @@ pub unsafe extern "C" fn memtrace_module_called(
     unsafe { pytorch::modules::called(function, arguments, count, keywords) }
 }
 
-/// Python's `PyObject_VectorcallMethod`, and the name (a string of Python's that lives for ever) of the method with which
-/// [`memtrace_module_called`] goes on.
+/// Python's `PyObject_VectorcallMethod`, and the name (a string of Python's that lives for ever) of
+/// the method with which [`memtrace_module_called`] goes on.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_calls_begin(call: *mut c_void, method: *mut c_void) {
     pytorch::modules::begin(call, method);
 }
 
-/// Whenever the module at this address is called, until `watch` is removed: the phase `forward` begins (`sort` 0), the module of
-/// this name runs (1), the module of this number runs, for the records of operators (2).
+/// Whenever the module at this address is called, until `watch` is removed: the phase
+/// `forward` begins (`sort` 0), the module of this name runs (1), the module of this number
+/// runs, for the records of operators (2).
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -250,8 +256,9 @@ pub extern "C" fn memtrace_calls_forget(module: *const c_void) {
 
 // --- Numbers ---
 
-/// What PyTorch's allocator has on a device, four numbers of bytes: allocated, reserved, and the most of each since
-/// [`memtrace_restart_peak`] or the beginning. Returns 1 if that is known, else 0 and `into` is as it was.
+/// What PyTorch's allocator has on a device, four numbers of bytes: allocated, reserved, and
+/// the most of each since [`memtrace_restart_peak`] or the beginning. Returns 1 if that is
+/// known, else 0 and `into` is as it was.
 ///
 /// # Safety
 /// `into` has room for four numbers.
@@ -263,8 +270,8 @@ pub unsafe extern "C" fn memtrace_memory(device: c_int, into: *mut u64) -> c_int
     1
 }
 
-/// From here on the most that was allocated is counted anew, as [`memtrace_memory`] says it. PyTorch's own statistics
-/// stay as they are.
+/// From here on the most that was allocated is counted anew, as [`memtrace_memory`] says it.
+/// PyTorch's own statistics stay as they are.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_restart_peak(device: c_int) {
     if let Some(gauge) = usize::try_from(device).ok().and_then(gauges::of) {
@@ -272,7 +279,8 @@ pub extern "C" fn memtrace_restart_peak(device: c_int) {
     }
 }
 
-/// The most was at least that: what was known before [`memtrace_restart_peak`], for whoever counted before.
+/// The most was at least that: what was known before
+/// [`memtrace_restart_peak`], for whoever counted before.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u64) {
     if let Some(gauge) = usize::try_from(device).ok().and_then(gauges::of) {
@@ -282,9 +290,10 @@ pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u
 
 // --- Operators of PyTorch's: a record at the end of each, while asked for ---
 
-/// What is to be known of operators before they can be seen as they begin: a line for each, with tabs between the name of its C++
-/// structure (`add_Tensor`), its own (`aten::add.Tensor`), and a digit: 1 if it is made of others, 2 if its autograd kernel shuts
-/// autograd out while it works, and 4 more if autocast has a kernel for it.
+/// What is to be known of operators before they can be seen as they begin: a line for each, with
+/// tabs between the name of its C++ structure (`add_Tensor`), its own (`aten::add.Tensor`), and a
+/// digit: 1 if it is made of others, 2 if its autograd kernel shuts autograd out while it works,
+/// and 4 more if autocast has a kernel for it.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -294,8 +303,9 @@ pub unsafe extern "C" fn memtrace_operators_learn(text: *const c_char) {
     pytorch::quick::learn(unsafe { bytes(text) });
 }
 
-/// Gets ready for operators to leave records with what `device` has. `modes` is the number of PyTorch's dispatch key for dispatch
-/// modes, `below` the keys that are excluded below autograd, `views` those that may be, too, and `autocast` those of autocast, as bits. An operator must run
+/// Gets ready for operators to leave records with what `device` has. `modes` is the number of
+/// PyTorch's dispatch key for dispatch modes, `below` the keys that are excluded below autograd,
+/// `views` those that may be, too, and `autocast` those of autocast, as bits. An operator must run
 /// before [`memtrace_operators_start`].
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_prepare(
@@ -309,8 +319,8 @@ pub extern "C" fn memtrace_operators_prepare(
     pytorch::operators::prepare(device, modes, [below, views, autocast]);
 }
 
-/// From here on every operator leaves a record. Returns 0 if PyTorch is not there or does not say its operators, 1 if it says them by
-/// callbacks, 2 if they are seen as they begin.
+/// From here on every operator leaves a record. Returns 0 if PyTorch is not there or does not say
+/// its operators, 1 if it says them by callbacks, 2 if they are seen as they begin.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_start() -> c_int {
     pytorch::operators::start() as c_int
@@ -342,9 +352,11 @@ pub unsafe extern "C" fn memtrace_operators_count(lost: *mut u64) -> u64 {
     count
 }
 
-/// Copies up to so many records from number `from` on; returns how many. Each is five words: the operator's label, how
-/// deep it was inside others (from bit 32), whether an exception ended it (bit 45), whether no dispatch mode could see it (bit 46), whether a node of autograd's ran it (bit 47), and the thread (from bit 48); the
-/// module and (from bit 32) the thread's label; bytes allocated, reserved, and waiting for other streams.
+/// Copies up to so many records from number `from` on; returns how many. Each is five words: the
+/// operator's label, how deep it was inside others (from bit 32), whether an exception ended it
+/// (bit 45), whether no dispatch mode could see it (bit 46), whether a node of autograd's ran it
+/// (bit 47), and the thread (from bit 48); the module and (from bit 32) the thread's label; bytes
+/// allocated, reserved, and waiting for other streams.
 ///
 /// # Safety
 /// `into` has room for five words for each record.
@@ -368,8 +380,8 @@ pub extern "C" fn memtrace_operators_release(upto: u64) {
 
 // --- Changes of what is allocated: a record of each, while asked for ---
 
-/// With `on`, one tracker more: every block that PyTorch's allocator hands out or takes back and every change of a thread's
-/// label leaves a record; without, one less.
+/// With `on`, one tracker more: every block that PyTorch's allocator hands out or takes back and
+/// every change of a thread's label leaves a record; without, one less.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_changes_ask(on: c_int) {
     pytorch::record_functions::attach();
@@ -390,11 +402,13 @@ pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
     count
 }
 
-/// Copies up to so many records from number `from` on, up to the first that isn't there; returns how many. Each is four
-/// words: what happened (1 allocated, 2 freed, 3 labelled, 4 handed to cuBLAS as a workspace), the work it was part of (bit 4: 1 backward, 2 computed again by a
-/// checkpoint, 3 a gradient is put into its place), device (bit 8), thread (bit 16) and the thread's label (bit 40); address;
-/// bytes; and, while operators are asked for, how many of them are open on this thread, the thread's number in their records (bit 16) and
-/// the number of their next record (bit 32).
+/// Copies up to so many records from number `from` on, up to the first that isn't there;
+/// returns how many. Each is four words: what happened (1 allocated, 2 freed, 3 labelled, 4
+/// handed to cuBLAS as a workspace), the work it was part of (bit 4: 1 backward, 2 computed
+/// again by a checkpoint, 3 a gradient is put into its place), device (bit 8), thread (bit 16)
+/// and the thread's label (bit 40); address; bytes; and, while operators are asked for, how
+/// many of them are open on this thread, the thread's number in their records (bit 16) and the
+/// number of their next record (bit 32).
 ///
 /// # Safety
 /// `into` has room for four words for each record.
@@ -414,7 +428,8 @@ pub extern "C" fn memtrace_changes_release(upto: u64) {
 
 // --- How recording goes ---
 
-/// How recording goes, as JSON: a C string of at most `size` bytes. Returns the length of the whole.
+/// How recording goes, as JSON: a C string of at most `size` bytes.
+/// Returns the length of the whole.
 ///
 /// # Safety
 /// `into` has room for `size` bytes.

@@ -1,7 +1,8 @@
 //! What the user asked for, read from the environment once, at the first CUDA call.
 //!
-//! `getenv` races with a program that changes its environment, so no hook ever asks again. A value that
-//! makes no sense gets one line on stderr and the default: a typo must not cost somebody's training run.
+//! `getenv` races with a program that changes its environment, so no hook ever asks
+//! again. A value that makes no sense gets one line on stderr and the default: a typo
+//! must not cost somebody's training run.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -51,8 +52,8 @@ pub struct Config {
     pub allocator_conf: String,
     /// The variable that they are from; empty if none is set. PyTorch may read another.
     pub allocator_variable: &'static str,
-    /// Rank and sizes as launchers hand them down: `RANK`, `LOCAL_RANK`, `WORLD_SIZE` or what SLURM and Open MPI
-    /// call them.
+    /// Rank and sizes as launchers hand them down: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`
+    /// or what SLURM and Open MPI call them.
     pub rank: Option<u32>,
     /// Rank within the machine.
     pub local_rank: Option<u32>,
@@ -61,7 +62,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the environment of this process; that of its beginning, if the program has cleared it since.
+    /// Reads the environment of this process; that of its beginning, if
+    /// the program has cleared it since.
     pub fn from_env() -> Config {
         let is_ours = |name: &[u8]| name.starts_with(b"MEMTRACE_");
         let now: Vec<_> =

@@ -1,7 +1,8 @@
-//! What PyTorch's allocator has on each device, as its last report said, and the most of it: for whoever asks now.
+//! What PyTorch's allocator has on each device, as its last report said, and
+//! the most of it: for whoever asks now.
 //!
-//! History and snapshots don't need it. Two plain stores and two comparisons per report, all relaxed: the numbers of one
-//! device are written under PyTorch's lock for it.
+//! History and snapshots don't need it. Two plain stores and two comparisons per report, all
+//! relaxed: the numbers of one device are written under PyTorch's lock for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -162,7 +163,8 @@ impl Gauge {
         raise(&self.most_reserved, reserved);
     }
 
-    /// A report of the allocator's own work: what is allocated now, and by how much what is reserved has changed.
+    /// A report of the allocator's own work: what is allocated now, and by
+    /// how much what is reserved has changed.
     #[inline]
     pub fn change(&self, allocated: u64, reserved: i64) {
         self.set(allocated, self.reserved.load(Ordering::Relaxed).saturating_add_signed(reserved));

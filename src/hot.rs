@@ -1,16 +1,17 @@
-//! What every event asks before anything else, in one line of the cache: is there a recorder, and does anybody want more of
-//! an event than that it is written down?
+//! What every event asks before anything else, in one line of the cache: is there a recorder, and
+//! does anybody want more of an event than that it is written down?
 //!
-//! Each of these words belongs to the module that it is named after, which alone changes it, and seldom. They lie together because a
-//! word elsewhere is a line that the program itself has pushed out of the cache, and a page that it has pushed out of
-//! the table of pages, by the next event.
+//! Each of these words belongs to the module that it is named after, which alone changes it, and
+//! seldom. They lie together because a word elsewhere is a line that the program itself has pushed
+//! out of the cache, and a page that it has pushed out of the table of pages, by the next event.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 
 /// See the module's essay.
 #[repr(C, align(64))]
 pub struct Hot {
-    /// Where the address of the recorder of this process is while it is on: a word that a forked child finds empty.
+    /// Where the address of the recorder of this process is while it is on: a
+    /// word that a forked child finds empty.
     pub recorder: AtomicPtr<AtomicUsize>,
     /// How many trackers ask for changes ([`crate::pytorch::changes`]).
     pub changes: AtomicU32,
@@ -28,7 +29,8 @@ pub struct Hot {
     pub python: AtomicPtr<()>,
     /// How many code objects have died, plus 1 ([`crate::stack::python::deaths`]).
     pub deaths: AtomicU64,
-    /// Has a block been handed out on another stream than the default one ([`crate::pytorch::captures`])?
+    /// Has a block been handed out on another stream than the default one
+    /// ([`crate::pytorch::captures`])?
     pub other_streams: AtomicBool,
 }
 

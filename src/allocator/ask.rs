@@ -1,7 +1,8 @@
 //! What the Python package asks the allocator: statistics, state, settings, pools.
 //!
-//! Answers that are more than a number are JSON in a C string, to be given back by [`memtrace_string_free`]. Errors are
-//! C strings too, null where all is well. Not for hooks: this may take as long as it takes.
+//! Answers that are more than a number are JSON in a C string, to be given back by
+//! [`memtrace_string_free`]. Errors are C strings too, null where all is well. Not for
+//! hooks: this may take as long as it takes.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -19,9 +20,9 @@ fn string(text: String) -> *mut c_char {
     CString::new(text).map_or(std::ptr::null_mut(), CString::into_raw)
 }
 
-// --- What the Python package asks the allocator ---
-// These go with the package of the same version and may change with the next. Answers that are strings are JSON, or what is
-// wrong, and go back to memtrace_string_free; NULL is none.
+// --- What the Python package asks the allocator --- These go with the package of the same version
+// and may change with the next. Answers that are strings are JSON, or what is wrong, and go back to
+// memtrace_string_free; NULL is none.
 
 /// Gives a string back that one of these functions returned.
 ///
@@ -41,8 +42,8 @@ pub extern "C" fn memtrace_allocator_stats(device: c_int) -> *mut c_char {
     owner(device).map_or(std::ptr::null_mut(), |owner| string(json!(owner.stats()).to_string()))
 }
 
-/// All segments with their blocks, as `torch.cuda.memory._snapshot()` lists them, as JSON; of one pool, unless its id is
-/// (0, 0). Unless `quiet`, the trace says that somebody looked.
+/// All segments with their blocks, as `torch.cuda.memory._snapshot()` lists them, as JSON; of one
+/// pool, unless its id is (0, 0). Unless `quiet`, the trace says that somebody looked.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_segments(
     first: u64,
@@ -89,8 +90,8 @@ fn segment(s: &Segment) -> Value {
     })
 }
 
-/// A moment between events, in microseconds since 1970: everything recorded before has at most this time, everything
-/// recorded afterwards a later one.
+/// A moment between events, in microseconds since 1970: everything recorded before has at most this
+/// time, everything recorded afterwards a later one.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_now_us() -> u64 {
     let now = clock::now_ns() / 1000;
@@ -122,7 +123,8 @@ pub extern "C" fn memtrace_allocator_fraction(device: c_int) -> f64 {
     owner(device).map_or(1.0, |owner| owner.allocator.memory_fraction())
 }
 
-/// Changes settings, as `PYTORCH_CUDA_ALLOC_CONF` has them. Returns null, or PyTorch's words of refusal.
+/// Changes settings, as `PYTORCH_CUDA_ALLOC_CONF` has them. Returns null,
+/// or PyTorch's words of refusal.
 ///
 /// # Safety
 /// `conf` is a C string.
@@ -207,7 +209,8 @@ impl Wish {
     }
 }
 
-/// Does something to a pool: `hold` (make it), `release`, `empty`, `use_on_oom`, `no_split`. Returns null, or what is wrong.
+/// Does something to a pool: `hold` (make it), `release`, `empty`, `use_on_oom`,
+/// `no_split`. Returns null, or what is wrong.
 ///
 /// # Safety
 /// `wish` is a C string.
@@ -230,7 +233,8 @@ pub unsafe extern "C" fn memtrace_allocator_pool(
         .map_or_else(|e| string(e.to_string()), |()| std::ptr::null_mut())
 }
 
-/// Segments of a pool come from these functions, with PyTorch's signatures. Returns null, or what is wrong.
+/// Segments of a pool come from these functions, with PyTorch's
+/// signatures. Returns null, or what is wrong.
 ///
 /// # Safety
 /// They are such functions.
@@ -267,8 +271,8 @@ type Observer = unsafe extern "C-unwind" fn(i64, u64, u64, u64);
 
 static OBSERVERS: ForkLock<Vec<Observer>> = ForkLock::new(Vec::new());
 
-/// From now on `observer(device, bytes asked of the device, bytes allowed, bytes free there)` is called when memory has run
-/// out, in the thread that wanted it, before it is told.
+/// From now on `observer(device, bytes asked of the device, bytes allowed, bytes free
+/// there)` is called when memory has run out, in the thread that wanted it, before it is told.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_observe_oom(observer: Observer) {
     OBSERVERS.lock().push(observer);

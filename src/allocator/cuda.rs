@@ -1,7 +1,8 @@
-//! The functions of CUDA's that the allocator needs, found by name in whatever the program has loaded.
+//! The functions of CUDA's that the allocator needs, found by name in
+//! whatever the program has loaded.
 //!
-//! Never linked, and never by way of our own doors: what the allocator asks of the driver is told by the allocator
-//! itself. A function that is nowhere answers [`MISSING`].
+//! Never linked, and never by way of our own doors: what the allocator asks of the driver is told
+//! by the allocator itself. A function that is nowhere answers [`MISSING`].
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -66,7 +67,8 @@ macro_rules! functions {
         pub unsafe fn $name($($argument: $type),*) -> c_int {
             static REAL: Real = Real::new();
             let Some(real) = resolve::real(&REAL, stringify!($name), $library) else { return MISSING };
-            // SAFETY: the library documents this function with this signature; the rest is the caller's.
+            // SAFETY: the library documents this function with this
+            // signature; the rest is the caller's.
             guard::nested(|| unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> c_int>(real)($($argument),*)
             })
@@ -140,7 +142,8 @@ pub fn words(error: c_int) -> String {
     let Some(real) = REAL.find("cudaGetErrorString", "libcudart") else {
         return format!("error {error}");
     };
-    // SAFETY: the runtime documents this function with this signature; it gives a constant C string.
+    // SAFETY: the runtime documents this function with this signature; it
+    // gives a constant C string.
     unsafe {
         let text = std::mem::transmute::<*mut c_void, Words>(real)(error);
         std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
@@ -150,7 +153,8 @@ pub fn words(error: c_int) -> String {
 /// The driver's words for an error; PyTorch's where it has none.
 pub fn driver_words(error: c_int) -> String {
     let mut words = c"unknown error".as_ptr();
-    // SAFETY: a place of ours; what the driver puts there is a constant C string, or null for an error that it doesn't know.
+    // SAFETY: a place of ours; what the driver puts there is a constant C string, or
+    // null for an error that it doesn't know.
     unsafe {
         if cuGetErrorString(error, &raw mut words) != SUCCESS || words.is_null() {
             words = c"unknown error".as_ptr();

@@ -1,7 +1,7 @@
 //! A GPU, as the caching algorithm wants it.
 //!
-//! A failure that is not a want of memory (a device that is broken, say) is kept for whoever made the request
-//! ([`Gpu::take_failure`]): the algorithm knows only "there is" and "there isn't".
+//! A failure that is not a want of memory (a device that is broken, say) is kept for whoever made
+//! the request ([`Gpu::take_failure`]): the algorithm knows only "there is" and "there isn't".
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -64,7 +64,8 @@ pub enum Failure {
 
 /// Why there is nothing behind a range.
 enum Unmapped {
-    /// The device has none left. Only `cuMemCreate` says so: the same answer of another call is a failure, as in PyTorch.
+    /// The device has none left. Only `cuMemCreate` says so: the same answer of
+    /// another call is a failure, as in PyTorch.
     NoMemory,
     /// A call failed with this.
     Failed(c_int),
@@ -123,7 +124,8 @@ impl Gpu {
         if failure != Failure::Runtime(cuda::OUT_OF_MEMORY) {
             self.failure = Some(failure);
         }
-        // SAFETY: only words of this thread's. The program must not find an error that it has no call for.
+        // SAFETY: only words of this thread's. The program must not find
+        // an error that it has no call for.
         unsafe { cuda::cudaGetLastError() };
     }
 
@@ -137,8 +139,8 @@ impl Gpu {
         self.filters.retain(|(other, _)| *other != id);
     }
 
-    /// Asks the filters which pool an allocation on `stream` is for, last come first. They are PyTorch's code and may
-    /// throw: so this is to be called where nothing of ours is half done.
+    /// Asks the filters which pool an allocation on `stream` is for, last come first. They are
+    /// PyTorch's code and may throw: so this is to be called where nothing of ours is half done.
     pub fn choose(&mut self, stream: u64) {
         self.chosen = None;
         for (id, Filter(filter)) in self.filters.iter().rev() {
@@ -155,8 +157,8 @@ impl Gpu {
         guard::local(|local| streams::current(local, self.ordinal as i8).0)
     }
 
-    /// A stream that memory is asked for, or that will use some. One that is none of PyTorch's own is known by its handle,
-    /// there as here.
+    /// A stream that memory is asked for, or that will use some. One that is none of PyTorch's own
+    /// is known by its handle, there as here.
     pub fn sees(&mut self, stream: u64) {
         if stream != 0 && !self.streams.iter().any(|(known, _)| *known == stream) {
             let id = streams::id(self.ordinal as i8, stream).unwrap_or(stream);
@@ -254,12 +256,14 @@ impl Driver for Gpu {
     fn alloc(&mut self, size: u64, pool: PoolId) -> Option<u64> {
         if let Some(source) = self.sources.get(&pool).copied() {
             let stream = self.current_stream() as *mut c_void;
-            // SAFETY: the functions that the program gave for this pool, with the signature that PyTorch wants.
+            // SAFETY: the functions that the program gave for this pool,
+            // with the signature that PyTorch wants.
             let addr = unsafe { (source.malloc)(size as usize, self.ordinal, stream) };
             return (!addr.is_null()).then_some(addr as u64);
         }
         let mut addr = 0;
-        // SAFETY: places of ours. A thread that captures a graph may allocate while it is relaxed about it.
+        // SAFETY: places of ours. A thread that captures a graph may
+        // allocate while it is relaxed about it.
         let code = self.here(|| unsafe {
             let mut mode = cuda::RELAXED;
             cuda::cudaThreadExchangeStreamCaptureMode(&raw mut mode);

@@ -1,7 +1,8 @@
-//! What is said when memory has run out: PyTorch's words and numbers, because programs and people look for them.
+//! What is said when memory has run out: PyTorch's words and numbers,
+//! because programs and people look for them.
 //!
-//! The words were observed on 2.15. How much each process has on the device is asked of NVML, as PyTorch does; where
-//! NVML does not say, nothing is said of it.
+//! The words were observed on 2.15. How much each process has on the device is asked of NVML, as
+//! PyTorch does; where NVML does not say, nothing is said of it.
 
 use std::ffi::{c_char, c_int};
 use std::fmt::Write as _;
@@ -22,7 +23,8 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// The message of `torch.cuda.OutOfMemoryError`. `cached` is what lies in free blocks of private pools.
+/// The message of `torch.cuda.OutOfMemoryError`. `cached` is what lies in
+/// free blocks of private pools.
 pub fn text(device: c_int, failure: &OutOfMemory, cached: u64, expandable: bool) -> String {
     let mut text = "CUDA out of memory. ".to_owned();
     match failure.why {

@@ -1,7 +1,8 @@
 //! The functions that `torch._C._CUDAPluggableAllocator` takes.
 //!
-//! Their signatures are PyTorch's (`torch/csrc/cuda/CUDAPluggableAllocator.h`): a pool's id is a pair of numbers in two
-//! registers, a filter a `std::function` by hidden reference, which the caller keeps.
+//! Their signatures are PyTorch's (`torch/csrc/cuda/CUDAPluggableAllocator.h`): a
+//! pool's id is a pair of numbers in two registers, a filter a `std::function` by
+//! hidden reference, which the caller keeps.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,10 +21,9 @@ use crate::pytorch::allocator;
 use crate::pytorch::pools::Function;
 use crate::stack::Site;
 
-// --- memtrace as an allocator ---
-// For torch.cuda.memory.CUDAPluggableAllocator and torch.cuda.MemPool. The signatures are PyTorch's; streams are
-// cudaStream_t. memtrace.install() in Python wires all of them, and gives back what PyTorch refuses under a pluggable
-// allocator.
+// --- memtrace as an allocator --- For torch.cuda.memory.CUDAPluggableAllocator and
+// torch.cuda.MemPool. The signatures are PyTorch's; streams are cudaStream_t. memtrace.install() in
+// Python wires all of them, and gives back what PyTorch refuses under a pluggable allocator.
 
 /// Devices that PyTorch knows, from when its allocator comes up.
 ///
@@ -34,8 +34,8 @@ pub unsafe extern "C" fn memtrace_init(_device_count: c_int) {
     crate::record::switch::wake();
 }
 
-/// Memory of a device for a stream; null for no bytes. Where there is none, PyTorch gets its own exception if this is its
-/// allocator; everybody else gets null.
+/// Memory of a device for a stream; null for no bytes. Where there is none, PyTorch gets its own
+/// exception if this is its allocator; everybody else gets null.
 ///
 /// # Safety
 /// `stream` is null or a stream of that device's.
@@ -88,7 +88,8 @@ unsafe fn refuse(device: c_int, refusal: &Refusal) {
     }
 }
 
-/// Gives memory back. What was not handed out here, or was given back already, is left alone, and said.
+/// Gives memory back. What was not handed out here, or was given back
+/// already, is left alone, and said.
 ///
 /// # Safety
 /// Nobody uses the memory but work on `stream` and on streams that were named for it.
@@ -191,8 +192,8 @@ pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream
     }
 }
 
-/// Sends what `filter` wants (a `const std::function<bool(cudaStream_t)> *`; null for all streams) to a pool: for a
-/// graph's capture, or for as long as a `MemPool` is in use.
+/// Sends what `filter` wants (a `const std::function<bool(cudaStream_t)> *`; null for all streams)
+/// to a pool: for a graph's capture, or for as long as a `MemPool` is in use.
 ///
 /// # Safety
 /// `filter` is null or a live function.

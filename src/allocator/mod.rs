@@ -1,14 +1,16 @@
 //! memtrace as PyTorch's CUDA allocator.
 //!
-//! `torch.cuda.memory.CUDAPluggableAllocator` replaces PyTorch's allocator by two C functions, and PyTorch gives up on
-//! statistics, snapshots, streams and the rest. Here stands the same algorithm as its own ([`memtrace_caching`], exact to
-//! the address), over the real device ([`device`]), telling the recorder what it does as it does it ([`recording`]). So
-//! nothing changes for a program but that everything is recorded. [`hooks`] has the functions that PyTorch calls,
-//! [`ask`] those by which the Python package gives back what PyTorch refuses (`python/memtrace/allocator.py`).
+//! `torch.cuda.memory.CUDAPluggableAllocator` replaces PyTorch's allocator by two C
+//! functions, and PyTorch gives up on statistics, snapshots, streams and the rest. Here
+//! stands the same algorithm as its own ([`memtrace_caching`], exact to the address), over
+//! the real device ([`device`]), telling the recorder what it does as it does it
+//! ([`recording`]). So nothing changes for a program but that everything is recorded.
+//! [`hooks`] has the functions that PyTorch calls, [`ask`] those by which the Python package
+//! gives back what PyTorch refuses (`python/memtrace/allocator.py`).
 //!
-//! One lock for each device, as in PyTorch, and nothing wider. The stack is taken before it. What PyTorch would throw is
-//! thrown ([`throw`]); a panic of ours ends at the boundary. PyTorch's filters may throw, too, through frames of ours: they are asked
-//! before anything is begun.
+//! One lock for each device, as in PyTorch, and nothing wider. The stack is taken before it. What
+//! PyTorch would throw is thrown ([`throw`]); a panic of ours ends at the boundary. PyTorch's
+//! filters may throw, too, through frames of ours: they are asked before anything is begun.
 
 pub mod ask;
 pub mod cuda;
@@ -62,7 +64,8 @@ pub struct Refusal {
     pub kind: throw::Exception,
     /// The words.
     pub text: String,
-    /// What observers of failures are told: bytes asked of the device, those allowed, those free there.
+    /// What observers of failures are told: bytes asked of the device,
+    /// those allowed, those free there.
     pub observed: Option<[u64; 3]>,
 }
 
@@ -165,8 +168,8 @@ pub fn known_owner(device: c_int) -> Option<Held> {
     (MADE.load(Ordering::Acquire) >> number & 1 != 0).then(|| Held::of(&OWNERS[number]))?
 }
 
-/// Is this the child of a process in which another thread was changing an allocator as it forked? Then nobody knows what that one
-/// had handed out.
+/// Is this the child of a process in which another thread was changing an allocator as it forked?
+/// Then nobody knows what that one had handed out.
 pub fn is_one_lost() -> bool {
     LOST.load(Ordering::Acquire) || made().any(|slot| slot.lock().is_none())
 }

@@ -1,8 +1,9 @@
 //! What the algorithm tells, written into the recorder as it happens.
 //!
-//! The events are those of the framework's layer, the same that the hooks write when PyTorch's own allocator is in
-//! place: so whoever reads them need not know who allocated. A free that does not wait is one event. All events of one
-//! request or free have its stack, which was taken before any lock.
+//! The events are those of the framework's layer, the same that the hooks write when
+//! PyTorch's own allocator is in place: so whoever reads them need not know who allocated.
+//! A free that does not wait is one event. All events of one request or free have its
+//! stack, which was taken before any lock.
 
 use memtrace_caching::{Action, Event as Told, Sink};
 use memtrace_format::event::{
@@ -128,7 +129,8 @@ impl Sink for Recording {
     }
 }
 
-/// The algorithm asks for exactly one page at a time for its small pools, and never for its large ones.
+/// The algorithm asks for exactly one page at a time for its small pools,
+/// and never for its large ones.
 fn flag_small(event: &mut Event) {
     event.flags = if event.size == PAGE { FLAG_SMALL } else { 0 };
 }

@@ -1,10 +1,12 @@
 //! PyTorch's exceptions, thrown from here.
 //!
-//! A function that PyTorch calls for memory has no other way to say that there is none: what it returns is used as it is.
-//! So `c10::OutOfMemoryError` is made by its own constructor, which libc10 exports, and thrown by the C++ runtime. It
-//! unwinds through frames of ours that have nothing left to do; no panic of Rust's ever does.
+//! A function that PyTorch calls for memory has no other way to say that there is none: what it
+//! returns is used as it is. So `c10::OutOfMemoryError` is made by its own constructor, which
+//! libc10 exports, and thrown by the C++ runtime. It unwinds through frames of ours that have
+//! nothing left to do; no panic of Rust's ever does.
 //!
-//! Only a caller in one of PyTorch's libraries gets an exception. Any other (C, `ctypes`) could not catch one.
+//! Only a caller in one of PyTorch's libraries gets an exception. Any
+//! other (C, `ctypes`) could not catch one.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -20,7 +22,8 @@ pub enum Exception {
     OutOfMemory,
     /// `c10::Error`: `RuntimeError` in Python.
     Error,
-    /// What PyTorch makes of an error of the CUDA runtime's: `torch.AcceleratorError` in Python, with its code.
+    /// What PyTorch makes of an error of the CUDA runtime's:
+    /// `torch.AcceleratorError` in Python, with its code.
     Cuda(c_int),
 }
 
@@ -32,10 +35,12 @@ struct Location {
     line: u32,
 }
 
-/// Room for a `std::string` of either kind that libstdc++ has; the older one, of wheels up to 2.6, is one word.
+/// Room for a `std::string` of either kind that libstdc++ has; the older
+/// one, of wheels up to 2.6, is one word.
 type Text = [usize; 4];
 
-/// Of a `c10::Error`, and its name for each kind of string, with what makes and ends a string of that kind.
+/// Of a `c10::Error`, and its name for each kind of string, with what
+/// makes and ends a string of that kind.
 const CONSTRUCTORS: [[&CStr; 3]; 2] = [
     [
         names::ERROR.symbol,
@@ -101,7 +106,8 @@ impl Means {
 /// Throws, if the caller is PyTorch and this PyTorch's exceptions can be made; else returns.
 ///
 /// # Safety
-/// To be called at the end of a function that PyTorch calls, where nothing is held that must be given back.
+/// To be called at the end of a function that PyTorch calls, where nothing
+/// is held that must be given back.
 pub unsafe fn throw(kind: Exception, message: &str) {
     if !caller_is_pytorch() {
         return;
@@ -112,9 +118,10 @@ pub unsafe fn throw(kind: Exception, message: &str) {
     }
     let Some(means) = Means::find(kind) else { return };
     let Ok(text) = CString::new(message.replace('\0', " ")) else { return };
-    // SAFETY: the string is made and ended by libstdc++, with room for either kind; the constructor of an error takes it by
-    // value, which is an address, and may take its text away. The table makes a plain error one of its kind: no class
-    // derived from it adds anything. The runtime frees the exception.
+    // SAFETY: the string is made and ended by libstdc++, with room for either kind; the
+    // constructor of an error takes it by value, which is an address, and may take its text
+    // away. The table makes a plain error one of its kind: no class derived from it adds
+    // anything. The runtime frees the exception.
     unsafe {
         let mut string: Text = [0; 4];
         (means.make_text)(&raw mut string, text.as_ptr(), &0);
@@ -129,18 +136,20 @@ pub unsafe fn throw(kind: Exception, message: &str) {
     }
 }
 
-/// `c10::cuda::c10_cuda_check_implementation(error, file, function, line, with device assertions)`: how PyTorch's own calls
-/// of CUDA are checked. Its last argument, of the newest, is a place for a log; the line has been signed.
+/// `c10::cuda::c10_cuda_check_implementation(error, file, function, line, with device
+/// assertions)`: how PyTorch's own calls of CUDA are checked. Its last argument, of the newest, is
+/// a place for a log; the line has been signed.
 const CHECKS: [Name; 3] = [names::CHECK, names::CHECK_WITHOUT_LOG, names::CHECK_OF_SIGNED_LINE];
 
-/// Throws what PyTorch throws for an error of the runtime's; returns if this PyTorch has another function for that.
+/// Throws what PyTorch throws for an error of the runtime's; returns if this
+/// PyTorch has another function for that.
 unsafe fn check(code: c_int) {
     type Check =
         unsafe extern "C-unwind" fn(c_int, *const c_char, *const c_char, u32, bool, *const c_void);
     let found = CHECKS.iter().find_map(|name| find(name.library, name.symbol));
     if let Some(found) = found {
-        // SAFETY: libc10_cuda exports it under one of these names, with this signature; the older ones don't look at the last
-        // argument, and the newest takes none.
+        // SAFETY: libc10_cuda exports it under one of these names, with this signature; the older
+        // ones don't look at the last argument, and the newest takes none.
         unsafe {
             let check = std::mem::transmute::<*mut c_void, Check>(found);
             check(

@@ -1,16 +1,17 @@
-//! The background thread: keeps room in the ring, and writes a snapshot when memory has run out, at a new peak,
-//! when the clock or a signal says so.
+//! The background thread: keeps room in the ring, and writes a snapshot when memory has run out, at
+//! a new peak, when the clock or a signal says so.
 //!
-//! It is one thread with a small stack and all signals blocked, made with `pthread_create` (the standard
-//! library's own threads register thread-local destructors, which a library that may be unloaded must not
-//! have). A hook talks to it through its mailbox ([`crate::record::mailbox`]).
+//! It is one thread with a small stack and all signals blocked, made with `pthread_create` (the
+//! standard library's own threads register thread-local destructors, which a library that may be
+//! unloaded must not have). A hook talks to it through its mailbox ([`crate::record::mailbox`]).
 //!
-//! Out of memory is noted as the ticket of the event, and the snapshot shows the state *at that ticket*,
-//! however late the thread gets to it. A program that catches the error and goes on may fail thousands of
-//! times: the first few failures get a file, then one every [`OOM_PAUSE_NS`].
+//! Out of memory is noted as the ticket of the event, and the snapshot shows the state *at that
+//! ticket*, however late the thread gets to it. A program that catches the error and goes on may
+//! fail thousands of times: the first few failures get a file, then one every [`OOM_PAUSE_NS`].
 //!
-//! The C library ends a process whose main thread has left by `pthread_exit` when its last thread ends, and it counts this one,
-//! too. So the thread ends when it is the only one left ([`crate::process::last`]): then it is the last one, and the C library calls `exit`.
+//! The C library ends a process whose main thread has left by `pthread_exit` when its last thread
+//! ends, and it counts this one, too. So the thread ends when it is the only one left
+//! ([`crate::process::last`]): then it is the last one, and the C library calls `exit`.
 
 use std::ffi::c_void;
 
@@ -59,8 +60,8 @@ fn serve_wishes(process: &Process, next: &mut u64) {
     }
 }
 
-/// Writes the snapshot of an out-of-memory event that is waiting, if one is. Also called at exit, where
-/// the thread may not have come to it.
+/// Writes the snapshot of an out-of-memory event that is waiting, if one is. Also called at exit,
+/// where the thread may not have come to it.
 pub fn serve_oom(process: &Process) {
     let mut files = process.oom.lock();
     let Some(ticket) = process.recorder.mailbox.take_oom() else { return };
@@ -94,7 +95,8 @@ pub fn start(process: &'static Process) {
     };
     let given = Box::into_raw(Box::new(Start { process, mask }));
     recorder.mailbox.begun();
-    // SAFETY: the recorder lives for ever, and `run` alone gets the box; without a thread it is ours again.
+    // SAFETY: the recorder lives for ever, and `run` alone gets the box;
+    // without a thread it is ours again.
     unsafe {
         if !threads::start(run, given.cast()) {
             drop(Box::from_raw(given));
@@ -156,7 +158,8 @@ static BEFORE: SetOnce<libc::sigaction> = SetOnce::new();
 
 /// Catches the signal; a handler that the program had goes on being called.
 fn listen(signal: i32) {
-    // SAFETY: plain system calls on initialised records; the handler only stores numbers and wakes a futex.
+    // SAFETY: plain system calls on initialised records; the handler only
+    // stores numbers and wakes a futex.
     unsafe {
         let mut ours: libc::sigaction = std::mem::zeroed();
         ours.sa_sigaction = on_signal as *const () as usize;

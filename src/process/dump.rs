@@ -1,12 +1,14 @@
 //! A snapshot file of this process.
 //!
-//! Reads the ring without stopping anybody, names the stacks, and writes a new file, which then takes the first name that is
-//! free ([`memtrace_files`]): a reader never sees half a file, and no file of an earlier run is ever
-//! overwritten. Runs in the background thread, at exit and for `memtrace_dump`; never in a hook.
+//! Reads the ring without stopping anybody, names the stacks, and writes a new file, which then
+//! takes the first name that is free ([`memtrace_files`]): a reader never sees half a file, and
+//! no file of an earlier run is ever overwritten. Runs in the background thread, at exit and
+//! for `memtrace_dump`; never in a hook.
 //!
-//! Takes memory for what is alive and for the names of stacks, and none for the history, which goes from the ring into
-//! the file event by event ([`memtrace_naming::write`]). The program's threads wait for it at most while the live table
-//! is copied, and only if an eighth of the ring fills meanwhile.
+//! Takes memory for what is alive and for the names of stacks, and none for the history,
+//! which goes from the ring into the file event by event ([`memtrace_naming::write`]). The
+//! program's threads wait for it at most while the live table is copied, and only if an
+//! eighth of the ring fills meanwhile.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -85,7 +87,8 @@ struct Said {
 /// What is asked for where nobody says which moment.
 pub const NOW: Moment = Moment::Ticket(u64::MAX);
 
-/// The program has another root folder now, in which the user's folder is not. What is recorded is kept outside.
+/// The program has another root folder now, in which the user's folder is
+/// not. What is recorded is kept outside.
 fn say_elsewhere(recorder: &Recorder) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if let Some(path) =
@@ -196,7 +199,8 @@ fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
     }
     let first = SAID_BY.swap(recorder.pid, Ordering::Relaxed) != recorder.pid;
     if first && !recorder.config.quiet {
-        // Every line says who speaks, and all come in one piece, also where several ranks fail at once.
+        // Every line says who speaks, and all come in one piece, also
+        // where several ranks fail at once.
         message::page(text);
     }
 }
@@ -231,8 +235,8 @@ fn file_name(recorder: &Recorder, n: u32) -> String {
     format!("memtrace-{}-{}{rank}-{n}.{extension}", host(), recorder.pid)
 }
 
-/// In which namespace this process has its number, as `pid:[4026531836]`: who is not in it must not take the number for
-/// that of another process.
+/// In which namespace this process has its number, as `pid:[4026531836]`: who is not in it must not
+/// take the number for that of another process.
 fn pid_namespace() -> Option<String> {
     Some(std::fs::read_link("/proc/self/ns/pid").ok()?.to_string_lossy().into_owned())
 }
@@ -266,8 +270,8 @@ fn write_new(
 const NEEDED: usize = 24 << 20;
 const NEEDED_EACH: usize = 1 << 10;
 
-/// Writes the state of a moment into this file. An error if the black box was cut short meanwhile: part of what was
-/// written is zeros then.
+/// Writes the state of a moment into this file. An error if the black box was cut short meanwhile:
+/// part of what was written is zeros then.
 fn write(
     process: &Process,
     moment: Moment,
@@ -350,7 +354,8 @@ impl Recording for Own<'_> {
     }
 
     fn read(&mut self, from: u64, to: u64, events: &mut Vec<Event>) -> io::Result<Option<u64>> {
-        // This may be the thread that keeps room in the ring, and what is retired can still be read.
+        // This may be the thread that keeps room in the ring, and what is
+        // retired can still be read.
         self.0.retire_ahead();
         enough_memory()?;
         let read = self.0.ring.read_range(from..to, events);
@@ -382,8 +387,8 @@ fn identity(config: &Config, started_ns: u64, place: &TreeNode, known: Memtrace)
     about
 }
 
-/// What the black box says of the process, so that the snapshot that somebody else makes of it says the same.
-/// At most `room` bytes of text.
+/// What the black box says of the process, so that the snapshot that somebody else makes of it says
+/// the same. At most `room` bytes of text.
 pub fn description(
     config: &Config,
     started_ns: u64,

@@ -1,15 +1,18 @@
 //! `longjmp` out of a signal handler: what a thread leaves behind without coming back.
 //!
-//! A handler that jumps leaves whatever it has interrupted, in the middle: also a call of CUDA's, or the recorder at work. The thread
-//! would count as inside for ever, and nothing that it does afterwards be recorded. So each of the C library's functions that jump
-//! first says where to; what lies further in on the thread's stack is over ([`guard::left`]).
+//! A handler that jumps leaves whatever it has interrupted, in the middle: also a call of CUDA's,
+//! or the recorder at work. The thread would count as inside for ever, and nothing that it does
+//! afterwards be recorded. So each of the C library's functions that jump first says where to; what
+//! lies further in on the thread's stack is over ([`guard::left`]).
 //!
-//! It must change nothing: the real function gets its arguments in the registers they came in, and a jump that leaves nothing
-//! of ours costs some nanoseconds. It takes no lock and allocates nothing, since handlers call it.
+//! It must change nothing: the real function gets its arguments in the registers they came in,
+//! and a jump that leaves nothing of ours costs some nanoseconds. It takes no lock and
+//! allocates nothing, since handlers call it.
 //!
-//! The fact it rests on: where glibc keeps the stack pointer in a `jmp_buf` on x86-64 (the seventh word), and how it hides it (rotated
-//! by 17 bits, after an exclusive or with a word of the thread's control block). A value that is no address in the thread's own stack is
-//! left alone, so with another C library nothing happens.
+//! The fact it rests on: where glibc keeps the stack pointer in a `jmp_buf` on x86-64 (the seventh
+//! word), and how it hides it (rotated by 17 bits, after an exclusive or with a word of the
+//! thread's control block). A value that is no address in the thread's own stack is left alone, so
+//! with another C library nothing happens.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -67,7 +70,8 @@ fn look(to: *const usize) {
     if to.is_null() || !guard::is_on_the_way() {
         return;
     }
-    // SAFETY: the caller's `jmp_buf`, which the real function reads, too; and a word of the thread's control block.
+    // SAFETY: the caller's `jmp_buf`, which the real function reads, too; and a
+    // word of the thread's control block.
     let sp = unsafe {
         let hidden = to.add(STACK_POINTER).read().rotate_right(17);
         let with: usize;

@@ -1,8 +1,9 @@
 //! Is the background thread the last one of the process?
 //!
-//! A main thread that leaves by `pthread_exit` (or is cancelled) lets the others go on. The kernel keeps it among the threads,
-//! as a zombie, until all have ended; its list of robust locks is gone at once. Asking for that list takes a
-//! tenth of a microsecond, so the background thread asks each time it wakes up, and looks at the others only from then on.
+//! A main thread that leaves by `pthread_exit` (or is cancelled) lets the others go on. The kernel
+//! keeps it among the threads, as a zombie, until all have ended; its list of robust locks is gone
+//! at once. Asking for that list takes a tenth of a microsecond, so the background thread asks each
+//! time it wakes up, and looks at the others only from then on.
 
 use std::fs;
 

@@ -1,9 +1,9 @@
 //! The ends of a process: exit, `_exit`, fork, an end without any CUDA call.
 //!
-//! `exit` runs our handler early (it was registered late), with every other thread still running. `_exit` runs no
-//! handlers: its callers are in a hurry, or in a signal handler, or share their memory with a parent (`vfork`).
-//! So there the background thread writes the snapshot while the caller waits, for a bounded time, on a word.
-//! If that fails, the black box still has everything.
+//! `exit` runs our handler early (it was registered late), with every other thread still running.
+//! `_exit` runs no handlers: its callers are in a hurry, or in a signal handler, or share their
+//! memory with a parent (`vfork`). So there the background thread writes the snapshot while the
+//! caller waits, for a bounded time, on a word. If that fails, the black box still has everything.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -57,7 +57,8 @@ pub fn last_snapshot(process: &Process) {
     let recorder = &process.recorder;
     recorder.mailbox.close();
     background::serve_oom(process);
-    // What had no room is said also where the background thread didn't come to it, and there is no memory for a snapshot.
+    // What had no room is said also where the background thread didn't come to it,
+    // and there is no memory for a snapshot.
     recorder.retire_ahead();
     let nothing = recorder.ring.written() == 0;
     if nothing || dump::to_folder(process, Moment::End, dump::Reason::Exit).is_some() {
@@ -98,8 +99,8 @@ fn end(status: c_int) -> ! {
     }
     tree::ending();
     let next = NEXT_EXIT.load(Ordering::Relaxed);
-    // SAFETY: the C library's (or the next interposer's) function of this name; failing that, the system call
-    // that it is made of. Neither returns.
+    // SAFETY: the C library's (or the next interposer's) function of this name; failing that, the
+    // system call that it is made of. Neither returns.
     unsafe {
         if !next.is_null() {
             let next: extern "C" fn(c_int) -> ! = std::mem::transmute(next);
@@ -110,8 +111,8 @@ fn end(status: c_int) -> ! {
     }
 }
 
-/// The `_exit` behind ours. Looked up when the library is loaded: a forked child of a program with threads, where
-/// the loader's lock may be held for ever, often has nothing to call but `_exit`.
+/// The `_exit` behind ours. Looked up when the library is loaded: a forked child of a program with
+/// threads, where the loader's lock may be held for ever, often has nothing to call but `_exit`.
 static NEXT_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 extern "C" fn loading() {
@@ -131,8 +132,9 @@ extern "C" fn loading() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = loading;
 
-/// In the child of a fork: asleep again. The parent's recorder is the parent's; its memory is a copy here. Of the parent's
-/// threads there is only this one: what the others were at will never be done.
+/// In the child of a fork: asleep again. The parent's recorder is the parent's;
+/// its memory is a copy here. Of the parent's threads there is only this one: what
+/// the others were at will never be done.
 extern "C" fn forked() {
     switch::forget();
     age::forget();
@@ -148,8 +150,8 @@ extern "C" fn forked() {
     guard::local(guard::Local::forget_thread);
 }
 
-/// Runs when a process ends. Of the one that `memtrace run` became, says what its processes have written, or why there
-/// is nothing to look at.
+/// Runs when a process ends. Of the one that `memtrace run` became, says what its processes have
+/// written, or why there is nothing to look at.
 extern "C" fn unloading() {
     if tree::ending() || WOKEN.load(Ordering::Relaxed) != ASLEEP {
         return;
@@ -181,7 +183,8 @@ pub(crate) mod tests {
 
     /// Is this so in a forked child?
     pub fn in_child(f: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child has one thread; it does as `fork` would have it do, and `f`, which must not allocate.
+        // SAFETY: the child has one thread; it does as `fork` would have it
+        // do, and `f`, which must not allocate.
         unsafe {
             match libc::fork() {
                 0 => {

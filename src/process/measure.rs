@@ -1,22 +1,25 @@
 //! What the devices themselves say of how full they are.
 //!
-//! Contexts, modules and graphs take memory that no call names. It shows in the difference between what a device says is
-//! in use and what is booked; so that is asked for now and then, and written down as an event among the others, where
-//! the books of that very moment are known (`memtrace_naming` puts both side by side).
+//! Contexts, modules and graphs take memory that no call names. It shows in the difference between
+//! what a device says is in use and what is booked; so that is asked for now and then, and written
+//! down as an event among the others, where the books of that very moment are known
+//! (`memtrace_naming` puts both side by side).
 //!
-//! NVIDIA's management library (NVML) is asked, which needs no context and disturbs no stream: never in a hook, only by
-//! the background thread, when something without a size has come or gone, and by whoever writes a snapshot. A machine
-//! without it has just the answers that pass by (`cudaMemGetInfo`).
+//! NVIDIA's management library (NVML) is asked, which needs no context and disturbs no
+//! stream: never in a hook, only by the background thread, when something without a size
+//! has come or gone, and by whoever writes a snapshot. A machine without it has just the
+//! answers that pass by (`cudaMemGetInfo`).
 //!
-//! An allocation is booked a moment after the device has made it: so a measurement counts only if no call about memory is
-//! under way ([`contexts::at_rest`]), and if it gets the place in the order of events that it had then
-//! ([`contexts::write_said`]); if there never is such a moment, it is tried again later.
+//! An allocation is booked a moment after the device has made it: so a measurement counts
+//! only if no call about memory is under way ([`contexts::at_rest`]), and if it gets the
+//! place in the order of events that it had then ([`contexts::write_said`]); if there never
+//! is such a moment, it is tried again later.
 //!
-//! NVML is opened by a thread of its own: the loader's lock may be held by somebody who waits for the background thread. Others
-//! wait for that one for a moment only.
+//! NVML is opened by a thread of its own: the loader's lock may be held by somebody who waits for
+//! the background thread. Others wait for that one for a moment only.
 //!
-//! CUDA's number of a device is not NVML's; both know its PCI address. That is asked of the driver once, by a call that
-//! needs no context either.
+//! CUDA's number of a device is not NVML's; both know its PCI address. That is asked of the driver
+//! once, by a call that needs no context either.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -114,7 +117,8 @@ pub fn sample(process: &Process) {
     });
 }
 
-/// Which processes have how much on the device with this PCI address; none if NVML doesn't say. Not for hooks.
+/// Which processes have how much on the device with this PCI address; none
+/// if NVML doesn't say. Not for hooks.
 pub fn processes_at(address: &[c_char; 32]) -> Vec<(u32, u64)> {
     let Some(nvml) = nvml() else { return Vec::new() };
     let mut handle: Handle = std::ptr::null_mut();
@@ -135,8 +139,9 @@ impl Devices {
         else {
             return found;
         };
-        // SAFETY: the driver's functions of these names have these signatures; neither needs a context, and a driver that
-        // isn't initialised says so. The buffers are ours and as long as is said.
+        // SAFETY: the driver's functions of these names have these signatures;
+        // neither needs a context, and a driver that isn't initialised says so. The
+        // buffers are ours and as long as is said.
         unsafe {
             let count: Count = std::mem::transmute(count.as_ptr());
             let address: Address = std::mem::transmute(address.as_ptr());
@@ -176,8 +181,9 @@ pub fn forget_others() {
 /// Opens NVML, unless that was done. Says whether it is, after a moment at most.
 fn is_open() -> bool {
     let first = STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire);
-    // The C library ends the process with its last thread: with one that is made here when there is no other any more, too, in
-    // the middle of the last snapshot. Then nobody holds the loader's lock either.
+    // The C library ends the process with its last thread: with one that is made here
+    // when there is no other any more, too, in the middle of the last snapshot. Then
+    // nobody holds the loader's lock either.
     let alone = || last::is_this_thread();
     // SAFETY: the thread takes no argument.
     if first.is_ok() && (alone() || !unsafe { threads::start(open, std::ptr::null_mut()) }) {
@@ -213,8 +219,8 @@ impl Nvml {
         if !list::may_load() {
             return None;
         }
-        // SAFETY: NVML's library, opened by its documented name and never closed; its functions of these names have these
-        // signatures.
+        // SAFETY: NVML's library, opened by its documented name and never closed; its functions
+        // of these names have these signatures.
         unsafe {
             let library = libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY);
             if library.is_null() {
@@ -256,7 +262,8 @@ impl Nvml {
         list[..(n as usize).min(PROCESSES)].iter().map(|p| (p.pid, p.used)).collect()
     }
 
-    /// Bytes of this process and of others; `None` if NVML can't tell (in another process namespace, for example).
+    /// Bytes of this process and of others; `None` if NVML can't tell (in
+    /// another process namespace, for example).
     fn processes(&self, device: Handle) -> Option<(u64, u64)> {
         let mut list = [ProcessInfo::default(); PROCESSES];
         let mut n = PROCESSES as c_uint;

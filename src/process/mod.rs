@@ -1,7 +1,8 @@
-//! The process that is recorded, seen from above the recorder: its snapshots, its background thread, its ends, and the others of
-//! its run.
+//! The process that is recorded, seen from above the recorder: its snapshots, its background
+//! thread, its ends, and the others of its run.
 //!
-//! Hooks know nothing of this. They leave a word in the recorder's mailbox ([`crate::record::mailbox`]).
+//! Hooks know nothing of this. They leave a word in the recorder's mailbox
+//! ([`crate::record::mailbox`]).
 
 pub mod background;
 pub mod dump;
@@ -24,7 +25,8 @@ use background::OomFiles;
 use measure::Asked;
 use tree::TreeNode;
 
-/// A recorder and what belongs to it. Never freed, as the recorder isn't. A forked child has its own.
+/// A recorder and what belongs to it. Never freed, as the recorder isn't.
+/// A forked child has its own.
 pub struct Process {
     /// What hooks write into.
     pub recorder: Recorder,
@@ -65,7 +67,8 @@ impl Process {
 
 /// The last one that began to record here, or in the process that this one was forked from.
 pub fn last() -> Option<&'static Process> {
-    // SAFETY: null, or leaked, here or in the process that this one was forked from, whose memory this one has a copy of.
+    // SAFETY: null, or leaked, here or in the process that this one was forked from,
+    // whose memory this one has a copy of.
     unsafe { LAST.load(Ordering::Acquire).as_ref() }
 }
 

@@ -1,13 +1,15 @@
 //! Programs that this process becomes or starts: will they have memtrace in them?
 //!
-//! A child whose `LD_PRELOAD` was replaced or cleared runs none of our code, so nobody would ever hear of it. The one who
-//! starts it still has: each of the C library's functions that start a program first has a look at the environment that is
-//! passed on, and adds a line to the run's list if memtrace isn't in it ([`crate::process::tree`]). Then it is a jump: the C library
-//! sees its true caller, and nothing that it answers is touched.
+//! A child whose `LD_PRELOAD` was replaced or cleared runs none of our code, so nobody would ever
+//! hear of it. The one who starts it still has: each of the C library's functions that start a
+//! program first has a look at the environment that is passed on, and adds a line to the run's list
+//! if memtrace isn't in it ([`crate::process::tree`]). Then it is a jump: the C library sees its
+//! true caller, and nothing that it answers is touched.
 //!
-//! All of this may run between `vfork` and `exec`, in memory that belongs to the parent, or in a signal handler: it takes no
-//! lock, allocates nothing, and writes at most one line. Outside `memtrace run` it is one look at a word. Not seen: a
-//! program that the kernel is asked for directly.
+//! All of this may run between `vfork` and `exec`, in memory that belongs to the
+//! parent, or in a signal handler: it takes no lock, allocates nothing, and writes at
+//! most one line. Outside `memtrace run` it is one look at a word. Not seen: a program
+//! that the kernel is asked for directly.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -28,11 +30,13 @@ unsafe extern "C" {
 
 /// The environment of this process.
 fn own() -> Words {
-    // SAFETY: the C library's variable; a program that changes it while it starts another is in for worse.
+    // SAFETY: the C library's variable; a program that changes it while it
+    // starts another is in for worse.
     unsafe { environ }
 }
 
-/// Each function: its name, and its arguments, of which the first block says what is started in which environment.
+/// Each function: its name, and its arguments, of which the first block says
+/// what is started in which environment.
 macro_rules! starters {
     ($( $name:ident, $look:ident ($($arg:ident : $ty:ty),*) => $program:expr, $arguments:expr, $environment:expr, $becomes:expr; )*) => {
         $(
@@ -43,7 +47,8 @@ macro_rules! starters {
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name() {
-                // All that may hold an argument is kept; `al` counts those in vector registers, which are none.
+                // All that may hold an argument is kept; `al` counts those
+                // in vector registers, which are none.
                 core::arch::naked_asm!(
                     "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
                     "call {look}",
@@ -65,7 +70,8 @@ macro_rules! starters {
             }
         )*
 
-        /// Looks for the real functions while it may be done: in a forked child the loader's lock may be held for ever.
+        /// Looks for the real functions while it may be done: in a forked child the
+        /// loader's lock may be held for ever.
         pub fn loading() {
             $( find!($look, $($arg: $ty),*); )*
             look_execle(ptr::null());
@@ -107,8 +113,8 @@ starters! {
     popen, look_popen(command: *const c_char, _mode: *const c_char) => command, Arguments::One(command), own(), false;
 }
 
-/// The function of the C library that has this name. Its environment stands behind its arguments, of which the first six are in
-/// registers and the others on the stack.
+/// The function of the C library that has this name. Its environment stands behind its arguments,
+/// of which the first six are in registers and the others on the stack.
 ///
 /// # Safety
 /// As the C library documents.
@@ -126,14 +132,15 @@ pub unsafe extern "C" fn execle() {
     )
 }
 
-/// Has a look at what [`execle`] has put on the stack (null: nothing), and says where the real function is.
+/// Has a look at what [`execle`] has put on the stack (null: nothing), and
+/// says where the real function is.
 extern "C" fn look_execle(saved: *const *const c_char) -> *mut c_void {
     /// `rax`, then the registers from the last one to the first, and the return address.
     const REGISTERS: usize = 6;
     static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     if !saved.is_null() && tree::is_of_a_run() {
-        // SAFETY: the registers and, behind the return address, the caller's arguments, which end in null; then comes the
-        // environment.
+        // SAFETY: the registers and, behind the return address, the caller's arguments, which end
+        // in null; then comes the environment.
         unsafe {
             let argument = |i: usize| *saved.add(if i < REGISTERS { REGISTERS - i } else { i + 2 });
             let mut end = 1;
@@ -161,8 +168,8 @@ fn first(argv: Words) -> *const c_char {
     Window::<1>::within(&process, 2).word(argv as u64).unwrap_or(0) as *const c_char
 }
 
-/// What is passed to the C library. Nobody has promised that it is there: an address that is wrong is an error in its answer,
-/// and must not be a fault here.
+/// What is passed to the C library. Nobody has promised that it is there: an address that is wrong
+/// is an error in its answer, and must not be a fault here.
 struct Passed<'p> {
     list: Window<'p, 1>,
     text: Window<'p, 1>,
@@ -253,7 +260,8 @@ fn look_at(
     if passed.has_memtrace(environment)? {
         return None;
     }
-    // A look along PATH asks for many files that are not there. Of `system` and `popen` it is a whole command.
+    // A look along PATH asks for many files that are not there. Of
+    // `system` and `popen` it is a whole command.
     let is_path = has_slash && !has_blank;
     // SAFETY: a C string, or what the kernel says isn't there.
     let is_there = || unsafe { libc::access(program, libc::X_OK) == 0 };
@@ -276,13 +284,14 @@ fn look_at(
     Some(())
 }
 
-/// Is it a program that takes no libraries, and so never had memtrace in it? (`ldconfig`, which Python's `find_library`
-/// starts without its environment.)
+/// Is it a program that takes no libraries, and so never had memtrace in it? (`ldconfig`, which
+/// Python's `find_library` starts without its environment.)
 fn is_static(program: *const c_char) -> bool {
     const HEAD: usize = 1024;
     const INTERPRETER: usize = 3; // PT_INTERP
     let mut head = [0_u8; HEAD];
-    // SAFETY: a C string, or what the kernel says isn't there; our own descriptor, and a buffer that is valid for its length.
+    // SAFETY: a C string, or what the kernel says isn't there; our own descriptor, and a
+    // buffer that is valid for its length.
     let got = unsafe {
         let how = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         let file = descriptors::open(program, how, 0);

@@ -1,17 +1,20 @@
 //! The processes of one run: who was started by whom, and which files they left.
 //!
-//! `memtrace run` becomes the program, so there is no parent that waits and could add up. What it leaves in the
-//! environment is the number of the process that it became, the *root*, and the name of a list, which nobody can guess. Who
-//! records adds a line to the list when it begins and one for each snapshot, and who starts a program without memtrace one for
-//! that, in one write each, as long as the root lives; the root reads the list when it ends, says what is in it, and removes
-//! it (the list of a root that was killed goes at the next run). A process that never calls CUDA adds nothing, and where
-//! nobody does there is no list.
+//! `memtrace run` becomes the program, so there is no parent that waits and could add up. What it
+//! leaves in the environment is the number of the process that it became, the *root*, and the name
+//! of a list, which nobody can guess. Who records adds a line to the list when it begins and one
+//! for each snapshot, and who starts a program without memtrace one for that, in one write each, as
+//! long as the root lives; the root reads the list when it ends, says what is in it, and removes it
+//! (the list of a root that was killed goes at the next run). A process that never calls CUDA adds
+//! nothing, and where nobody does there is no list.
 //!
-//! Each snapshot names the process nearest above its own that records, too, by number and by the name of its black box,
-//! which no other process ever has: numbers are given again. A forked child has its parent's recorder in its memory
-//! still; of other parents `/proc/PID/maps` says whether they have a black box mapped.
+//! Each snapshot names the process nearest above its own that records, too, by number and by the
+//! name of its black box, which no other process ever has: numbers are given again. A forked
+//! child has its parent's recorder in its memory still; of other parents `/proc/PID/maps` says
+//! whether they have a black box mapped.
 //!
-//! The root may end by `_exit`, in a signal handler: what is done there takes no lock and allocates nothing.
+//! The root may end by `_exit`, in a signal handler: what is done there
+//! takes no lock and allocates nothing.
 
 use std::ffi::{CStr, CString, c_int};
 use std::io::Write;
@@ -95,7 +98,8 @@ fn root_folder() -> Option<(u64, u64)> {
     }
 }
 
-/// Has the process locked itself into another root folder since (`chroot`)? Paths mean something else there.
+/// Has the process locked itself into another root folder since
+/// (`chroot`)? Paths mean something else there.
 pub fn is_elsewhere() -> bool {
     ROOT_FOLDER.get().copied().is_some_and(|then| root_folder() != Some(then))
 }
@@ -143,7 +147,8 @@ fn black_box_in(maps: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(name).into_owned())
 }
 
-/// The parent in the text of `/proc/PID/stat`. The name in brackets may have brackets and blanks in it.
+/// The parent in the text of `/proc/PID/stat`. The name in brackets may
+/// have brackets and blanks in it.
 fn parent_of(stat: &[u8]) -> Option<i32> {
     let end = stat.iter().rposition(|b| *b == b')')?;
     std::str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace().nth(1)?.parse().ok()
@@ -169,7 +174,8 @@ fn lives(pid: i32) -> bool {
     unsafe { libc::kill(pid, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
 }
 
-// --- the root ------------------------------------------------------------------------------------------
+// --- the root
+// ------------------------------------------------------------------------------------------
 
 /// The run that this process belongs to.
 struct Run {
@@ -213,8 +219,9 @@ pub fn is_of_a_run() -> bool {
 /// Adds a word to a line.
 pub type AddWord<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// Adds to the list that a program is started without memtrace in it: under this number, if that is known, and with the
-/// words that `say` adds; nothing if it says `None`. Takes no lock and allocates nothing.
+/// Adds to the list that a program is started without memtrace in it: under this number,
+/// if that is known, and with the words that `say` adds; nothing if it says `None`.
+/// Takes no lock and allocates nothing.
 pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>) -> Option<()>) {
     let is_read = |run: &&Run| lives(run.root) && !run.is_elsewhere();
     let Some(run) = RUN.get().filter(is_read) else { return };
@@ -244,7 +251,8 @@ const NAMED: usize = 10;
 /// The longest line of the list that is read.
 const LONGEST: usize = 4096 + 32;
 
-/// At the end of the root: says which files its processes have written. `false`: none has recorded. Allocates nothing.
+/// At the end of the root: says which files its processes have written. `false`:
+/// none has recorded. Allocates nothing.
 pub fn ending() -> bool {
     static DONE: AtomicBool = AtomicBool::new(false);
     // SAFETY: getpid has no preconditions.

@@ -9,8 +9,8 @@ use crate::libraries::scopes;
 /// What the virtual GPU says of itself; `None` on real hardware.
 pub fn stats() -> Option<VirtualGpu> {
     type Stats = unsafe extern "C" fn(*mut c_char, usize) -> c_int;
-    // SAFETY: a look-up by name; the virtual GPU exports this function with this signature: it writes at most
-    // `len` bytes of JSON and returns the length, or −1.
+    // SAFETY: a look-up by name; the virtual GPU exports this function with this signature: it
+    // writes at most `len` bytes of JSON and returns the length, or −1.
     let text = unsafe {
         let f: Stats = std::mem::transmute(scopes::default(c"memtrace_virtual_stats")?);
         let mut buffer = vec![0_u8; 16 << 10];
