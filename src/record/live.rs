@@ -13,10 +13,11 @@
 use std::collections::TryReserveError;
 
 use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, at, key};
-use memtrace_format::event::{Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, WORDS};
+use memtrace_format::event::{Event, WORDS};
+use memtrace_format::framework::{self, Rules, Waits};
 use memtrace_format::ledger::{self, Books, Move};
 use memtrace_format::past::{self, Past};
-use memtrace_format::replay::{PAGE, State, pages};
+use memtrace_format::replay::State;
 
 use crate::os::space::Space;
 use crate::os::sync::{AtomicU64, Ordering, fence};
@@ -52,99 +53,29 @@ impl Live {
         let ticket = sequence.fetch_add(1, Ordering::AcqRel) / 2;
         // Who sees any word of the change sees an odd number, too.
         fence(Ordering::Release);
-        if event.flags & FLAG_FAILED == 0 {
-            self.change(event, ticket);
-        }
+        self.change(event, ticket);
         sequence.fetch_add(1, Ordering::AcqRel);
     }
 
     fn change(&mut self, event: &Event, ticket: u64) {
-        match (event.layer, event.kind) {
-            (_, Kind::Mark) => {} // it changes no memory
-            (Layer::Framework, Kind::SegmentMap) => {
-                for addr in pages(event.addr, event.size) {
-                    self.put(Class::Page, addr, &Event { addr, size: PAGE, ..*event });
-                }
+        match Rules::of(event) {
+            Rules::None => {}
+            Rules::Framework => {
+                framework::apply(self, event);
             }
-            (Layer::Framework, Kind::SegmentUnmap) => {
-                for addr in pages(event.addr, event.size) {
-                    self.remove(Class::Page, addr);
-                }
-            }
-            (Layer::Framework, Kind::SegmentFree) => self.remove(Class::Segment, event.addr),
-            (Layer::Framework, Kind::FreeCompleted) => self.remove_block(event.addr),
-            (Layer::Framework, Kind::FreeRequested) if event.flags & FLAG_PENDING == 0 => {
-                self.remove_block(event.addr);
-            }
-            (Layer::Framework, Kind::Alloc) => {
-                self.forget_waits(event.addr);
-                self.put(Class::Block, event.addr, event);
-            }
-            (Layer::Framework, Kind::FreeRequested) => {
-                self.update(Class::Block, event.addr, &|block| block.flags |= FLAG_PENDING);
-            }
-            (Layer::Framework, Kind::WaitsFor) => {
-                if let Some(block) = self.places.find(Class::Block, event.addr)
-                    && self.places.find(Class::Wait, event.extra).is_none()
-                    && let Some(wait) = self.put(Class::Wait, event.extra, event)
-                {
-                    self.places.wait(block, wait);
-                }
-            }
-            (_, Kind::EventReady) => self.event_ready(event.extra),
-            (Layer::Framework, _) => {
-                if let Some((class, k)) = key(event) {
-                    self.put(class, k, event);
-                }
-            }
-            (Layer::Device | Layer::Host, _) => {
+            Rules::Driver => {
                 ledger::apply(self, event, ticket, &mut |_| ());
             }
         }
     }
 
-    fn remove_block(&mut self, addr: u64) {
-        self.forget_waits(addr);
-        self.remove(Class::Block, addr);
-    }
-
-    /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
-    fn forget_waits(&mut self, addr: u64) {
-        let Some(block) = self.places.find(Class::Block, addr) else { return };
-        while let Some(wait) = self.places.waits_for(block) {
-            self.places.ready(block, wait);
-            self.take_out(Class::Wait, wait);
-        }
-    }
-
-    fn event_ready(&mut self, handle: u64) {
-        let Some(wait) = self.places.find(Class::Wait, handle) else { return };
-        let addr = read(self.places.entry(wait)).map_or(0, |e| e.addr);
-        if let Some(block) = self.places.find(Class::Block, addr) {
-            self.places.ready(block, wait);
-            let pending = |e: Event| e.flags & FLAG_PENDING != 0;
-            if self.places.waits_for(block).is_none()
-                && read(self.places.entry(block)).is_some_and(pending)
-            {
-                // Before the event, or a process that dies in between leaves a block that waits for nothing.
-                self.take_out(Class::Block, block);
-            }
-        }
-        self.take_out(Class::Wait, wait);
-    }
-
-    /// Enters something new, or in place of what had this key. `None`: there is no room.
-    fn put(&mut self, class: Class, k: u64, event: &Event) -> Option<Place> {
-        let known = self.places.find(class, k);
-        if let Some(place) = known {
-            let entry = self.places.entry(place);
-            self.gone(class, place);
-            entry[0].store(FREE_AGAIN, Ordering::Release);
-        }
-        let Some(place) = known.or_else(|| self.places.add(class, k)) else {
+    /// Enters something new, or in place of what had this key.
+    fn put(&mut self, class: Class, k: u64, event: &Event) -> Option<Event> {
+        let before = self.remove(class, k);
+        let Some(place) = self.places.add(class, k) else {
             self.add_to(at::LIVE_REFUSED, 1);
             self.add_to(at::LIVE_REFUSED_BYTES, bytes(class, event));
-            return None;
+            return before;
         };
         self.note(Move::of(class, event, true));
         if self.places.is_outside(place) {
@@ -153,13 +84,32 @@ impl Live {
         }
         fill(self.places.entry(place), event);
         self.count();
-        Some(place)
+        if class == Class::Wait
+            && let Some(block) = self.places.find(Class::Block, event.addr)
+        {
+            self.places.wait(block, place);
+        }
+        before
     }
 
-    fn remove(&mut self, class: Class, k: u64) {
-        if let Some(place) = self.places.find(class, k) {
-            self.take_out(class, place);
+    /// Takes an entry out, and with a block the events that its free waits for.
+    fn remove(&mut self, class: Class, k: u64) -> Option<Event> {
+        let place = self.places.find(class, k)?;
+        let before = read(self.places.entry(place));
+        if class == Class::Wait
+            && let Some(wait) = before
+            && let Some(block) = self.places.find(Class::Block, wait.addr)
+        {
+            self.places.ready(block, place);
         }
+        // Itself first: a process that dies in between must not leave a block that waits for nothing.
+        let mut wait = self.places.take_waits(place);
+        self.take_out(class, place);
+        while let Some(gone) = wait {
+            wait = self.places.take_waits(gone);
+            self.take_out(Class::Wait, gone);
+        }
+        before
     }
 
     fn take_out(&mut self, class: Class, place: Place) {
@@ -239,8 +189,8 @@ impl Books for Live {
     fn get(&self, class: Class, k: u64) -> Option<Event> {
         read(self.places.entry(self.places.find(class, k)?))
     }
-    fn put(&mut self, class: Class, k: u64, event: &Event) {
-        Live::put(self, class, k, event);
+    fn put(&mut self, class: Class, k: u64, event: &Event) -> Option<Event> {
+        Live::put(self, class, k, event)
     }
     fn update(&mut self, class: Class, k: u64, change: &dyn Fn(&mut Event)) {
         let Some(place) = self.places.find(class, k) else { return };
@@ -254,12 +204,19 @@ impl Books for Live {
             }
         }
     }
-    fn remove(&mut self, class: Class, k: u64) {
-        Live::remove(self, class, k);
+    fn remove(&mut self, class: Class, k: u64) -> Option<Event> {
+        Live::remove(self, class, k)
     }
     fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64> {
         let all = self.places.of_class(class).filter_map(|place| read(self.places.entry(place)));
         all.filter(is).filter_map(|event| Some(key(&event)?.1)).collect()
+    }
+}
+
+impl Waits for Live {
+    fn waits(&self, block: u64) -> usize {
+        let Some(block) = self.places.find(Class::Block, block) else { return 0 };
+        self.places.waits(block).take(2).count()
     }
 }
 

@@ -7,7 +7,8 @@ use super::*;
 use crate::record::ring::Ring;
 use crate::record::testing::event;
 use memtrace_format::blackbox::LIVE_FIRST;
-use memtrace_format::event::{Pool, What};
+use memtrace_format::event::{FLAG_FAILED, FLAG_PENDING, Kind, Layer, Pool, What};
+use memtrace_format::framework::PAGE;
 use memtrace_format::ledger::Totals;
 use memtrace_format::replay::LiveBlock;
 use proptest::prelude::*;
@@ -38,10 +39,15 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => Just((Layer::Device, Kind::Destroy)),
         1 => Just((Layer::Device, Kind::PoolReserved)),
         1 => Just((Layer::Device, Kind::Reset)),
+        1 => Just((Layer::Framework, Kind::Snapshot)),
+        1 => Just((Layer::Framework, Kind::Oom)),
+        1 => Just((Layer::Framework, Kind::Mark)),
     ];
     let whats = prop::sample::select((0..15).filter_map(What::from_u8).collect::<Vec<_>>());
-    (kinds, whats, any_pool(), 0_u64..24, 1_u64..5, any::<bool>()).prop_map(
-        |((layer, kind), what, pool, n, handle, odd)| {
+    // Most on one device; a call may have failed, and what a damaged file says may lie on none.
+    let wheres = (prop::sample::select(vec![0, 0, 0, 0, 1, 1, -1]), 0..12);
+    (kinds, whats, any_pool(), 0_u64..24, 1_u64..5, (any::<bool>(), wheres)).prop_map(
+        |((layer, kind), what, pool, n, handle, (odd, (device, failed)))| {
             let (mut what, mut size, mut stream) = (what, PAGE, n);
             // The layers' addresses are apart, as the driver's are, and so are handles.
             let mut addr = (n + if layer == Layer::Framework { 0 } else { 100 }) * PAGE;
@@ -56,8 +62,10 @@ fn any_event() -> impl Strategy<Value = Event> {
                 Kind::FreeRequested if odd => what = What::Device,
                 _ => {}
             }
-            let flags = if odd && kind == Kind::FreeRequested { FLAG_PENDING } else { 0 };
-            Event { kind, layer, what, pool, addr, size, stream, extra: handle, flags, ..event(n) }
+            let pending = if odd && kind == Kind::FreeRequested { FLAG_PENDING } else { 0 };
+            let flags = pending | if failed == 0 { FLAG_FAILED } else { 0 };
+            let event = Event { device, flags, ..event(n) };
+            Event { kind, layer, what, pool, addr, size, stream, extra: handle, ..event }
         },
     )
 }

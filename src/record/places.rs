@@ -259,9 +259,14 @@ impl Places {
         std::iter::successors(first, |place| self.link(*place).after)
     }
 
-    /// An event that a block's free waits for.
-    pub fn waits_for(&self, block: Place) -> Option<Place> {
-        self.link(block).wait
+    /// The events that a block's free waits for.
+    pub fn waits(&self, block: Place) -> impl Iterator<Item = Place> {
+        std::iter::successors(self.link(block).wait, |event| self.link(*event).wait)
+    }
+
+    /// The first of the events that a block's free waits for, which then waits for none; of an event, the one that hangs on it.
+    pub fn take_waits(&mut self, place: Place) -> Option<Place> {
+        self.link_mut(place).wait.take()
     }
 
     /// A block's free waits for this event, too.

@@ -37,12 +37,12 @@ use crate::snapshot::{Action, Block, BlockState, Segment, StackIx};
 pub trait Books {
     /// The entry under this key.
     fn get(&self, class: Class, key: u64) -> Option<Event>;
-    /// Enters something new.
-    fn put(&mut self, class: Class, key: u64, event: &Event);
+    /// Enters something new. What was there under this key.
+    fn put(&mut self, class: Class, key: u64, event: &Event) -> Option<Event>;
     /// Changes an entry's `stream` or `extra`.
     fn update(&mut self, class: Class, key: u64, change: &dyn Fn(&mut Event));
     /// Takes an entry out.
-    fn remove(&mut self, class: Class, key: u64);
+    fn remove(&mut self, class: Class, key: u64) -> Option<Event>;
     /// The keys of the entries of one class that `is` accepts.
     fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64>;
 }
@@ -105,9 +105,8 @@ pub fn apply(
 
 fn enter(books: &mut dyn Books, event: &Event) -> bool {
     let Some((class, k)) = key(event) else { return false };
-    let new = books.get(class, k).is_none();
-    books.put(class, k, event);
-    new || event.kind != Kind::Alloc
+    let before = books.put(class, k, event);
+    before.is_none() || event.kind != Kind::Alloc
 }
 
 fn free(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
@@ -212,7 +211,9 @@ fn unreserve(books: &mut dyn Books, event: &Event) -> bool {
 fn destroy(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
     books.remove(Class::Object, event.addr);
     match event.what {
-        What::MemoryPool => books.remove(Class::PoolReserved, event.addr),
+        What::MemoryPool => {
+            books.remove(Class::PoolReserved, event.addr);
+        }
         What::Context if event.addr != 0 => {
             remove_all(books, gone, &|e| e.what != What::Pool && e.extra == event.addr);
         }
@@ -229,8 +230,7 @@ fn remove_all(books: &mut dyn Books, gone: &mut dyn FnMut(&Event), is: &dyn Fn(&
     };
     for class in [Class::Driver, Class::Array, Class::Object] {
         for k in books.select(class, &|e| in_context(class, e) && is(e)) {
-            if let Some(e) = books.get(class, k) {
-                books.remove(class, k);
+            if let Some(e) = books.remove(class, k) {
                 gone(&e);
             }
         }
@@ -248,19 +248,21 @@ impl Books for Ledger {
     fn get(&self, class: Class, key: u64) -> Option<Event> {
         self.entries.get(&(class, key)).copied()
     }
-    fn put(&mut self, class: Class, key: u64, event: &Event) {
+    fn put(&mut self, class: Class, key: u64, event: &Event) -> Option<Event> {
         let before = self.entries.insert((class, key), *event);
         self.moved(class, before, false);
         self.moved(class, Some(*event), true);
+        before
     }
     fn update(&mut self, class: Class, key: u64, change: &dyn Fn(&mut Event)) {
         if let Some(event) = self.entries.get_mut(&(class, key)) {
             change(event);
         }
     }
-    fn remove(&mut self, class: Class, key: u64) {
+    fn remove(&mut self, class: Class, key: u64) -> Option<Event> {
         let gone = self.entries.remove(&(class, key));
         self.moved(class, gone, false);
+        gone
     }
     fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64> {
         let all = self.entries.range((class, 0)..=(class, u64::MAX));
@@ -388,14 +390,7 @@ impl Ledger {
         shown
     }
 
-    /// Enters an entry of a live table.
-    pub(crate) fn restore(&mut self, event: &Event) {
-        if let Some((class, k)) = key(event) {
-            self.put(class, k, event);
-        }
-    }
-
-    /// To be called after the last [`Self::restore`]: counts the mappings of each handle anew.
+    /// To be called when the last entry of a live table is in: counts the mappings of each handle anew.
     pub(crate) fn settle(&mut self) {
         let mut mappings: BTreeMap<u64, u64> = BTreeMap::new();
         for ((class, _), e) in &self.entries {

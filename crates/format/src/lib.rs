@@ -12,6 +12,7 @@ pub mod blackbox;
 mod decode;
 mod error;
 pub mod event;
+pub mod framework;
 pub mod json;
 pub mod key;
 pub mod labels;

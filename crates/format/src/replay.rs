@@ -6,30 +6,30 @@
 //! serves the ring's retirement, a dump of a living process and the file of a dead one, so the three can't
 //! disagree.
 //!
-//! Rules it rests on (PyTorch 2.x's native allocator, checked entry for entry against its own recorder):
-//! a free without outstanding CUDA events is complete at once, as two trace entries; a free that waits is
-//! complete when the last of its events is; neighbouring free blocks of a segment are always merged, so the
-//! gaps between active blocks are the inactive blocks; an expandable segment shows as one segment for each
-//! contiguous mapped range of one reservation.
+//! What comes and goes with an event is said by [`crate::framework`] and [`crate::ledger`], for the live table, too. What
+//! PyTorch's trace would say is said here: a free that is complete at once has two entries; neighbouring free blocks of a
+//! segment are always merged, so the gaps between active blocks are the inactive blocks; an expandable segment shows as one
+//! segment for each contiguous mapped range of one reservation.
 //!
 //! It must never panic on any sequence of events: a ring may have lost its beginning, and a file may be damaged.
 
+mod books;
 mod segments;
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::blackbox::key;
 use crate::event::{
-    Event, FLAG_FAILED, FLAG_PENDING, FLAG_SMALL, Kind, LabelId, Layer, NO_LABEL, NO_STACK,
-    OUT_OF_MEMORY, Pool, StackId,
+    Event, FLAG_FAILED, Kind, LabelId, Layer, NO_STACK, OUT_OF_MEMORY, Pool, StackId,
 };
-use crate::ledger::{Ledger, Move, Moves, Sort};
+use crate::framework::{self, Change, Rules};
+use crate::ledger::{Books, Ledger, Move, Moves};
 use crate::past::Past;
 use crate::snapshot::{Action, PoolId, Segment, StackIx, TraceEntry};
+use books::framework_move;
 
+pub use crate::framework::{PAGE, pages};
 pub use segments::assemble;
-
-/// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
-pub const PAGE: u64 = 2 << 20;
 
 /// An active block: handed out, or waiting for its free to complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,27 +130,26 @@ pub type ApiName<'a> = &'a dyn Fn(u16) -> &'a str;
 impl State {
     /// Takes one event into account and says what PyTorch's trace would say about it.
     pub fn apply(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
-        if event.kind == Kind::Mark {
-            return; // it changes no memory
-        }
-        if event.flags & FLAG_FAILED != 0 && event.kind != Kind::Oom {
-            self.failed(event, api, sink);
-            return;
-        }
-        if event.layer != Layer::Framework && !matches!(event.kind, Kind::Oom | Kind::EventReady) {
-            self.driver(event, api, sink);
-            return;
+        match (Rules::of(event), event.kind) {
+            (_, Kind::Mark) => return, // nothing that a trace has
+            (Rules::Driver, _) => return self.driver(event, api, sink),
+            (Rules::None, kind) if kind != Kind::Oom && event.flags & FLAG_FAILED != 0 => {
+                return self.failed(event, api, sink);
+            }
+            _ => {}
         }
         let Some(device) = self.device_of(event) else { return };
         if event.kind != Kind::SegmentUnmap {
             self.flush_unmapping(device, sink);
         }
-        match (event.layer, event.kind) {
-            (_, Kind::Oom) => {
+        match event.kind {
+            Kind::Oom => {
                 let oom = TraceEntry { addr: event.extra, ..entry(event, Action::Oom, event.size) };
                 sink(Place::Device(device), oom);
             }
-            (_, Kind::EventReady) => self.event_ready(event, sink),
+            Kind::Snapshot => {
+                sink(Place::Device(device), entry(event, Action::Snapshot, event.size));
+            }
             _ => self.framework(event, device, sink),
         }
     }
@@ -212,25 +211,15 @@ impl State {
     pub fn restore(entries: impl Iterator<Item = Event>) -> State {
         let mut state = State::default();
         let (waits, others): (Vec<_>, Vec<_>) = entries.partition(|e| e.kind == Kind::WaitsFor);
-        let (framework, driver): (Vec<_>, Vec<_>) =
-            others.into_iter().partition(|e| e.layer == Layer::Framework);
-        for event in &driver {
+        for event in others.iter().chain(&waits) {
             if event.layer == Layer::Device {
-                state.device_of(event);
+                state.device_with(event.device);
             }
-            state.ledger.restore(event);
+            if let Some((class, k)) = key(event) {
+                state.put(class, k, event);
+            }
         }
         state.ledger.settle();
-        for event in framework.iter().chain(&waits) {
-            state.apply(event, &|_| "", &mut |_, _| ());
-            if event.kind == Kind::Alloc
-                && event.flags & FLAG_PENDING != 0
-                && let Some(device) = state.devices.get_mut(event.device.max(0) as usize)
-                && let Some(block) = device.blocks.get_mut(&event.addr)
-            {
-                block.pending = true;
-            }
-        }
         state
     }
 
@@ -254,162 +243,56 @@ impl State {
             Kind::SegmentUnmap => {
                 self.devices.iter().position(|d| d.pages.contains_key(&(event.addr / PAGE * PAGE)))
             }
+            Kind::EventReady => self.waiting.get(&event.extra).map(|(device, _)| *device),
             _ => None,
         };
-        let device = match known {
-            Some(d) => d,
-            None => usize::try_from(event.device).ok()?,
-        };
-        if self.devices.len() <= device {
-            self.devices.resize_with(device + 1, DeviceState::default);
-        }
-        Some(device)
+        known.or_else(|| self.device_with(event.device))
     }
 
+    /// An event that follows the rules of the framework's allocator, and its entries.
     fn framework(&mut self, event: &Event, device: usize, sink: Sink<'_>) {
-        let state = &mut self.devices[device];
+        let Change { before, completed, anomalies } = framework::apply(self, event);
+        self.anomalies += anomalies;
+        let state = &self.devices[device];
+        let write = |sink: Sink<'_>, e| sink(Place::Device(device), e);
         match event.kind {
             Kind::Alloc => {
-                let block = LiveBlock {
-                    size: event.extra,
-                    requested: event.size,
-                    stream: event.stream,
-                    stack: event.stack,
-                    label: event.label,
-                    pending: false,
-                    waits: 0,
-                };
-                let before = state.blocks.insert(event.addr, block);
-                self.anomalies += u64::from(before.is_some());
-                self.forget_waits(before, event.addr);
-                let pool = self.devices[device].pool_of(event.addr).unwrap_or(event.pool);
-                let e = entry(&Event { pool, ..*event }, Action::Alloc, event.size);
-                sink(Place::Device(device), e);
+                let pool = state.pool_of(event.addr).unwrap_or(event.pool);
+                write(sink, entry(&Event { pool, ..*event }, Action::Alloc, event.size));
             }
-            Kind::FreeRequested => {
-                let pool_id = Some(state.pool_id(event.addr));
-                let block = state.blocks.get_mut(&event.addr);
-                let (requested, stream) =
-                    block.as_ref().map_or((event.extra, event.stream), |b| (b.requested, b.stream));
-                let e = entry(event, Action::FreeRequested, requested);
-                let e = TraceEntry { stream, pool_id, ..e };
-                let completed = TraceEntry { action: Action::FreeCompleted, ..e.clone() };
-                sink(Place::Device(device), e);
-                let known = block.is_some();
-                match block {
-                    Some(block) if event.flags & FLAG_PENDING != 0 => block.pending = true,
-                    _ => {
-                        let gone = state.blocks.remove(&event.addr);
-                        self.forget_waits(gone, event.addr);
-                        sink(Place::Device(device), completed);
-                    }
-                }
-                self.anomalies += u64::from(!known);
-            }
-            Kind::WaitsFor => {
-                if self.waiting.contains_key(&event.extra) {
+            Kind::FreeRequested | Kind::FreeCompleted | Kind::EventReady => {
+                let asked = event.kind == Kind::FreeRequested;
+                if before.is_none() && !asked {
                     return;
                 }
-                match self.devices[device].blocks.get_mut(&event.addr) {
-                    Some(block) => {
-                        block.waits += 1;
-                        self.waiting.insert(event.extra, (device, event.addr));
-                    }
-                    None => self.anomalies += 1,
+                let Event { addr, size, stream, .. } =
+                    before.unwrap_or(Event { size: event.extra, ..*event });
+                let pool_id = Some(state.pool_id(addr));
+                let of =
+                    |action| TraceEntry { addr, stream, pool_id, ..entry(event, action, size) };
+                if asked {
+                    write(sink, of(Action::FreeRequested));
+                }
+                if completed {
+                    self.flush_unmapping(device, sink);
+                    write(sink, of(Action::FreeCompleted));
                 }
             }
-            Kind::FreeCompleted => self.complete(event, device, event.addr, sink),
-            Kind::SegmentAlloc => {
-                let segment = LiveSegment {
-                    size: event.size,
-                    stream: event.stream,
-                    stack: event.stack,
-                    small: event.flags & FLAG_SMALL != 0,
-                    pool: event.pool,
-                };
-                state.private |= event.pool != Pool::DEFAULT;
-                if let Some(old) = state.segments.insert(event.addr, segment) {
-                    self.moves.push(Some(framework_move(device, old.size, old.stack, false)));
-                }
-                self.moves.push(Some(framework_move(device, event.size, event.stack, true)));
-                sink(Place::Device(device), entry(event, Action::SegmentAlloc, event.size));
-            }
+            Kind::SegmentAlloc => write(sink, entry(event, Action::SegmentAlloc, event.size)),
             Kind::SegmentFree => {
-                let Some(segment) = state.segments.remove(&event.addr) else {
-                    self.anomalies += 1;
-                    return;
-                };
-                let gone = framework_move(device, segment.size, segment.stack, false);
-                self.moves.push(Some(gone));
-                let of = Event { pool: segment.pool, stream: segment.stream, ..*event };
-                sink(Place::Device(device), entry(&of, Action::SegmentFree, segment.size));
-            }
-            Kind::SegmentMap => {
-                for page in pages(event.addr, event.size) {
-                    let mapped = MappedPage {
-                        reservation: event.extra,
-                        stream: event.stream,
-                        stack: event.stack,
-                        small: event.flags & FLAG_SMALL != 0,
-                        pool: event.pool,
-                    };
-                    if state.pages.insert(page, mapped).is_none() {
-                        self.moves.push(Some(framework_move(device, PAGE, event.stack, true)));
-                    }
+                if let Some(Event { pool, stream, size, .. }) = before {
+                    let of = Event { pool, stream, ..*event };
+                    write(sink, entry(&of, Action::SegmentFree, size));
                 }
-                state.private |= event.pool != Pool::DEFAULT;
-                sink(Place::Device(device), entry(event, Action::SegmentMap, event.size));
             }
-            Kind::SegmentUnmap => self.unmap(event, device, sink),
-            Kind::Snapshot => {
-                sink(Place::Device(device), entry(event, Action::Snapshot, event.size));
-            }
+            Kind::SegmentMap => write(sink, entry(event, Action::SegmentMap, event.size)),
+            Kind::SegmentUnmap => self.unmapped(event, device, before, sink),
             _ => {}
         }
     }
 
-    fn event_ready(&mut self, event: &Event, sink: Sink<'_>) {
-        let Some((device, addr)) = self.waiting.remove(&event.extra) else { return };
-        let Some(block) = self.devices.get_mut(device).and_then(|d| d.blocks.get_mut(&addr)) else {
-            return;
-        };
-        block.waits = block.waits.saturating_sub(1);
-        if block.waits == 0 && block.pending {
-            self.flush_unmapping(device, sink);
-            self.complete(event, device, addr, sink);
-        }
-    }
-
-    fn complete(&mut self, event: &Event, device: usize, addr: u64, sink: Sink<'_>) {
-        let Some(block) = self.devices[device].blocks.remove(&addr) else {
-            self.anomalies += 1;
-            return;
-        };
-        self.forget_waits(Some(block), addr);
-        let pool_id = Some(self.devices[device].pool_id(addr));
-        let e = entry(event, Action::FreeCompleted, block.requested);
-        sink(Place::Device(device), TraceEntry { addr, stream: block.stream, pool_id, ..e });
-    }
-
-    /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
-    fn forget_waits(&mut self, gone: Option<LiveBlock>, addr: u64) {
-        if gone.is_some_and(|b| b.waits > 0) {
-            self.waiting.retain(|_, (_, block)| *block != addr);
-        }
-    }
-
-    /// PyTorch unmaps chunk by chunk and writes one entry for the range.
-    fn unmap(&mut self, event: &Event, device: usize, sink: Sink<'_>) {
-        let (mut stream, mut pool) = (event.stream, event.pool);
-        for page in pages(event.addr, event.size) {
-            match self.devices[device].pages.remove(&page) {
-                Some(p) => {
-                    (stream, pool) = (p.stream, p.pool);
-                    self.moves.push(Some(framework_move(device, PAGE, p.stack, false)));
-                }
-                None => self.anomalies += 1,
-            }
-        }
+    /// PyTorch unmaps chunk by chunk and writes one entry for the range. `page` is the last one that went.
+    fn unmapped(&mut self, event: &Event, device: usize, page: Option<Event>, sink: Sink<'_>) {
         if let Some((thread, e)) = &mut self.devices[device].unmapping
             && *thread == event.thread
             && e.addr + e.size == event.addr
@@ -418,8 +301,8 @@ impl State {
             return;
         }
         self.flush_unmapping(device, sink);
-        let of = Event { pool, stream, ..*event };
-        let e = entry(&of, Action::SegmentUnmap, event.size);
+        let Event { pool, stream, .. } = page.unwrap_or(*event);
+        let e = entry(&Event { pool, stream, ..*event }, Action::SegmentUnmap, event.size);
         self.devices[device].unmapping = Some((event.thread, e));
     }
 
@@ -471,17 +354,6 @@ impl DeviceState {
     fn pool_id(&self, addr: u64) -> PoolId {
         self.pool_of(addr).unwrap_or_default().id()
     }
-}
-
-fn framework_move(device: usize, bytes: u64, stack: StackId, came: bool) -> Move {
-    let device = Some(i8::try_from(device).unwrap_or(-1));
-    Move { device, sort: Sort::Framework, stack, label: NO_LABEL, bytes, came, part: 0 }
-}
-
-/// The first addresses of the pages in a mapped range.
-pub fn pages(addr: u64, size: u64) -> impl Iterator<Item = u64> {
-    let first = addr / PAGE;
-    (first..first.saturating_add(size / PAGE)).map(|p| p * PAGE)
 }
 
 pub(crate) fn entry(event: &Event, action: Action, size: u64) -> TraceEntry {
