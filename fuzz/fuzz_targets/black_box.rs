@@ -14,8 +14,8 @@ use memtrace_format::event::{Event, Kind, Layer, Pool, What};
 use memtrace_format::json::Stacks;
 use memtrace_format::snapshot::Snapshot;
 use memtrace_format::stacks::RawFrame;
-use memtrace_naming::Encoding;
-use memtrace_naming::made::{Made, black_box};
+use memtrace_snapshot::Encoding;
+use memtrace_format::made::{Made, black_box};
 
 #[derive(Arbitrary, Debug)]
 struct Change {
@@ -81,7 +81,7 @@ fuzz_target!(|input: Input| {
     let Ok(file) = BlackBox::open(&bytes[..]) else { return };
     let encoding = if input.json { Encoding::Json(Stacks::Shared) } else { Encoding::Pickle };
     // Of one that is alive the reader waits for what is being written.
-    let written = memtrace_naming::snapshot(&file, false, "recovered", 5, (&FILE, encoding));
+    let written = memtrace_snapshot::of_black_box(&file, false, "recovered", 5, (&FILE, encoding));
     if written.is_err() || input.ask % 8 != 7 {
         return;
     }

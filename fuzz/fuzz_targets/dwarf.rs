@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use memtrace_naming::source;
+use memtrace_symbols::source;
 
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
     memtrace_fuzz::folder().join(format!("memtrace-fuzz-dwarf.so-{}", std::process::id()))

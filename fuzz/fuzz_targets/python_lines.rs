@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use memtrace_naming::line;
+use memtrace_symbols::line;
 
 fuzz_target!(|input: (u8, i32, Option<u32>, &[u8])| {
     let (minor, first, unit, table) = input;

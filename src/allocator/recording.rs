@@ -9,7 +9,7 @@ use memtrace_caching::{Action, Event as Told, Sink};
 use memtrace_format::event::{
     Event, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, Pool, StackId,
 };
-use memtrace_format::replay::PAGE;
+use memtrace_state::PAGE;
 
 use crate::gauges;
 use crate::pytorch::allocator;

@@ -9,7 +9,7 @@
 use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 
 use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
-use memtrace_format::replay::PAGE;
+use memtrace_state::PAGE;
 
 use crate::cuda::roles::{note, pass, pass_after};
 use crate::cuda::table::{Out, Ptr, real};

@@ -15,7 +15,7 @@
 
 use std::ffi::c_void;
 
-use memtrace_naming::Moment;
+use memtrace_snapshot::Moment;
 
 use crate::os::clock;
 use crate::os::locks::SetOnce;

@@ -6,7 +6,7 @@
 //! for `memtrace_dump`; never in a hook.
 //!
 //! Takes memory for what is alive and for the names of stacks, and none for the history,
-//! which goes from the ring into the file event by event ([`memtrace_naming::write`]). The
+//! which goes from the ring into the file event by event ([`memtrace_snapshot::write`]). The
 //! program's threads wait for it at most while the live table is copied, and only if an
 //! eighth of the ring fills meanwhile.
 
@@ -21,13 +21,13 @@ use memtrace_format::blackbox::{MAGIC, at, count_from_header};
 use memtrace_format::event::Event;
 use memtrace_format::json::Stacks;
 use memtrace_format::key::{Description, Memtrace, OrNull, StackTables};
-use memtrace_format::recording::Recording;
-use memtrace_format::replay::State;
 use memtrace_format::screen::Page;
 use memtrace_format::shell::quoted;
 use memtrace_format::snapshot::Value;
-use memtrace_naming::{Counts, Encoding, Moment};
 use memtrace_options::Format;
+use memtrace_snapshot::{Counts, Encoding, Moment};
+use memtrace_state::State;
+use memtrace_state::recording::Recording;
 
 use crate::config::Config;
 use crate::cuda::{deepbind, table};
@@ -301,7 +301,7 @@ fn write(
     if let Some(labels) = labels::store::existing() {
         namer = namer.with_labels(labels.words());
     }
-    memtrace_naming::write(
+    memtrace_snapshot::write(
         &mut Own(recorder),
         moment,
         &mut namer,
@@ -316,7 +316,7 @@ fn write(
                 libraries: Some(namer.build_ids()),
                 python: Some(namer.places_and_links().to_key()),
                 pytorch: namer.pytorch(),
-                doors: Some(memtrace_naming::doors(&used, &table::name, namer)),
+                doors: Some(memtrace_snapshot::doors(&used, &table::name, namer)),
                 bound_elsewhere: Some(OrNull(Some(deepbind::bound_elsewhere()))),
                 ..about(process, reason, known)
             };
@@ -426,7 +426,7 @@ fn about(process: &Process, reason: Reason, known: Memtrace) -> Memtrace {
     about.written_us = Some(clock::now_ns() / 1000);
     about.stacks = Some(recorder.stacks.about());
     count_from_header(&header, false, about.counters.get_or_insert_default());
-    about.cost = Some(memtrace_naming::cost(header(at::SAMPLED), header(at::SAMPLED_NS)));
+    about.cost = Some(memtrace_snapshot::cost(header(at::SAMPLED), header(at::SAMPLED_NS)));
     if let Some(world) = recorder.world() {
         world.tell(&mut about);
     }
@@ -445,7 +445,7 @@ pub fn statistics(recorder: Option<&Recorder>) -> Value {
         "live_refused": counter(at::LIVE_REFUSED),
         "live_outside": counter(at::LIVE_OUTSIDE),
         "interrupted": counter(at::INTERRUPTED),
-        "cost": memtrace_naming::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS)),
+        "cost": memtrace_snapshot::cost(counter(at::SAMPLED), counter(at::SAMPLED_NS)),
         "stacks": recorder.stacks.about(),
         "labels_refused": labels::store::existing().map_or(0, Store::refused),
         "blackbox": recorder.blackbox.path.as_ref().map(|path| path.display().to_string()),

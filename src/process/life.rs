@@ -9,8 +9,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_format::blackbox::Life;
-use memtrace_naming::Moment;
 use memtrace_options::RUN_PID;
+use memtrace_snapshot::Moment;
 
 use crate::cuda::{callers, contexts, words};
 use crate::gauges;

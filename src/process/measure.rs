@@ -3,7 +3,7 @@
 //! Contexts, modules and graphs take memory that no call names. It shows in the difference between
 //! what a device says is in use and what is booked; so that is asked for now and then, and written
 //! down as an event among the others, where the books of that very moment are known
-//! (`memtrace_naming` puts both side by side).
+//! (`memtrace_snapshot` puts both side by side).
 //!
 //! NVIDIA's management library (NVML) is asked, which needs no context and disturbs no
 //! stream: never in a hook, only by the background thread, when something without a size

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use memtrace_naming::symbols;
+use memtrace_symbols::names_at;
 
 use crate::libraries::loaded::Loaded;
 use crate::os::message;
@@ -45,8 +45,7 @@ impl<'a> Methods<'a> {
         addresses.sort_unstable();
         addresses.dedup();
         let places: Vec<u64> = addresses.iter().map(|f| (f - library.base) as u64).collect();
-        let names =
-            signals::uncancelled(|| symbols::names_at(path, &[], &places)).unwrap_or_default();
+        let names = signals::uncancelled(|| names_at(path, &[], &places)).unwrap_or_default();
         if names.iter().all(Option::is_none) {
             message!(
                 "this PyTorch's libc10_cuda.so doesn't name its functions: private pools are written as (0, 0), and \

@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memtrace_naming::symbols;
+use memtrace_symbols::names_at;
 
 use crate::libraries::loaded;
 use crate::os::signals;
@@ -56,6 +56,6 @@ fn look_up(address: usize) -> Option<bool> {
     let path = Path::new(OsStr::from_bytes(library.path.as_bytes()));
     // The call lies before the address that it returns to.
     let place = (address - 1).checked_sub(library.base)? as u64;
-    let name = symbols::names_at(path, &[], &[place])?.pop()??;
+    let name = names_at(path, &[], &[place])?.pop()??;
     Some(name.contains(PROGRAMS))
 }

@@ -14,10 +14,10 @@ use std::collections::TryReserveError;
 
 use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, at, key};
 use memtrace_format::event::{Event, WORDS};
-use memtrace_format::framework::{self, Rules, Waits};
-use memtrace_format::ledger::{self, Books, Move};
-use memtrace_format::past::{self, Past};
-use memtrace_format::replay::State;
+use memtrace_state::State;
+use memtrace_state::framework::{self, Rules, Waits};
+use memtrace_state::ledger::{self, Books, Move};
+use memtrace_state::past::{self, Past};
 
 use crate::os::space::Space;
 use crate::os::sync::{AtomicU64, Ordering, fence};

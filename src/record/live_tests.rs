@@ -1,4 +1,4 @@
-//! The live table's promises: it says what a replay says, at any split of the two, with room in the file or without.
+//! The live table's promises: it says what a reader of all events says, at any split of the two, with room in the file or without.
 //!
 //! Each has been seen red: with deferred frees that never complete in pools from 128 on; with entries that are dropped when the file
 //! is full; with one chain for all.
@@ -8,9 +8,9 @@ use crate::record::ring::Ring;
 use crate::record::testing::event;
 use memtrace_format::blackbox::LIVE_FIRST;
 use memtrace_format::event::{FLAG_FAILED, FLAG_PENDING, Kind, Layer, Pool, What};
-use memtrace_format::framework::PAGE;
-use memtrace_format::ledger::Totals;
-use memtrace_format::replay::LiveBlock;
+use memtrace_state::LiveBlock;
+use memtrace_state::PAGE;
+use memtrace_state::ledger::Totals;
 use proptest::prelude::*;
 
 /// What may happen, in a small space so that addresses and handles meet again.
@@ -105,7 +105,7 @@ fn rest(ring: &Ring<Live>) -> (Vec<Event>, u64, u64) {
     (events, unpublished.expect("nobody writes"), from)
 }
 
-fn replayed(mut state: State, events: &[Event]) -> State {
+fn applied(mut state: State, events: &[Event]) -> State {
     for e in events {
         state.apply(e, &|_| "", &mut |_, _| ());
     }
@@ -135,19 +135,19 @@ fn blocks(state: &State) -> Vec<(u64, LiveBlock)> {
     blocks.map(|(addr, block)| (*addr, *block)).collect()
 }
 
-/// The state by any split: the table up to there, and the rest replayed. The event at the split is in both where a process
+/// The state by any split: the table up to there, and the rest applied to it. The event at the split is in both where a process
 /// may have died between the two.
 fn at_any_split(events: &[Event], inside: usize, outside: usize) -> Result<(), TestCaseError> {
-    let whole = replayed(State::default(), events);
+    let whole = applied(State::default(), events);
     let (mut live, header) = live(inside, outside);
     for split in 0..=events.len() {
-        let state = replayed(live.copy().expect("memory").state(), &events[split..]);
+        let state = applied(live.copy().expect("memory").state(), &events[split..]);
         prop_assert_eq!(visible(&state), visible(&whole), "split at {}", split);
         prop_assert_eq!(blocks(&state), blocks(&whole), "split at {}", split);
         if let Some(twice) = split.checked_sub(1)
             && !live.copy().expect("memory").state().ledger.counted(&events[twice], twice as u64)
         {
-            let state = replayed(live.copy().expect("memory").state(), &events[twice..]);
+            let state = applied(live.copy().expect("memory").state(), &events[twice..]);
             prop_assert_eq!(blocks(&state), blocks(&whole), "{} twice", twice);
         }
         if let Some(event) = events.get(split) {
@@ -161,7 +161,7 @@ fn at_any_split(events: &[Event], inside: usize, outside: usize) -> Result<(), T
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Deferred frees on any pools: the same by the table, by replay and by any split of the two (issue F, B8).
+    /// Deferred frees on any pools: the same by the table, by a reader and by any split of the two (issue F, B8).
     #[test]
     fn deferred_frees_are_the_same_at_any_split(
         events in prop::collection::vec(any_deferred(), 0..50)
@@ -180,10 +180,10 @@ proptest! {
 }
 
 proptest! {
-    /// Whatever the mix of pushing, retiring and looking, state is the live table plus the replay, in the
+    /// Whatever the mix of pushing, retiring and looking, state is the live table plus the events, in the
     /// process and for a reader of its memory.
     #[test]
-    fn state_is_live_table_plus_replay(
+    fn state_is_live_table_plus_events(
         steps in prop::collection::vec((0_u8..8, any_event()), 0..600)
     ) {
         let entries = crate::os::sync::zeroed_words(8 * LIVE_FIRST * WORDS).as_chunks().0;
@@ -199,8 +199,8 @@ proptest! {
                 1 => {
                     let (events, unpublished, from) = rest(&ring);
                     prop_assert_eq!((events.len() as u64, unpublished), (ring.written() - from, 0));
-                    let state = replayed(ring.live(Live::copy).0.expect("memory").state(), &events);
-                    prop_assert_eq!(visible(&state), visible(&replayed(State::default(), &all)));
+                    let state = applied(ring.live(Live::copy).0.expect("memory").state(), &events);
+                    prop_assert_eq!(visible(&state), visible(&applied(State::default(), &all)));
                 }
                 _ => {
                     all.push(e);

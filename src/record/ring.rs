@@ -11,7 +11,7 @@
 //!
 //! *Retirement* makes room: the oldest published events are applied to the live table (in ticket order, by
 //! whoever holds the retiring role) and their slots may be overwritten from then on. So the **state is the
-//! live table and the replay of the events from `retired` on**, at any moment. The background thread keeps an eighth of the
+//! live table and the events from `retired` on**, at any moment. The background thread keeps an eighth of the
 //! ring free; if it starves, the producer that finds no room retires a batch itself (counted as a stall). A
 //! full ring therefore never loses an event.
 //!

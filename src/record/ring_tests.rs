@@ -1,4 +1,4 @@
-//! The ring's promises: nothing lost, nothing torn, each thread's order kept, state = live table + replay.
+//! The ring's promises: nothing lost, nothing torn, each thread's order kept, state = live table + events.
 //!
 //! With `--cfg loom` every interleaving (up to a bounded number of preemptions) of two or three threads on
 //! two to four slots is tried, with the live table behind them and a reader in another process beside them; without it, real
@@ -39,7 +39,7 @@ mod model {
     use loom::thread;
     use memtrace_format::blackbox::LIVE;
     use memtrace_format::event::Kind;
-    use memtrace_format::replay::State;
+    use memtrace_state::State;
     use std::sync::Mutex as Std;
 
     fn ring(slots: usize, first: usize) -> Arc<Ring<()>> {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::StackId;
 use memtrace_format::key::{Kept, StackTables};
-use memtrace_naming::{Namer, Splice};
+use memtrace_symbols::{Namer, Splice};
 
 use crate::record::blackbox::Mapped;
 use crate::stack::{Mine, Mode, Regions, Site, Stacks as Taker};

@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::time::Instant;
 
-use memtrace_naming::Splice;
+use memtrace_symbols::Splice;
 
 use super::scratch::{Mine, Site};
 use super::{Mode, Regions, Stacks};

@@ -9,7 +9,7 @@
 //! * Python frames are read from the interpreter's memory ([`python`]);
 //! * native frames are unwound by rules that are worked out once for each return address ([`native`], [`rules`]);
 //! * both are put together here, and interned in a trie ([`depot`]) whose node is the stack's id;
-//! * `memtrace_naming` turns an id into the frames of a snapshot, from the three regions of [`Regions`] alone.
+//! * `memtrace_symbols` turns an id into the frames of a snapshot, from the three regions of [`Regions`] alone.
 //!
 //! **Where a Python frame belongs.** The interpreter's main loop keeps a record in its own native frame: since
 //! 3.12 a shim that ends each evaluation's Python frames, in 3.11 an entry of a chain. Its address says which
@@ -50,7 +50,7 @@ mod tests;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::stacks::{NO_STACK, RawFrame, Reason, StackId};
-use memtrace_naming::{Namer, Splice};
+use memtrace_symbols::{Namer, Splice};
 
 use self::depot::Depot;
 use self::modules::ModuleTable;

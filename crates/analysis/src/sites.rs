@@ -1,7 +1,7 @@
 //! Which line of the program a stack is about.
 //!
 //! An allocation's innermost frame is always the allocator; what a user wants is the innermost
-//! frame of *their* code ([`memtrace_format::whose`] says whose a frame is). If the whole
+//! frame of *their* code ([`memtrace_origin`] says whose a frame is). If the whole
 //! program is an installed package, it is the innermost frame of a package, and only without
 //! that one of PyTorch or of the standard library. Without any Python (a backward thread) it is
 //! the autograd node that runs, then the operator, then the innermost native frame that is not
@@ -14,7 +14,7 @@ use std::fmt;
 
 use memtrace_format::key::{CodeLine, Memtrace};
 use memtrace_format::snapshot::{Frame, NO_LINE, Snapshot, StackIx, Tables};
-use memtrace_format::whose::{Places, Whose, file_name};
+use memtrace_origin::{Places, Whose, file_name};
 
 /// A line of code that memory is charged to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -14,7 +14,7 @@ use memtrace_files::{NewFile, Readers};
 use memtrace_format::blackbox::{BlackBox, Bytes, OpenError, at};
 use memtrace_format::json::Stacks;
 use memtrace_format::key::Memtrace;
-use memtrace_naming::{Counts, Encoding};
+use memtrace_snapshot::{Counts, Encoding};
 
 use crate::args::Format;
 use crate::failure::Failure;
@@ -80,7 +80,7 @@ fn snapshot(
         Format::Json => Encoding::Json(Stacks::Shared),
         Format::JsonExpanded => Encoding::Json(Stacks::Expanded),
     };
-    memtrace_naming::snapshot(file, alive, reason, written_us, (new, encoding))
+    memtrace_snapshot::of_black_box(file, alive, reason, written_us, (new, encoding))
 }
 
 /// Why a black box is no snapshot.

@@ -20,8 +20,8 @@ use common::memtrace;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use memtrace_format::json::Stacks;
+use memtrace_format::made::{Made, black_box};
 use memtrace_format::snapshot::Snapshot;
-use memtrace_naming::made::{Made, black_box};
 use tempfile::TempDir;
 
 /// Commands that read snapshots.

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::memtrace;
+use memtrace_format::made::{Made, black_box};
 use memtrace_format::snapshot::Snapshot;
-use memtrace_naming::made::{Made, black_box};
 use tempfile::TempDir;
 
 /// Has a program see a single processor.

@@ -3,8 +3,7 @@
 
 use std::time::Instant;
 
-use memtrace_format::replay::Place;
-use memtrace_format::snapshot::{Action, Frame, Snapshot, TraceEntry};
+use memtrace_format::snapshot::{Action, Frame, Snapshot, Trace, TraceEntry};
 use memtrace_format::stream::Stream;
 
 const ENTRIES: u32 = 1_000_000;
@@ -40,7 +39,7 @@ fn main() {
         let start = Instant::now();
         let mut stream = Stream::pickle(&mut bytes).expect("memory");
         for n in 0..ENTRIES {
-            stream.entry(Place::Device(0), entry(n), snapshot.tables()).expect("written");
+            stream.entry(Trace::Device(0), entry(n), snapshot.tables()).expect("written");
         }
         stream.finish(&snapshot, snapshot.tables()).expect("written");
         let written = start.elapsed();

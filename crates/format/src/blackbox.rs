@@ -13,7 +13,7 @@
 //! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
 //! | labels | what the program says it is doing ([`crate::labels`]) | at first sight |
 //!
-//! **State = live table + replay of the ring from `retired` on.** A slot counts if its first word is its
+//! **State = live table + the events of the ring from `retired` on.** A slot counts if its first word is its
 //! ticket + 1; a slot that was being written when the process died has 0 there and is counted as torn, never
 //! guessed. An entry of the live table counts if its first word is [`LIVE`]; applying the event at `retired` a
 //! second time changes nothing, so a process killed between the table and the counter loses nothing either. The
@@ -26,7 +26,7 @@ mod read;
 use crate::event::{Event, FLAG_FAILED, Kind, LAYOUT_VERSION, Layer, What};
 use crate::key::Counters;
 
-pub use read::{BlackBox, Bytes, OpenError, Part, Reading};
+pub use read::{BlackBox, Bytes, LiveTable, OpenError, Part, Reading};
 
 /// First word of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"memtrace");
@@ -90,9 +90,14 @@ pub mod at {
     pub const WORLD: usize = 91;
     /// Calls about memory that came from a signal handler while its thread was inside the recorder: they are not recorded.
     pub const INTERRUPTED: usize = 92;
-    /// What each device has seen: [`crate::past::WORDS`] words for each of [`crate::past::DEVICES`].
+    /// What each device has seen: [`super::PAST_WORDS`] words for each of [`super::PAST_DEVICES`].
     pub const PAST: usize = 128;
 }
+
+/// Words in the header for what one device has seen: held now, at most, taken in all, how many times.
+pub const PAST_WORDS: usize = 4;
+/// Devices that are told apart there; the last place is that of a device that no call has named (−1).
+pub const PAST_DEVICES: usize = 64;
 
 /// In place of where the settings stand: they are unknown.
 pub const NOT_NOTED: u64 = 1;

@@ -12,16 +12,13 @@ pub mod blackbox;
 mod decode;
 mod error;
 pub mod event;
-pub mod framework;
 pub mod json;
 pub mod key;
 pub mod labels;
-pub mod ledger;
+#[cfg(feature = "made")]
+pub mod made;
 mod out;
-pub mod past;
 pub mod pickle;
-pub mod recording;
-pub mod replay;
 pub mod screen;
 pub mod settings;
 mod shape;
@@ -30,7 +27,6 @@ pub mod snapshot;
 pub mod stacks;
 pub mod stream;
 pub mod tree;
-pub mod whose;
 mod words;
 pub mod world;
 

@@ -16,10 +16,9 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::replay;
 use crate::snapshot::{
     Action, Block, BlockState, Frame, FrameIx, NO_LINE, Other, Place, PoolId, Segment, Snapshot,
-    StackIx, Tables, TraceEntry, Value,
+    StackIx, Tables, Trace, TraceEntry, Value,
 };
 use crate::words::Word;
 
@@ -53,7 +52,7 @@ pub(crate) trait Encoder {
     /// The frame that the next `begin_dict` opens.
     fn frame_begins(&mut self, frame: FrameIx);
     /// Writes the trace whose entries came before everything else; `false` if there is none.
-    fn trace_again(&mut self, of: replay::Place) -> io::Result<bool>;
+    fn trace_again(&mut self, of: Trace) -> io::Result<bool>;
     /// Devices that such traces are about are below this.
     fn devices(&self) -> usize;
 }
@@ -101,7 +100,7 @@ impl<E: Encoder> Writer<'_, '_, E> {
         self.out.begin_list()?;
         for d in 0..s.device_traces.len().max(self.out.devices()) {
             self.out.item()?;
-            if !self.out.trace_again(replay::Place::Device(d))? {
+            if !self.out.trace_again(Trace::Device(d))? {
                 let trace = s.device_traces.get(d).map_or(&[][..], Vec::as_slice);
                 self.trace(trace, |i| Place::Entry(d as u32, i))?;
             }
@@ -121,7 +120,7 @@ impl<E: Encoder> Writer<'_, '_, E> {
         }
         if !s.absent.host_traces {
             self.out.key(Word::HostTraces)?;
-            if !self.out.trace_again(replay::Place::Host)? {
+            if !self.out.trace_again(Trace::Host)? {
                 self.trace(&s.host_traces, Place::HostEntry)?;
             }
         }

@@ -35,6 +35,15 @@ pub const NO_LINE: u64 = u64::MAX;
 /// (0, n) for a user's pool, (n, 0) for a graph capture's, (0, 0) for the default one.
 pub type PoolId = (u64, u64);
 
+/// Which of a snapshot's traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trace {
+    /// That of the device with this ordinal.
+    Device(usize),
+    /// That of page-locked and managed host memory.
+    Host,
+}
+
 /// State of a block, by PyTorch's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockState {
@@ -105,6 +114,21 @@ pub struct Segment {
     pub frames: Option<StackIx>,
     /// Its pieces by address.
     pub blocks: Vec<Block>,
+}
+
+impl Segment {
+    /// Fills the room between two blocks with an inactive one.
+    pub fn fill_gap(&mut self, from: u64, to: u64) {
+        if from < to {
+            self.blocks.push(Block {
+                address: from,
+                size: to - from,
+                requested_size: 0,
+                state: BlockState::Inactive,
+                frames: None,
+            });
+        }
+    }
 }
 
 /// One line of the history.

@@ -3,8 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use crate::replay::Place;
-use crate::snapshot::{Snapshot, Tables, TraceEntry};
+use crate::snapshot::{Snapshot, Tables, Trace, TraceEntry};
 use crate::{json, pickle};
 
 /// In one encoding or the other. First the entries of all traces, each trace in its order; then the rest.
@@ -37,7 +36,7 @@ impl<W: Write> Stream<W> {
     ///
     /// # Errors
     /// Those of the output, and [`io::ErrorKind::InvalidData`] for what no viewer could read.
-    pub fn entry(&mut self, of: Place, entry: TraceEntry, tables: Tables<'_>) -> io::Result<()> {
+    pub fn entry(&mut self, of: Trace, entry: TraceEntry, tables: Tables<'_>) -> io::Result<()> {
         match self {
             Stream::Pickle(stream) => stream.entry(of, entry, tables),
             Stream::Json(stream) => stream.entry(of, &entry, tables),

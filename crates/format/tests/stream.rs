@@ -12,17 +12,16 @@ use common::{file, files, python};
 use memtrace_format::json::{self, Stacks};
 use memtrace_format::key::Memtrace;
 use memtrace_format::pickle;
-use memtrace_format::replay::Place;
-use memtrace_format::snapshot::{Snapshot, TraceEntry};
+use memtrace_format::snapshot::{Snapshot, Trace, TraceEntry};
 use memtrace_format::stream::Stream;
 use proptest::prelude::*;
 
 /// The entries of all traces, in turn: some of this one, some of that one. A turn may be empty, a
 /// round may not: whatever `some` says, this ends.
-fn in_turn(snapshot: &Snapshot, mut some: impl FnMut() -> usize) -> Vec<(Place, TraceEntry)> {
-    let devices = snapshot.device_traces.iter().enumerate().map(|(d, t)| (Place::Device(d), t));
+fn in_turn(snapshot: &Snapshot, mut some: impl FnMut() -> usize) -> Vec<(Trace, TraceEntry)> {
+    let devices = snapshot.device_traces.iter().enumerate().map(|(d, t)| (Trace::Device(d), t));
     let mut traces: Vec<_> = devices
-        .chain([(Place::Host, &snapshot.host_traces)])
+        .chain([(Trace::Host, &snapshot.host_traces)])
         .map(|(place, trace)| (place, trace.iter()))
         .collect();
     let mut all = Vec::new();

@@ -11,7 +11,7 @@
 //! * [`walk`] follows the chain;
 //! * [`code`] keeps what is known of code objects, so that a frame is an id and a position;
 //! * [`deaths`] tells whether that may have become untrue;
-//! * `memtrace_naming` turns a position into a line, later and elsewhere.
+//! * `memtrace_symbols` turns a position into a line, later and elsewhere.
 
 pub mod code;
 mod deaths;

@@ -8,7 +8,7 @@ use memtrace_analysis::summary::{
 };
 use memtrace_format::key::Memtrace;
 use memtrace_format::screen::{Page, shown};
-use memtrace_format::whose::file_name;
+use memtrace_origin::file_name;
 
 use crate::args;
 use crate::each::{Asked, each};

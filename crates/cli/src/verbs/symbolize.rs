@@ -41,7 +41,7 @@ fn one(
         true => Format::JsonExpanded,
         false => Format::Pickle,
     };
-    let report = memtrace_naming::source::symbolize(&mut snapshot);
+    let report = memtrace_symbols::source::symbolize(&mut snapshot);
     report.notes.iter().for_each(|note| tell(note));
     output::replace(&out, &snapshot, format)
         .map_err(|e| Failure::new(format!("cannot write {}: {e}", out.display())))?;

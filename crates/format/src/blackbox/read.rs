@@ -1,13 +1,12 @@
 //! Reading a black box, of a dead process or of a living one.
 //!
 //! A reader trusts nothing in the file: every position and length is checked. It reads only what is in use, and the ring
-//! a batch at a time ([`crate::recording`]).
+//! a batch at a time. What it stands for is worked out by who reads the recording.
 //!
 //! **A living process** goes on writing, and is not asked to wait. The live table is believed if its sequence number
 //! was even and the same before and after it was read; an event if its slot was published when it was read a first
 //! time, and not overwritten after a second time.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,14 +14,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{
-    DoorUse, HEADER_WORDS, LIVE, MAGIC, NOT_NOTED, REGIONS, Read, Region, VERSION, at, door_uses,
-    plausible,
+    DoorUse, HEADER_WORDS, LIVE, MAGIC, NOT_NOTED, PAST_DEVICES, PAST_WORDS, REGIONS, Read, Region,
+    VERSION, at, door_uses, plausible,
 };
 use crate::event::{Event, WORDS};
 use crate::key::{Description, Memtrace};
-use crate::past::{self, Past};
-use crate::recording::Recording;
-use crate::replay::State;
 use crate::stacks::{HEAD_NEXT, HEADER, Words};
 use crate::world::World;
 
@@ -297,6 +293,27 @@ impl<B: Bytes> BlackBox<B> {
     }
 }
 
+/// The live table of a moment.
+pub struct LiveTable {
+    /// Twice the number of events that had been applied to it; odd if it was being changed.
+    pub sequence: u64,
+    /// The ticket from which on events are in the ring.
+    pub retired: u64,
+    /// Events that contradicted it.
+    pub anomalies: u64,
+    /// What the devices have seen, as words; of a living process, perhaps a moment later than its live table.
+    pub past: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
+impl LiveTable {
+    /// An event for each thing that is alive, in no order.
+    pub fn entries(&self) -> impl Iterator<Item = Event> {
+        let live = self.bytes.chunks_exact(SLOT).filter(|slot| word_of(slot, 0) == LIVE);
+        live.map(words_of).filter_map(event_of)
+    }
+}
+
 /// See [`BlackBox::recording`].
 pub struct Reading<'a, B> {
     file: &'a BlackBox<B>,
@@ -315,6 +332,26 @@ impl<B: Bytes> Reading<'_, B> {
     /// Words that tell one state of the live table from another.
     fn live_state(&self) -> Result<[u64; 3], OpenError> {
         Ok([self.word(at::LIVE_SEQUENCE)?, self.word(at::RETIRED)?, self.word(at::LIVE_ROOM)?])
+    }
+
+    /// Tickets given out so far.
+    ///
+    /// # Errors
+    /// The file can't be read.
+    pub fn written(&self) -> Result<u64, OpenError> {
+        // Who claims a ticket in a full ring waits until its slot may be overwritten.
+        let room = self.word(at::RETIRED)?.saturating_add(self.word(at::RING_CAPACITY)?);
+        Ok(self.word(at::HEAD)?.min(room))
+    }
+
+    /// The live table as it is now.
+    ///
+    /// # Errors
+    /// The file can't be read, or its process changes the table for longer than anybody would wait.
+    pub fn live_table(&self) -> Result<LiveTable, OpenError> {
+        let (sequence, retired, bytes) = self.table()?;
+        let anomalies = self.word(at::ANOMALIES)?;
+        Ok(LiveTable { sequence, retired, anomalies, past: self.past()?, bytes })
     }
 
     /// The live table: its sequence number, what had been retired, and its bytes.
@@ -343,11 +380,10 @@ impl<B: Bytes> Reading<'_, B> {
     }
 
     /// What the devices have seen: of a living process, perhaps a moment later than its live table.
-    fn past(&self) -> Result<BTreeMap<i8, Past>, OpenError> {
-        let mut bytes = [0; past::WORDS * past::DEVICES * 8];
+    fn past(&self) -> Result<Vec<u64>, OpenError> {
+        let mut bytes = [0; PAST_WORDS * PAST_DEVICES * 8];
         self.file.file.read_at(at::PAST as u64 * 8, &mut bytes)?;
-        let words = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b));
-        Ok(Past::of_all(&words.collect::<Vec<u64>>()))
+        Ok(bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect())
     }
 
     /// So many entries of the live table, with as few calls as possible: there may be little time.
@@ -381,39 +417,17 @@ impl<B: Bytes> Reading<'_, B> {
         self.file.file.read_at(self.ring, wrapped)?;
         Ok(())
     }
-}
-
-impl<B: Bytes> Recording for Reading<'_, B> {
-    fn written(&mut self) -> io::Result<u64> {
-        // Who claims a ticket in a full ring waits until its slot may be overwritten.
-        let room = self.word(at::RETIRED)?.saturating_add(self.word(at::RING_CAPACITY)?);
-        Ok(self.word(at::HEAD)?.min(room))
-    }
-
-    fn live(&mut self) -> io::Result<(State, u64)> {
-        let (sequence, mut retired, bytes) = self.table()?;
-        let entries = bytes.chunks_exact(SLOT).filter(|slot| word_of(slot, 0) == LIVE);
-        let mut live = State::restore(entries.map(words_of).filter_map(event_of));
-        live.anomalies = self.word(at::ANOMALIES)?;
-        live.past = self.past()?;
-        let mut half = Vec::new();
-        if retired < self.written()?
-            && sequence != retired.wrapping_mul(2)
-            && let Some(0) = self.read(retired, retired + 1, &mut half)?
-        {
-            let anomalies = live.anomalies;
-            for event in half {
-                if !live.ledger.counted(&event, retired) {
-                    live.apply(&event, &|_| "", &mut |_, _| ());
-                }
-            }
-            live.anomalies = anomalies;
-            retired += 1;
-        }
-        Ok((live, retired))
-    }
-
-    fn read(&mut self, from: u64, to: u64, events: &mut Vec<Event>) -> io::Result<Option<u64>> {
+    /// Appends the events with the tickets `from..to`, in order. Returns how many of them are missing because they
+    /// are not published (yet); `None` if one of them may have been overwritten.
+    ///
+    /// # Errors
+    /// The file can't be read, or there are no events where there should be.
+    pub fn read(
+        &self,
+        from: u64,
+        to: u64,
+        events: &mut Vec<Event>,
+    ) -> Result<Option<u64>, OpenError> {
         let capacity = self.word(at::RING_CAPACITY)?;
         if !capacity.is_power_of_two() || to.saturating_sub(from) > capacity {
             return Ok(None);
@@ -444,7 +458,7 @@ impl<B: Bytes> Recording for Reading<'_, B> {
         // Each thread may die in the middle of one; so many were never written.
         if !self.alive && torn >= TORN && torn == to - from {
             let why = "there are no events where there should be (was the file cut, or emptied?)";
-            return Err(OpenError::Damaged(why.to_owned()).into());
+            return Err(OpenError::Damaged(why.to_owned()));
         }
         Ok(Some(torn))
     }

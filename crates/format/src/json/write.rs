@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 
 use crate::out::Out;
-use crate::replay::Place;
 use crate::shape::{self, Encoder};
-use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, TraceEntry};
+use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, Trace, TraceEntry};
 use crate::words::Word;
 
 /// How stacks are written.
@@ -34,7 +33,7 @@ pub fn write(snapshot: &Snapshot, stacks: Stacks, out: impl Write) -> io::Result
 pub struct Stream<W> {
     json: Json<W>,
     scratch: Box<dyn FnMut() -> io::Result<File>>,
-    traces: Vec<(Place, Json<File>)>,
+    traces: Vec<(Trace, Json<File>)>,
 }
 
 impl<W: Write> Stream<W> {
@@ -47,7 +46,7 @@ impl<W: Write> Stream<W> {
     ///
     /// # Errors
     /// As [`write()`].
-    pub fn entry(&mut self, of: Place, entry: &TraceEntry, tables: Tables<'_>) -> io::Result<()> {
+    pub fn entry(&mut self, of: Trace, entry: &TraceEntry, tables: Tables<'_>) -> io::Result<()> {
         let known = self.traces.iter().position(|(place, _)| *place == of);
         let i = known.unwrap_or(self.traces.len());
         if known.is_none() {
@@ -77,7 +76,7 @@ struct Json<W> {
     /// Of each list and dictionary that is open: nothing has been written into it yet.
     first: Vec<bool>,
     /// The elements of traces that were written before.
-    traces: Vec<(Place, File)>,
+    traces: Vec<(Trace, File)>,
 }
 
 impl<W: Write> Json<W> {
@@ -205,7 +204,7 @@ impl<W: Write> Encoder for Json<W> {
 
     fn frame_begins(&mut self, _: FrameIx) {}
 
-    fn trace_again(&mut self, of: Place) -> io::Result<bool> {
+    fn trace_again(&mut self, of: Trace) -> io::Result<bool> {
         let Some(i) = self.traces.iter().position(|(place, _)| *place == of) else {
             return Ok(false);
         };
@@ -219,8 +218,8 @@ impl<W: Write> Encoder for Json<W> {
 
     fn devices(&self) -> usize {
         let devices = self.traces.iter().map(|(place, _)| match place {
-            Place::Device(d) => d + 1,
-            Place::Host => 0,
+            Trace::Device(d) => d + 1,
+            Trace::Host => 0,
         });
         devices.max().unwrap_or(0)
     }

@@ -20,9 +20,8 @@ use std::io::{self, Write};
 
 use super::op;
 use crate::out::Out;
-use crate::replay::Place;
 use crate::shape::{self, Encoder};
-use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, TraceEntry};
+use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, Trace, TraceEntry};
 use crate::words::Word;
 
 /// Most items in one APPENDS or SETITEMS.
@@ -65,7 +64,7 @@ impl<W: Write> Stream<W> {
     ///
     /// # Errors
     /// As [`write()`].
-    pub fn entry(&mut self, of: Place, entry: TraceEntry, tables: Tables<'_>) -> io::Result<()> {
+    pub fn entry(&mut self, of: Trace, entry: TraceEntry, tables: Tables<'_>) -> io::Result<()> {
         let list = list(of);
         if self.waiting.len() <= list {
             self.waiting.resize_with(list + 1, Vec::new);
@@ -95,10 +94,10 @@ impl<W: Write> Stream<W> {
 }
 
 /// The number of a trace among the lists of a stream.
-fn list(of: Place) -> usize {
+fn list(of: Trace) -> usize {
     match of {
-        Place::Host => 0,
-        Place::Device(d) => d + 1,
+        Trace::Host => 0,
+        Trace::Device(d) => d + 1,
     }
 }
 
@@ -365,7 +364,7 @@ impl<W: Write> Encoder for Pickler<W> {
     fn frame_begins(&mut self, frame: FrameIx) {
         self.next_dict = Some(frame);
     }
-    fn trace_again(&mut self, of: Place) -> io::Result<bool> {
+    fn trace_again(&mut self, of: Trace) -> io::Result<bool> {
         let known = noted(&self.lists, list(of) as u32);
         Ok(known.inspect(|n| self.get(*n)).is_some())
     }
