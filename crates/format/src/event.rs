@@ -353,18 +353,46 @@ pub struct Event {
     pub label: LabelId,
 }
 
-/// Bits of a stack id: a depot has fewer nodes.
-const STACK_BITS: u32 = 22;
-/// Bits of a thread's kernel id: Linux gives out none above 4,194,304.
-const THREAD_BITS: u32 = 22;
-/// Bits of a label; the rest of the word.
-pub const LABEL_BITS: u32 = 64 - STACK_BITS - THREAD_BITS;
-
-/// The low `bits` bits of `word`, from `at` on.
-#[inline]
-fn field(word: u64, at: u32, bits: u32) -> u32 {
-    (word >> at) as u32 & ((1 << bits) - 1)
+/// Some neighbouring bits of a word. What doesn't fit loses its upper bits, and never reaches another field.
+struct Bits {
+    at: u32,
+    count: u32,
 }
+
+impl Bits {
+    /// So many bits above another field.
+    const fn above(below: &Bits, count: u32) -> Bits {
+        Bits { at: below.at + below.count, count }
+    }
+
+    #[inline]
+    const fn mask(&self) -> u32 {
+        u32::MAX >> (u32::BITS - self.count)
+    }
+
+    #[inline]
+    const fn put(&self, n: u32) -> u64 {
+        ((n & self.mask()) as u64) << self.at
+    }
+
+    #[inline]
+    const fn get(&self, word: u64) -> u32 {
+        (word >> self.at) as u32 & self.mask()
+    }
+}
+
+// The last word. A depot has fewer nodes than fit, and Linux gives out no thread's kernel id above 4,194,304.
+const STACK: Bits = Bits { at: 0, count: 22 };
+const THREAD: Bits = Bits::above(&STACK, 22);
+const LABEL: Bits = Bits::above(&THREAD, LABEL_BITS);
+/// Bits of a label: the rest of the word.
+pub const LABEL_BITS: u32 = 20;
+const _: () = assert!(LABEL.at + LABEL.count == u64::BITS);
+
+// Of the first word. Its other fields are whole bytes.
+const LAYER: Bits = Bits { at: 8, count: 2 };
+const WHAT: Bits = Bits::above(&LAYER, 6);
+const _: () = assert!(What::ALL.len() <= 1 << WHAT.count);
 
 /// The [`Event::part`] of what was made while several communicators were at work, so that nobody can tell for which.
 pub const ONE_OF_SEVERAL: u16 = u16::MAX;
@@ -380,21 +408,20 @@ impl Event {
     #[inline]
     pub fn pack(&self) -> [u64; WORDS - 1] {
         let head = u64::from(self.kind as u8)
-            | u64::from(self.layer as u8 | (self.what as u8) << 2) << 8
+            | LAYER.put(self.layer as u32)
+            | WHAT.put(self.what as u32)
             | u64::from(self.device as u8) << 16
             | u64::from(self.flags) << 24
             | u64::from(self.api) << 32
             | u64::from(self.pool.0) << 48;
-        let place = u64::from(self.stack)
-            | u64::from(self.thread) << STACK_BITS
-            | u64::from(self.label) << (STACK_BITS + THREAD_BITS);
+        let place = STACK.put(self.stack) | THREAD.put(self.thread) | LABEL.put(self.label);
         [head, self.time_ns, self.addr, self.size, self.extra, self.stream, place]
     }
 
     /// Reads words 1 to 7 of a slot; `None` if they were not written by this layout version.
     pub fn unpack(w: [u64; WORDS - 1]) -> Option<Event> {
         let head = w[0];
-        let layer = match (head >> 8) & 3 {
+        let layer = match LAYER.get(head) {
             0 => Layer::Framework,
             1 => Layer::Device,
             2 => Layer::Host,
@@ -406,16 +433,16 @@ impl Event {
             device: (head >> 16) as i8,
             flags: (head >> 24) as u8,
             api: (head >> 32) as u16,
-            what: What::from_u8((head >> 10) as u8 & 63)?,
+            what: What::from_u8(WHAT.get(head) as u8)?,
             pool: Pool((head >> 48) as u16),
-            thread: field(w[6], STACK_BITS, THREAD_BITS),
+            thread: THREAD.get(w[6]),
             time_ns: w[1],
             addr: w[2],
             size: w[3],
             extra: w[4],
             stream: w[5],
-            stack: field(w[6], 0, STACK_BITS),
-            label: field(w[6], STACK_BITS + THREAD_BITS, LABEL_BITS),
+            stack: STACK.get(w[6]),
+            label: LABEL.get(w[6]),
         })
     }
 }
@@ -439,11 +466,15 @@ mod tests {
             size: u64::MAX - 3,
             extra: u64::MAX - 4,
             stream: u64::MAX - 5,
-            stack: (1 << STACK_BITS) - 6,
-            thread: (1 << THREAD_BITS) - 7,
-            label: (1 << LABEL_BITS) - 8,
+            stack: STACK.mask() - 5,
+            thread: THREAD.mask() - 6,
+            label: LABEL.mask() - 7,
         };
         assert_eq!(Event::unpack(e.pack()), Some(e));
+        // What doesn't fit harms no other field.
+        let large = Event { stack: u32::MAX, thread: u32::MAX - 1, label: u32::MAX - 2, ..e };
+        let [stack, thread, label] = [STACK.mask(), THREAD.mask() - 1, LABEL.mask() - 2];
+        assert_eq!(Event::unpack(large.pack()), Some(Event { stack, thread, label, ..e }));
     }
 
     #[test]

@@ -47,25 +47,41 @@ pub trait Books {
     fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64>;
 }
 
-/// References to physical memory, as its entry's `stream` keeps them; the ticket of the last event that changed the
-/// number stands above it, so that an event that was being applied when its process died isn't counted twice.
-pub mod references {
-    const COUNT: u64 = 0xffff_ffff;
+/// References to physical memory, as its entry's `stream` keeps them.
+///
+/// Beside their number stands the ticket of the last event that changed it, so that an event that was being applied when
+/// its process died isn't counted twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct References {
+    count: u32,
+    ticket: u32,
+}
+
+impl References {
+    /// Of a ticket no more is kept.
     const TICKET: u64 = 0x7fff_ffff;
 
+    /// Those of an entry.
+    pub fn of(entry: &Event) -> References {
+        References { count: entry.stream as u32, ticket: (entry.stream >> 32) as u32 }
+    }
+
     /// How many there are.
-    pub fn count(word: u64) -> u64 {
-        word & COUNT
+    pub fn count(self) -> u32 {
+        self.count
     }
 
-    /// The word with another number, changed by this ticket.
-    pub fn with(count: u64, ticket: u64) -> u64 {
-        count.min(COUNT) | (ticket & TICKET) << 32
+    /// Was the number last changed by this ticket?
+    pub fn changed_by(self, ticket: u64) -> bool {
+        u64::from(self.ticket) == ticket & Self::TICKET
     }
 
-    /// Was the word last changed by this ticket?
-    pub fn changed_by(word: u64, ticket: u64) -> bool {
-        word >> 32 == ticket & TICKET
+    fn changed(count: u32, ticket: u64) -> References {
+        References { count, ticket: (ticket & Self::TICKET) as u32 }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.count) | u64::from(self.ticket) << 32
     }
 }
 
@@ -125,12 +141,12 @@ fn reference(books: &mut dyn Books, event: &Event, ticket: u64) -> bool {
     let known = books.get(Class::Handle, event.addr);
     match (known, event.kind) {
         (Some(e), _) => {
-            let count = references::count(e.stream) + 1;
-            let set = |e: &mut Event| e.stream = references::with(count, ticket);
-            books.update(Class::Handle, event.addr, &set);
+            let count = References::of(&e).count.saturating_add(1);
+            let new = References::changed(count, ticket);
+            books.update(Class::Handle, event.addr, &|e| e.stream = new.word());
         }
         (None, Kind::HandleCreate) => {
-            let stream = references::with(references::count(event.stream), ticket);
+            let stream = References::changed(References::of(event).count, ticket).word();
             books.put(Class::Handle, event.addr, &Event { stream, extra: 0, ..*event });
         }
         _ => {}
@@ -140,18 +156,18 @@ fn reference(books: &mut dyn Books, event: &Event, ticket: u64) -> bool {
 
 fn release(books: &mut dyn Books, handle: u64, ticket: u64) -> bool {
     let Some(e) = books.get(Class::Handle, handle) else { return true };
-    let count = references::count(e.stream);
-    if count == 0 {
+    let Some(count) = References::of(&e).count.checked_sub(1) else {
         return true; // released already, and kept by a mapping: refused
-    }
-    books.update(Class::Handle, handle, &|e| e.stream = references::with(count - 1, ticket));
+    };
+    let new = References::changed(count, ticket);
+    books.update(Class::Handle, handle, &|e| e.stream = new.word());
     drop_unused(books, handle);
     true
 }
 
 /// A handle's `extra` is the number of its mappings.
 fn drop_unused(books: &mut dyn Books, handle: u64) {
-    let unused = |e: &Event| references::count(e.stream) == 0 && e.extra == 0;
+    let unused = |e: &Event| References::of(e).count == 0 && e.extra == 0;
     if books.get(Class::Handle, handle).is_some_and(|e| unused(&e)) {
         books.remove(Class::Handle, handle);
     }
@@ -403,7 +419,7 @@ impl Ledger {
                 return true;
             }
             e.extra = mappings.get(handle).copied().unwrap_or(0);
-            e.extra > 0 || references::count(e.stream) > 0
+            e.extra > 0 || References::of(e).count > 0
         });
     }
 
@@ -412,7 +428,7 @@ impl Ledger {
         matches!(event.kind, Kind::HandleCreate | Kind::HandleRetain | Kind::HandleRelease)
             && self
                 .get(Class::Handle, event.addr)
-                .is_some_and(|e| references::changed_by(e.stream, ticket))
+                .is_some_and(|e| References::of(&e).changed_by(ticket))
     }
 
     /// The same of all handles.
@@ -573,8 +589,21 @@ mod tests {
         assert!(ledger.counted(&create, 5) && !ledger.counted(&retain, 6));
         apply(&mut ledger, &retain, 6, &mut |_| ());
         assert!(ledger.counted(&retain, 6) && !ledger.counted(&retain, 7));
-        let word = ledger.get(Class::Handle, HANDLE).map(|e| references::count(e.stream));
-        assert_eq!(word, Some(2));
+        let count = ledger.get(Class::Handle, HANDLE).map(|e| References::of(&e).count());
+        assert_eq!(count, Some(2));
+    }
+
+    #[test]
+    fn references_without_end_leave_the_ticket_alone() {
+        let mut ledger = Ledger::default();
+        let create = Event { stream: u32::MAX.into(), ..event(Kind::HandleCreate, HANDLE, 100) };
+        let retain = event(Kind::HandleRetain, HANDLE, 0);
+        for (one, ticket) in [(create, 5), (retain, 6), (retain, 7)] {
+            apply(&mut ledger, &one, ticket, &mut |_| ());
+            assert!(ledger.counted(&one, ticket) && !ledger.counted(&one, ticket + 1));
+        }
+        let count = ledger.get(Class::Handle, HANDLE).map(|e| References::of(&e).count());
+        assert_eq!(count, Some(u32::MAX));
     }
 
     #[test]
