@@ -10,12 +10,12 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use memtrace_files::{NewFile, Readers};
 use memtrace_format::blackbox::{BlackBox, HEADER_WORDS, MAGIC, REGIONS, VERSION, at};
-use memtrace_format::event::{Event, Kind, Layer, Pool, What};
+use memtrace_format::event::{Event, Kind, Layer};
 use memtrace_format::json::Stacks;
+use memtrace_format::made::{Made, black_box};
 use memtrace_format::snapshot::Snapshot;
 use memtrace_format::stacks::RawFrame;
 use memtrace_snapshot::Encoding;
-use memtrace_format::made::{Made, black_box};
 
 #[derive(Arbitrary, Debug)]
 struct Change {
@@ -94,21 +94,14 @@ fuzz_target!(|input: Input| {
 
 fn event(kind: Kind, layer: Layer, addr: u64, size: u64) -> Event {
     Event {
-        kind,
-        layer,
-        device: 0,
-        flags: 0,
         api: 1,
-        what: What::Device,
-        pool: Pool::DEFAULT,
         time_ns: 1_700_000_000_000_000_000,
         addr,
         size,
         extra: size,
-        stream: 0,
         stack: 2,
         thread: 7,
-        label: 0,
+        ..Event::new(kind, layer)
     }
 }
 

@@ -5,6 +5,13 @@
 //! is the slot's sequence number); an event owns words 1 to 7. The layout is written to a file that
 //! outlives the process, so it changes only together with [`LAYOUT_VERSION`].
 
+mod views;
+
+pub use views::{
+    BlockEvent, HandleEvent, HostBlockEvent, MappingEvent, MarkEvent, MeasuredEvent, OomEvent,
+    ReadyEvent, RefusalEvent, SegmentEvent, WaitEvent,
+};
+
 /// Version of the word layout below; a reader refuses any other.
 pub const LAYOUT_VERSION: u32 = 4;
 
@@ -23,97 +30,96 @@ pub type LabelId = u32;
 /// The label of an event outside any named range.
 pub const NO_LABEL: LabelId = 0;
 
-/// What happened. The names are those of PyTorch's trace entries where PyTorch has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Kind {
-    /// A block was handed out. `size` is what was asked for, `extra` the rounded block size; of a [`What::HostBlock`],
-    /// its allocator's handle.
-    Alloc = 1,
-    /// The program gave a block back. `extra` is the block size; of a [`What::HostBlock`], `addr` is the handle. Unless [`FLAG_PENDING`] is set the block is
-    /// free at once, which PyTorch writes as a second entry, `free_completed`.
-    FreeRequested = 2,
-    /// A block whose free was pending may be handed out again. `extra` is the block size.
-    FreeCompleted = 3,
-    /// A segment came from the driver.
-    SegmentAlloc = 4,
-    /// A segment went back to the driver.
-    SegmentFree = 5,
-    /// Physical memory was mapped into a reserved range, whose first address is `extra`.
-    SegmentMap = 6,
-    /// Physical memory was unmapped from a reserved range.
-    SegmentUnmap = 7,
-    /// An allocation failed for want of memory. `size` is the rounded request, `extra` what the device had free.
-    Oom = 8,
-    /// The block `addr`, whose free was requested, also waits for the CUDA event whose handle is `extra`,
-    /// on `stream`.
-    WaitsFor = 9,
-    /// The CUDA event whose handle is `extra` has completed; a block that waited for it alone is free.
-    EventReady = 10,
-    /// A handle to physical memory: `addr` is the handle, `size` the memory's, `stream` how many references it
-    /// begins with (1). A handle that is there already gains a reference.
-    HandleCreate = 11,
-    /// One more reference to the handle `addr`.
-    HandleRetain = 12,
-    /// One reference to the handle `addr` fewer.
-    HandleRelease = 13,
-    /// Physical memory was mapped: its handle is `extra`, the offset in it `stream`.
-    Map = 14,
-    /// The mappings that make up this range went.
-    Unmap = 15,
-    /// A range of addresses was reserved.
-    Reserve = 16,
-    /// A reserved range went.
-    Unreserve = 17,
-    /// Something without a size that can be known was made ([`What`] says what); `addr` is its handle.
-    Create = 18,
-    /// It went.
-    Destroy = 19,
-    /// The program asked the pool `addr` how much it has reserved, and the answer was `size`.
-    PoolReserved = 20,
-    /// Everything in the context `extra` went; with [`What::Device`], in all of the device's primary context.
-    Reset = 21,
-    /// A device said how full it is: `size` bytes of `extra` are in use. With [`FLAG_PROCESSES`], `addr` of them by this
-    /// process and `stream` by others.
-    Measured = 22,
-    /// The process set foot on a device: from here on its primary context may be there.
-    Entered = 23,
-    /// Somebody looked at the allocator's state through PyTorch's interface: `size` bytes are in active blocks.
-    Snapshot = 24,
-    /// The program passed a point that it named: `addr` is the label whose name that is, `size` a number, `extra` which
-    /// sort of point ([`Point`]).
-    Mark = 25,
+/// An enumeration with a number for each variant, and what is the same for all: the list of them,
+/// and the way back from a number.
+macro_rules! numbered {
+    (
+        $(#[$doc:meta])*
+        pub enum $name:ident { $($(#[$about:meta])* $variant:ident = $n:literal,)* }
+    ) => {
+        $(#[$doc])*
+        #[repr(u8)]
+        pub enum $name { $($(#[$about])* $variant = $n,)* }
+
+        impl $name {
+            /// All of them, in the order of their numbers.
+            pub const ALL: &[$name] = &[$($name::$variant,)*];
+
+            /// The one with this number, if there is one.
+            pub const fn from_u8(n: u8) -> Option<$name> {
+                match n {
+                    $($n => Some($name::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+numbered! {
+    /// What happened. The names are those of PyTorch's trace entries where PyTorch has one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Kind {
+        /// A block was handed out. `size` is what was asked for, `extra` the rounded block size; of a [`What::HostBlock`],
+        /// its allocator's handle.
+        Alloc = 1,
+        /// The program gave a block back. `extra` is the block size; of a [`What::HostBlock`], `addr` is the handle. Unless [`FLAG_PENDING`] is set the block is
+        /// free at once, which PyTorch writes as a second entry, `free_completed`.
+        FreeRequested = 2,
+        /// A block whose free was pending may be handed out again. `extra` is the block size.
+        FreeCompleted = 3,
+        /// A segment came from the driver.
+        SegmentAlloc = 4,
+        /// A segment went back to the driver.
+        SegmentFree = 5,
+        /// Physical memory was mapped into a reserved range, whose first address is `extra`.
+        SegmentMap = 6,
+        /// Physical memory was unmapped from a reserved range.
+        SegmentUnmap = 7,
+        /// An allocation failed for want of memory. `size` is the rounded request, `extra` what the device had free.
+        Oom = 8,
+        /// The block `addr`, whose free was requested, also waits for the CUDA event whose handle is `extra`,
+        /// on `stream`.
+        WaitsFor = 9,
+        /// The CUDA event whose handle is `extra` has completed; a block that waited for it alone is free.
+        EventReady = 10,
+        /// A handle to physical memory: `addr` is the handle, `size` the memory's, `stream` how many references it
+        /// begins with (1). A handle that is there already gains a reference.
+        HandleCreate = 11,
+        /// One more reference to the handle `addr`.
+        HandleRetain = 12,
+        /// One reference to the handle `addr` fewer.
+        HandleRelease = 13,
+        /// Physical memory was mapped: its handle is `extra`, the offset in it `stream`.
+        Map = 14,
+        /// The mappings that make up this range went.
+        Unmap = 15,
+        /// A range of addresses was reserved.
+        Reserve = 16,
+        /// A reserved range went.
+        Unreserve = 17,
+        /// Something without a size that can be known was made ([`What`] says what); `addr` is its handle.
+        Create = 18,
+        /// It went.
+        Destroy = 19,
+        /// The program asked the pool `addr` how much it has reserved, and the answer was `size`.
+        PoolReserved = 20,
+        /// Everything in the context `extra` went; with [`What::Device`], in all of the device's primary context.
+        Reset = 21,
+        /// A device said how full it is: `size` bytes of `extra` are in use. With [`FLAG_PROCESSES`], `addr` of them by this
+        /// process and `stream` by others.
+        Measured = 22,
+        /// The process set foot on a device: from here on its primary context may be there.
+        Entered = 23,
+        /// Somebody looked at the allocator's state through PyTorch's interface: `size` bytes are in active blocks.
+        Snapshot = 24,
+        /// The program passed a point that it named: `addr` is the label whose name that is, `size` a number, `extra` which
+        /// sort of point ([`Point`]).
+        Mark = 25,
+    }
 }
 
 impl Kind {
-    const ALL: [Kind; 25] = [
-        Kind::Alloc,
-        Kind::FreeRequested,
-        Kind::FreeCompleted,
-        Kind::SegmentAlloc,
-        Kind::SegmentFree,
-        Kind::SegmentMap,
-        Kind::SegmentUnmap,
-        Kind::Oom,
-        Kind::WaitsFor,
-        Kind::EventReady,
-        Kind::HandleCreate,
-        Kind::HandleRetain,
-        Kind::HandleRelease,
-        Kind::Map,
-        Kind::Unmap,
-        Kind::Reserve,
-        Kind::Unreserve,
-        Kind::Create,
-        Kind::Destroy,
-        Kind::PoolReserved,
-        Kind::Reset,
-        Kind::Measured,
-        Kind::Entered,
-        Kind::Snapshot,
-        Kind::Mark,
-    ];
-
     /// Memory comes with it, or would have.
     #[inline]
     pub const fn takes(self) -> bool {
@@ -142,116 +148,87 @@ impl Kind {
                 | Kind::Reset
         )
     }
-
-    /// The kind with this number, if there is one.
-    pub fn from_u8(n: u8) -> Option<Kind> {
-        Kind::ALL.get(usize::from(n).checked_sub(1)?).copied()
-    }
 }
 
-/// The sort of a [`Kind::Mark`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Point {
-    /// A moment with a name.
-    Moment = 1,
-    /// A step of the training loop begins; the event's `size` is its number.
-    Step = 2,
-    /// A phase begins.
-    Begin = 3,
-    /// A phase ends.
-    End = 4,
+numbered! {
+    /// The sort of a [`Kind::Mark`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Point {
+        /// A moment with a name.
+        Moment = 1,
+        /// A step of the training loop begins; the event's `size` is its number.
+        Step = 2,
+        /// A phase begins.
+        Begin = 3,
+        /// A phase ends.
+        End = 4,
+    }
 }
 
 impl Point {
     /// The sort with this number, if there is one.
     pub fn from_u64(n: u64) -> Option<Point> {
-        [Point::Moment, Point::Step, Point::Begin, Point::End]
-            .into_iter()
-            .find(|sort| *sort as u64 == n)
+        Point::from_u8(u8::try_from(n).ok()?)
     }
 }
 
-/// Who says so: the layer of truth an event belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Layer {
-    /// PyTorch's caching allocator: its blocks and the segments they lie in.
-    Framework = 0,
-    /// A driver or runtime call that no framework allocator made.
-    Device = 1,
-    /// Page-locked or managed host memory.
-    Host = 2,
+numbered! {
+    /// Who says so: the layer of truth an event belongs to.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Layer {
+        /// PyTorch's caching allocator: its blocks and the segments they lie in.
+        Framework = 0,
+        /// A driver or runtime call that no framework allocator made.
+        Device = 1,
+        /// Page-locked or managed host memory.
+        Host = 2,
+    }
 }
 
-/// What an event of the device or host layer is about.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum What {
-    /// Memory of a device; everything in the framework's layer.
-    #[default]
-    Device = 0,
-    /// Memory of a device in stream order. `extra` is the pool, 0 for the device's current one.
-    Pool = 1,
-    /// Memory that moves between host and device.
-    Managed = 2,
-    /// An array, plain or mipmapped. `addr` is its handle, `size` the bytes of its elements.
-    Array = 3,
-    /// An address at which another process's memory can be reached; `size` is 0 if it was not said.
-    Imported = 4,
-    /// Memory of another API's or process's. `addr` is its handle.
-    External = 5,
-    /// An address at which memory of others can be reached, and which is freed as one's own is: [`What::External`]
-    /// memory, or a pool of another process's.
-    View = 6,
-    /// An address that a graph's allocation node will have; the memory comes when the graph runs.
-    GraphNode = 7,
-    /// Page-locked host memory that CUDA allocated.
-    Pinned = 8,
-    /// Page-locked host memory of the program's own.
-    Registered = 9,
-    /// A context.
-    Context = 10,
-    /// A module or library of kernels.
-    Module = 11,
-    /// An instantiated graph.
-    Executable = 12,
-    /// A memory pool.
-    MemoryPool = 13,
-    /// An object through which several devices write together; it has no memory of its own.
-    Multicast = 14,
-    /// One of NCCL's communicators: `size` is how many ranks it has, `stream` which one this is.
-    Communicator = 15,
-    /// A block of a framework's allocator of page-locked memory, in which it lies; the driver never hears of it.
-    HostBlock = 16,
+numbered! {
+    /// What an event of the device or host layer is about.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum What {
+        /// Memory of a device; everything in the framework's layer.
+        #[default]
+        Device = 0,
+        /// Memory of a device in stream order. `extra` is the pool, 0 for the device's current one.
+        Pool = 1,
+        /// Memory that moves between host and device.
+        Managed = 2,
+        /// An array, plain or mipmapped. `addr` is its handle, `size` the bytes of its elements.
+        Array = 3,
+        /// An address at which another process's memory can be reached; `size` is 0 if it was not said.
+        Imported = 4,
+        /// Memory of another API's or process's. `addr` is its handle.
+        External = 5,
+        /// An address at which memory of others can be reached, and which is freed as one's own is: [`What::External`]
+        /// memory, or a pool of another process's.
+        View = 6,
+        /// An address that a graph's allocation node will have; the memory comes when the graph runs.
+        GraphNode = 7,
+        /// Page-locked host memory that CUDA allocated.
+        Pinned = 8,
+        /// Page-locked host memory of the program's own.
+        Registered = 9,
+        /// A context.
+        Context = 10,
+        /// A module or library of kernels.
+        Module = 11,
+        /// An instantiated graph.
+        Executable = 12,
+        /// A memory pool.
+        MemoryPool = 13,
+        /// An object through which several devices write together; it has no memory of its own.
+        Multicast = 14,
+        /// One of NCCL's communicators: `size` is how many ranks it has, `stream` which one this is.
+        Communicator = 15,
+        /// A block of a framework's allocator of page-locked memory, in which it lies; the driver never hears of it.
+        HostBlock = 16,
+    }
 }
 
 impl What {
-    const ALL: [What; 17] = [
-        What::Device,
-        What::Pool,
-        What::Managed,
-        What::Array,
-        What::Imported,
-        What::External,
-        What::View,
-        What::GraphNode,
-        What::Pinned,
-        What::Registered,
-        What::Context,
-        What::Module,
-        What::Executable,
-        What::MemoryPool,
-        What::Multicast,
-        What::Communicator,
-        What::HostBlock,
-    ];
-
-    /// The one with this number, if there is one.
-    pub fn from_u8(n: u8) -> Option<What> {
-        What::ALL.get(usize::from(n)).copied()
-    }
-
     /// Does a call that frees `self` free `other`, too?
     pub fn frees(self, other: What) -> bool {
         use What::{Array, Device, GraphNode, Managed, Pool, View};
@@ -398,6 +375,28 @@ const _: () = assert!(What::ALL.len() <= 1 << WHAT.count);
 pub const ONE_OF_SEVERAL: u16 = u16::MAX;
 
 impl Event {
+    /// An event of this kind that says nothing else: every number is 0.
+    #[inline]
+    pub const fn new(kind: Kind, layer: Layer) -> Event {
+        Event {
+            kind,
+            layer,
+            device: 0,
+            flags: 0,
+            api: 0,
+            what: What::Device,
+            pool: Pool::DEFAULT,
+            time_ns: 0,
+            addr: 0,
+            size: 0,
+            extra: 0,
+            stream: 0,
+            stack: NO_STACK,
+            thread: 0,
+            label: NO_LABEL,
+        }
+    }
+
     /// The number of NCCL's communicator that the thread was at work for: 0 if none, [`ONE_OF_SEVERAL`] if it can't be told.
     /// A communicator itself is a [`Kind::Create`] with its own number.
     pub fn part(&self) -> u16 {
@@ -421,15 +420,9 @@ impl Event {
     /// Reads words 1 to 7 of a slot; `None` if they were not written by this layout version.
     pub fn unpack(w: [u64; WORDS - 1]) -> Option<Event> {
         let head = w[0];
-        let layer = match LAYER.get(head) {
-            0 => Layer::Framework,
-            1 => Layer::Device,
-            2 => Layer::Host,
-            _ => return None,
-        };
         Some(Event {
             kind: Kind::from_u8(head as u8)?,
-            layer,
+            layer: Layer::from_u8(LAYER.get(head) as u8)?,
             device: (head >> 16) as i8,
             flags: (head >> 24) as u8,
             api: (head >> 32) as u16,
@@ -501,11 +494,8 @@ mod tests {
 
     #[test]
     fn numbers_and_names_agree() {
-        for (n, what) in What::ALL.into_iter().enumerate() {
-            assert_eq!(what as usize, n);
-        }
-        for kind in Kind::ALL {
-            assert_eq!(Kind::from_u8(kind as u8), Some(kind));
-        }
+        assert!(Kind::ALL.iter().all(|kind| Kind::from_u8(*kind as u8) == Some(*kind)));
+        assert!(What::ALL.iter().zip(0..).all(|(what, n)| *what as usize == n));
+        assert_eq!((Kind::from_u8(0), Kind::from_u8(Kind::ALL.len() as u8 + 1)), (None, None));
     }
 }

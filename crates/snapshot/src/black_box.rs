@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use memtrace_files::Readers;
     use memtrace_format::blackbox::{LIVE, MAGIC, NOT_NOTED, VERSION};
-    use memtrace_format::event::{Event, Kind, Layer, Pool, WORDS, What};
+    use memtrace_format::event::{Event, Kind, Layer, WORDS};
     use memtrace_format::snapshot::{BlockState, Snapshot};
     use memtrace_format::stacks::RawFrame;
     use proptest::prelude::*;
@@ -149,21 +149,14 @@ mod tests {
     fn event(kind: Kind, layer: Layer, addr: u64, size: u64) -> Event {
         let time_ns = 1_700_000_000_000_000_000;
         Event {
-            kind,
-            layer,
-            device: 0,
-            flags: 0,
             api: 1,
-            what: What::Device,
-            pool: Pool::DEFAULT,
             time_ns,
             addr,
             size,
             extra: size,
-            stream: 0,
             stack: 2,
             thread: 7,
-            label: 0,
+            ..Event::new(kind, layer)
         }
     }
 

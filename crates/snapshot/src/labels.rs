@@ -9,7 +9,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use memtrace_format::event::{Event, FLAG_FAILED, Kind, LabelId, Layer, NO_LABEL, Point};
+use memtrace_format::event::{
+    BlockEvent, Event, FLAG_FAILED, Kind, LabelId, Layer, MarkEvent, NO_LABEL, Point,
+};
 use memtrace_format::key::{self, DeviceLabels, Kept, Labelled, Memtrace, OutsideLabels};
 use memtrace_format::stacks::Words;
 use memtrace_state::State;
@@ -108,7 +110,7 @@ impl Labels {
         match event.kind {
             Kind::Alloc => {
                 if let Ok(device) = usize::try_from(event.device) {
-                    self.allocated(device, event.addr, event.label, event.extra);
+                    self.allocated(device, event.addr, event.label, BlockEvent::of(event).size);
                 }
             }
             Kind::FreeRequested => self.freed(event.addr),
@@ -180,12 +182,13 @@ impl Labels {
                     json!({ "stage": stage, "name": name, "device": device, "time_us": time_us }),
                 );
             };
-            match Point::from_u64(event.extra) {
+            let mark = MarkEvent::of(event);
+            match mark.point() {
                 Some(Point::Step) => {
                     if let Some((name, device)) = step.take() {
                         say("END", &name, device);
                     }
-                    name = format!("{name} {}", event.size);
+                    name = format!("{name} {}", mark.number);
                     say("START", &name, event.device);
                     step = Some((name, event.device));
                 }
@@ -203,11 +206,12 @@ impl Labels {
 
 impl Mark {
     fn name<W: Words>(&self, namer: &mut Names<'_, W>) -> Rc<str> {
-        namer.label(self.event.addr as LabelId).unwrap_or_else(|| Rc::from(""))
+        namer.label(MarkEvent::of(&self.event).label as LabelId).unwrap_or_else(|| Rc::from(""))
     }
 
     fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> key::Mark {
-        let sort = match Point::from_u64(self.event.extra) {
+        let mark = MarkEvent::of(&self.event);
+        let sort = match mark.point() {
             Some(Point::Step) => "step",
             Some(Point::Begin) => "begin",
             Some(Point::End) => "end",
@@ -217,7 +221,7 @@ impl Mark {
             time_us: self.event.time_ns / 1000,
             sort: sort.to_owned(),
             name: self.name(namer).to_string(),
-            number: self.event.size,
+            number: mark.number,
             label: namer.label(self.event.label).as_deref().unwrap_or_default().to_owned(),
             thread: self.event.thread.into(),
             allocated: self.allocated.clone(),

@@ -349,7 +349,7 @@ fn begin(new: &NewFile, encoding: Encoding) -> io::Result<Stream<File>> {
 mod tests {
     use super::*;
     use memtrace_files::Readers;
-    use memtrace_format::event::{Kind, Layer, Pool, What};
+    use memtrace_format::event::{Kind, Layer};
     use memtrace_format::snapshot::Trace;
     use memtrace_symbols::Splice;
     use proptest::prelude::*;
@@ -416,22 +416,15 @@ mod tests {
 
     /// A program that allocates and frees on two devices, its blocks in turn.
     fn program(n: u64) -> Vec<Event> {
+        let kind = |i| if i % 128 < 64 { Kind::Alloc } else { Kind::FreeRequested };
         let event = |i: u64| Event {
-            kind: if i % 128 < 64 { Kind::Alloc } else { Kind::FreeRequested },
-            layer: Layer::Framework,
             device: (i % 2) as i8,
-            flags: 0,
-            api: 0,
-            what: What::Device,
-            pool: Pool::DEFAULT,
             time_ns: i * 1000,
             addr: 512 + i % 64 * 512 + i % 2 * (1 << 30),
             size: 100 + i % 7,
             extra: 512,
-            stream: 0,
-            stack: 0,
             thread: 1,
-            label: 0,
+            ..Event::new(kind(i), Layer::Framework)
         };
         (0..n).map(event).collect()
     }

@@ -13,9 +13,12 @@
 //! A process may die after its table was changed and before that was counted, and then the event is applied again. So the
 //! same event twice must change nothing more. It must never panic on any sequence of events.
 
-use crate::ledger::Books;
 use memtrace_format::blackbox::Class;
-use memtrace_format::event::{Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer};
+use memtrace_format::event::{
+    Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, ReadyEvent, WaitEvent,
+};
+
+use crate::ledger::Books;
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
 pub const PAGE: u64 = 2 << 20;
@@ -79,7 +82,7 @@ pub fn apply<B: Waits>(books: &mut B, event: &Event) -> Change {
             Change { completed: true, ..gone }
         }
         Kind::WaitsFor => waits_for(books, event),
-        Kind::EventReady => is_ready(books, event.extra),
+        Kind::EventReady => is_ready(books, ReadyEvent::of(event).handle),
         // A segment that is there already is not unheard of: its end may have been overwritten.
         Kind::SegmentAlloc => Change { anomalies: 0, ..comes(books, Class::Segment, event) },
         Kind::SegmentFree => goes(books, Class::Segment, event.addr),
@@ -118,22 +121,23 @@ fn pends(books: &mut impl Waits, block: u64) -> Change {
 }
 
 fn waits_for(books: &mut impl Waits, event: &Event) -> Change {
-    if books.get(Class::Wait, event.extra).is_some() {
+    let WaitEvent { block, handle, .. } = WaitEvent::of(event);
+    if books.get(Class::Wait, handle).is_some() {
         return Change::default();
     }
-    let before = books.get(Class::Block, event.addr);
+    let before = books.get(Class::Block, block);
     if before.is_some() {
-        books.put(Class::Wait, event.extra, event);
+        books.put(Class::Wait, handle, event);
     }
     found(before)
 }
 
 fn is_ready(books: &mut impl Waits, handle: u64) -> Change {
     let Some(wait) = books.get(Class::Wait, handle) else { return Change::default() };
-    let before = books.get(Class::Block, wait.addr);
-    let completed =
-        before.is_some_and(|b| b.flags & FLAG_PENDING != 0) && books.waits(wait.addr) == 1;
-    let (class, key) = if completed { (Class::Block, wait.addr) } else { (Class::Wait, handle) };
+    let WaitEvent { block, .. } = WaitEvent::of(&wait);
+    let before = books.get(Class::Block, block);
+    let completed = before.is_some_and(|b| b.flags & FLAG_PENDING != 0) && books.waits(block) == 1;
+    let (class, key) = if completed { (Class::Block, block) } else { (Class::Wait, handle) };
     books.remove(class, key);
     Change { before, completed, ..Change::default() }
 }

@@ -519,25 +519,16 @@ fn segment(e: &Event, stack: &mut dyn FnMut(u32) -> Option<StackIx>) -> Segment 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_format::event::Pool;
 
     fn event(kind: Kind, addr: u64, size: u64) -> Event {
         Event {
-            kind,
-            layer: Layer::Device,
             device: 1,
-            flags: 0,
-            api: 0,
-            what: What::Device,
-            pool: Pool::DEFAULT,
             time_ns: 7,
             addr,
             size,
-            extra: 0,
             stream: u64::from(kind == Kind::HandleCreate),
-            stack: 0,
             thread: 1,
-            label: 0,
+            ..Event::new(kind, Layer::Device)
         }
     }
 

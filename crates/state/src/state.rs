@@ -18,17 +18,18 @@ mod segments;
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::framework::{self, Change, Rules};
-use crate::ledger::{Books, Ledger, Move, Moves};
-use crate::past::Past;
-use books::framework_move;
 use memtrace_format::blackbox::key;
 use memtrace_format::event::{
-    Event, FLAG_FAILED, Kind, LabelId, Layer, NO_STACK, OUT_OF_MEMORY, Pool, StackId,
+    Event, FLAG_FAILED, Kind, LabelId, Layer, NO_STACK, OUT_OF_MEMORY, OomEvent, Pool, ReadyEvent,
+    RefusalEvent, StackId,
 };
 use memtrace_format::snapshot::{Action, PoolId, Segment, StackIx, Trace, TraceEntry};
 
-use crate::framework::PAGE;
+use crate::framework::{self, Change, PAGE, Rules};
+use crate::ledger::{Books, Ledger, Move, Moves};
+use crate::past::Past;
+use books::framework_move;
+
 pub use segments::assemble;
 
 /// An active block: handed out, or waiting for its free to complete.
@@ -135,7 +136,8 @@ impl State {
         }
         match event.kind {
             Kind::Oom => {
-                let oom = TraceEntry { addr: event.extra, ..entry(event, Action::Oom, event.size) };
+                let OomEvent { asked, free } = OomEvent::of(event);
+                let oom = TraceEntry { addr: free, ..entry(event, Action::Oom, asked) };
                 sink(Trace::Device(device), oom);
             }
             Kind::Snapshot => {
@@ -147,7 +149,7 @@ impl State {
 
     /// A call of the device layer's that failed. A framework tells of its own failures; so does `oom` here.
     fn failed(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
-        if event.layer == Layer::Framework || event.extra != OUT_OF_MEMORY {
+        if event.layer == Layer::Framework || RefusalEvent::of(event).answer != OUT_OF_MEMORY {
             return;
         }
         let place = match event.layer {
@@ -234,7 +236,9 @@ impl State {
             Kind::SegmentUnmap => {
                 self.devices.iter().position(|d| d.pages.contains_key(&(event.addr / PAGE * PAGE)))
             }
-            Kind::EventReady => self.waiting.get(&event.extra).map(|(device, _)| *device),
+            Kind::EventReady => {
+                self.waiting.get(&ReadyEvent::of(event).handle).map(|(device, _)| *device)
+            }
             _ => None,
         };
         known.or_else(|| self.device_with(event.device))

@@ -15,7 +15,7 @@ use std::time::Duration;
 use memtrace::config::Config;
 use memtrace::process::Process;
 use memtrace::record::Recorder;
-use memtrace_format::event::{Event, FLAG_PENDING, Kind, Layer, Pool, What};
+use memtrace_format::event::{Event, FLAG_PENDING, Kind, Layer, Pool};
 
 const THREADS: u64 = 2;
 const BLOCKS: u64 = 64;
@@ -57,21 +57,14 @@ impl Thread {
 
     fn event(&self, kind: Kind, block: u64, extra: u64) -> Event {
         Event {
-            kind,
-            layer: Layer::Framework,
-            device: 0,
-            flags: 0,
-            api: 0,
-            what: What::Device,
             pool: Pool(128 + (block * 1021) as u16 % 65_408), // any from 128 on
             time_ns: 1_700_000_000_000_000_000 + self.written,
             addr: self.addr(block),
             size: SEGMENT,
             extra,
             stream: block % 3,
-            stack: 0,
             thread: self.number as u32 + 1,
-            label: 0,
+            ..Event::new(kind, Layer::Framework)
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_format::event::{Event, FLAG_PROCESSES};
+use memtrace_format::event::{Event, MeasuredEvent};
 use memtrace_state::ledger::{Move, Sort};
 use memtrace_state::past::Past;
 
@@ -214,16 +214,16 @@ impl Device {
     }
 
     pub(super) fn measure(&mut self, event: &Event, cut: bool) {
-        let known = event.flags & FLAG_PROCESSES != 0;
+        let MeasuredEvent { used, total, by } = MeasuredEvent::of(event);
         let last = self.measured.take();
         let before = last.as_ref().and_then(|m| m.others);
-        let others = if known { Some(event.stream) } else { before };
-        let nobodys = match &last {
-            _ if known => event.size as i64 - event.addr as i64 - event.stream as i64,
-            Some(m) => m.nobodys,
-            None => 0,
+        let others = by.map_or(before, |(_, others)| Some(others));
+        let nobodys = match (by, &last) {
+            (Some((ours, others)), _) => used as i64 - ours as i64 - others as i64,
+            (None, Some(m)) => m.nobodys,
+            (None, None) => 0,
         };
-        let now = self.between(event.size, others, nobodys);
+        let now = self.between(used, others, nobodys);
         let delta = match &last {
             None => now,
             Some(m) => {
@@ -250,8 +250,8 @@ impl Device {
         self.measured = Some(Measured {
             time_us: event.time_ns / 1000,
             api: event.api,
-            used: event.size,
-            total: event.extra,
+            used,
+            total,
             others,
             nobodys,
             by: self.by.clone(),

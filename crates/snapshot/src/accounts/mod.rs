@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use memtrace_format::event::{
-    Event, FLAG_FAILED, Kind, Layer, ONE_OF_SEVERAL, OUT_OF_MEMORY, What,
+    Event, FLAG_FAILED, Kind, Layer, ONE_OF_SEVERAL, OUT_OF_MEMORY, OomEvent, RefusalEvent, What,
 };
 use memtrace_format::key::{
     CodeLine, Communicator, DeviceOwners, Entered, HostOwners, Kept, ManagedOwners, Memtrace,
@@ -141,7 +141,7 @@ impl Accounts {
             return;
         }
         if event.flags & FLAG_FAILED != 0 {
-            if event.extra == OUT_OF_MEMORY {
+            if RefusalEvent::of(event).answer == OUT_OF_MEMORY {
                 self.failed(event, namer);
             }
             return;
@@ -400,9 +400,9 @@ fn name_of(sorts: u8, with_others: bool) -> String {
 /// Bytes that the device had free when a request failed.
 fn free_then(oom: &Event) -> Option<u64> {
     match oom.kind {
-        Kind::Oom => Some(oom.extra),
+        Kind::Oom => Some(OomEvent::of(oom).free),
         _ if oom.layer == Layer::Host => None,
-        _ => Some(oom.addr).filter(|free| *free > 0),
+        _ => Some(RefusalEvent::of(oom).free).filter(|free| *free > 0),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The table from hand-made events: it adds up, whatever happened, and charges what changed to what came or went.
 
-use memtrace_format::event::{FLAG_OF_BLOCKS, FLAG_PENDING, FLAG_PROCESSES, Layer, Pool};
+use memtrace_format::event::{FLAG_OF_BLOCKS, FLAG_PENDING, Layer, MeasuredEvent, Pool};
 use memtrace_format::made::Made;
 use memtrace_format::stacks::RawFrame;
 use memtrace_symbols::{Namer, Splice};
@@ -13,23 +13,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 fn event(kind: Kind, what: What) -> Event {
-    Event {
-        kind,
-        layer: Layer::Device,
-        device: 0,
-        flags: 0,
-        api: 1,
-        what,
-        pool: Pool::DEFAULT,
-        time_ns: 0,
-        addr: 0,
-        size: 0,
-        extra: 0,
-        stream: 0,
-        stack: 0,
-        thread: 1,
-        label: 0,
-    }
+    Event { api: 1, what, thread: 1, ..Event::new(kind, Layer::Device) }
 }
 
 fn take(addr: u64, size: u64, stack: StackId) -> Event {
@@ -46,15 +30,8 @@ fn made(kind: Kind, what: What, addr: u64) -> Event {
 
 /// The device says so much is in use, of that by others.
 fn says(size: u64, others: u64) -> Event {
-    Event {
-        size,
-        extra: 80 * GIB,
-        stream: others,
-        addr: size - others,
-        flags: FLAG_PROCESSES,
-        api: 0,
-        ..event(Kind::Measured, What::Device)
-    }
+    let said = MeasuredEvent { used: size, total: 80 * GIB, by: Some((size - others, others)) };
+    Event { thread: 1, ..said.event() }
 }
 
 /// Stacks in NCCL, in a user's library and in a second one, and what the accounts say of these events.

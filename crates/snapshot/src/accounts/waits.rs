@@ -5,7 +5,9 @@
 
 use std::collections::HashMap;
 
-use memtrace_format::event::{Event, FLAG_PENDING, Kind, StackId};
+use memtrace_format::event::{
+    BlockEvent, Event, FLAG_PENDING, Kind, ReadyEvent, StackId, WaitEvent,
+};
 use memtrace_format::key::{DeferredFree, DeferredFrees, Kept};
 use memtrace_format::stacks::Words;
 
@@ -47,7 +49,7 @@ impl Waits {
             Kind::FreeRequested if event.flags & FLAG_PENDING != 0 => {
                 let wait = Wait {
                     device: event.device,
-                    bytes: event.extra,
+                    bytes: BlockEvent::of(event).size,
                     since_us: time_us,
                     until_us: None,
                     streams: Vec::new(),
@@ -60,14 +62,15 @@ impl Waits {
                 self.waiting.insert(event.addr, wait);
             }
             Kind::WaitsFor => {
-                if let Some(wait) = self.waiting.get_mut(&event.addr) {
+                let WaitEvent { block, handle, .. } = WaitEvent::of(event);
+                if let Some(wait) = self.waiting.get_mut(&block) {
                     wait.left += 1;
                     wait.streams.push(event.stream);
-                    self.events.insert(event.extra, event.addr);
+                    self.events.insert(handle, block);
                 }
             }
             Kind::EventReady => {
-                let Some(addr) = self.events.remove(&event.extra) else { return };
+                let Some(addr) = self.events.remove(&ReadyEvent::of(event).handle) else { return };
                 let Some(wait) = self.waiting.get_mut(&addr) else { return };
                 wait.left = wait.left.saturating_sub(1);
                 if wait.left == 0 {

@@ -126,26 +126,10 @@ pub(super) fn segment_of_blocks(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memtrace_format::event::{Pool, What};
+    use memtrace_format::event::What;
 
     fn event(kind: Kind, what: What, addr: u64, size: u64) -> Event {
-        Event {
-            kind,
-            layer: Layer::Host,
-            device: 0,
-            flags: 0,
-            api: 0,
-            what,
-            pool: Pool::DEFAULT,
-            time_ns: 7,
-            addr,
-            size,
-            extra: 0,
-            stream: 0,
-            stack: 0,
-            thread: 1,
-            label: 0,
-        }
+        Event { what, time_ns: 7, addr, size, thread: 1, ..Event::new(kind, Layer::Host) }
     }
 
     fn memory(addr: u64, size: u64) -> Event {

@@ -5,7 +5,8 @@ use crate::framework::{PAGE, Waits};
 use crate::ledger::{Books, Move, Sort};
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{
-    Event, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_LABEL, NO_STACK, Pool, StackId, What,
+    BlockEvent, Event, FLAG_PENDING, FLAG_SMALL, Kind, NO_LABEL, Pool, SegmentEvent, StackId,
+    WaitEvent,
 };
 
 impl Books for State {
@@ -164,49 +165,23 @@ fn ordinal(device: usize) -> i8 {
     i8::try_from(device).unwrap_or(-1)
 }
 
-/// An event of the framework's layer that says nothing else.
-fn of(device: usize, kind: Kind) -> Event {
-    Event {
-        kind,
-        layer: Layer::Framework,
-        device: ordinal(device),
-        flags: 0,
-        api: 0,
-        what: What::Device,
-        pool: Pool::DEFAULT,
-        time_ns: 0,
-        addr: 0,
-        size: 0,
-        extra: 0,
-        stream: 0,
-        stack: NO_STACK,
-        thread: 0,
-        label: NO_LABEL,
-    }
-}
-
-fn wait(device: usize, addr: u64, handle: u64) -> Event {
-    Event { addr, extra: handle, ..of(device, Kind::WaitsFor) }
+fn wait(device: usize, block: u64, handle: u64) -> Event {
+    Event { device: ordinal(device), ..WaitEvent { block, handle, stream: 0 }.event() }
 }
 
 impl LiveBlock {
     fn of(event: &Event) -> LiveBlock {
-        LiveBlock {
-            size: event.extra,
-            requested: event.size,
-            stream: event.stream,
-            stack: event.stack,
-            label: event.label,
-            pending: event.flags & FLAG_PENDING != 0,
-            waits: 0,
-        }
+        let BlockEvent { asked: requested, size, stream, .. } = BlockEvent::of(event);
+        let Event { stack, label, .. } = *event;
+        let pending = event.flags & FLAG_PENDING != 0;
+        LiveBlock { size, requested, stream, stack, label, pending, waits: 0 }
     }
 
     fn event(&self, device: usize, addr: u64) -> Event {
-        let LiveBlock { size, requested, stream, stack, label, pending, .. } = *self;
+        let LiveBlock { size, requested: asked, stream, stack, label, pending, .. } = *self;
         let flags = if pending { FLAG_PENDING } else { 0 };
-        let (size, extra) = (requested, size);
-        Event { flags, addr, size, extra, stream, stack, label, ..of(device, Kind::Alloc) }
+        let block = BlockEvent { addr, asked, size, stream }.event(Kind::Alloc);
+        Event { device: ordinal(device), flags, stack, label, ..block }
     }
 }
 
@@ -219,22 +194,23 @@ impl LiveSegment {
     fn event(&self, device: usize, addr: u64) -> Event {
         let LiveSegment { size, stream, stack, small, pool } = *self;
         let flags = if small { FLAG_SMALL } else { 0 };
-        Event { flags, pool, addr, size, stream, stack, ..of(device, Kind::SegmentAlloc) }
+        let piece = SegmentEvent { addr, size, reservation: 0, stream }.event(Kind::SegmentAlloc);
+        Event { device: ordinal(device), flags, pool, stack, ..piece }
     }
 }
 
 impl MappedPage {
     fn of(event: &Event) -> MappedPage {
-        let Event { stream, stack, pool, extra: reservation, .. } = *event;
+        let SegmentEvent { reservation, stream, .. } = SegmentEvent::of(event);
+        let Event { stack, pool, .. } = *event;
         MappedPage { reservation, stream, stack, small: event.flags & FLAG_SMALL != 0, pool }
     }
 
     fn event(&self, device: usize, addr: u64) -> Event {
         let MappedPage { reservation, stream, stack, small, pool } = *self;
-        let (size, flags) = (PAGE, if small { FLAG_SMALL } else { 0 });
-        let event =
-            Event { flags, pool, addr, size, stream, stack, ..of(device, Kind::SegmentMap) };
-        Event { extra: reservation, ..event }
+        let flags = if small { FLAG_SMALL } else { 0 };
+        let piece = SegmentEvent { addr, size: PAGE, reservation, stream }.event(Kind::SegmentMap);
+        Event { device: ordinal(device), flags, pool, stack, ..piece }
     }
 }
 
