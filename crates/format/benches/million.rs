@@ -1,4 +1,5 @@
-//! How long it takes to write a million trace entries as they come, and how long the file is. Run with `cargo bench`.
+//! How long it takes to write a million trace entries as they come, and how long
+//! the file is. Run with `cargo bench`.
 #![allow(missing_docs)]
 
 use std::time::Instant;

@@ -1,8 +1,10 @@
-//! The black box: one file that holds everything a process records, while it runs and after it died.
+//! The black box: one file that holds everything a process records, while
+//! it runs and after it died.
 //!
-//! The file is a header page and eight regions, all in 64-bit little-endian words and all positions, no
-//! pointers. The process maps it and writes it in place; the kernel keeps what was written whatever happens to
-//! the process. Nothing here is ever moved or compacted, so a reader needs no cooperation from the writer:
+//! The file is a header page and eight regions, all in 64-bit little-endian words and all
+//! positions, no pointers. The process maps it and writes it in place; the kernel keeps what was
+//! written whatever happens to the process. Nothing here is ever moved or compacted, so a reader
+//! needs no cooperation from the writer:
 //!
 //! | region | what | written |
 //! |---|---|---|
@@ -13,11 +15,12 @@
 //! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
 //! | labels | what the program says it is doing ([`crate::labels`]) | at first sight |
 //!
-//! **State = live table + the events of the ring from `retired` on.** A slot counts if its first word is its
-//! ticket + 1; a slot that was being written when the process died has 0 there and is counted as torn, never
-//! guessed. An entry of the live table counts if its first word is [`LIVE`]; applying the event at `retired` a
-//! second time changes nothing, so a process killed between the table and the counter loses nothing either. The
-//! table's sequence number tells: it goes up by two for each event.
+//! **State = live table + the events of the ring from `retired` on.** A slot counts if its
+//! first word is its ticket + 1; a slot that was being written when the process died has 0
+//! there and is counted as torn, never guessed. An entry of the live table counts if its first
+//! word is [`LIVE`]; applying the event at `retired` a second time changes nothing, so a
+//! process killed between the table and the counter loses nothing either. The table's sequence
+//! number tells: it goes up by two for each event.
 //!
 //! Here is where everything stands; [`read`](BlackBox) is the reader.
 
@@ -36,7 +39,8 @@ pub const VERSION: u64 = (4 << 32) | LAYOUT_VERSION as u64;
 /// Words of the header page.
 pub const HEADER_WORDS: usize = 512;
 
-/// Positions of the header's words. Counters that many threads write stand in cache lines of their own.
+/// Positions of the header's words. Counters that many threads write stand
+/// in cache lines of their own.
 pub mod at {
     /// [`super::MAGIC`], stored last when the file is ready.
     pub const MAGIC: usize = 0;
@@ -52,27 +56,30 @@ pub mod at {
     pub const REGIONS: usize = 8;
     /// Length of the text in the about region, bytes.
     pub const ABOUT_BYTES: usize = 24;
-    /// Slots of the ring in use: a power of two that doubles while the ring fills for the first time.
+    /// Slots of the ring in use: a power of two that doubles while the
+    /// ring fills for the first time.
     pub const RING_CAPACITY: usize = 32;
     /// Entries of the live table that have ever been in use: nothing stands behind them.
     pub const LIVE_ROOM: usize = 33;
     /// Entries that are there, in the file or outside.
     pub const LIVE_USED: usize = 34;
-    /// Entries that found no room, neither in the file nor in memory: the live set is no longer exact.
+    /// Entries that found no room, neither in the file nor in memory: the
+    /// live set is no longer exact.
     pub const LIVE_REFUSED: usize = 35;
     /// Twice the number of events applied to the table; odd while it is being changed.
     pub const LIVE_SEQUENCE: usize = 36;
     /// Events that contradict the live table.
     pub const ANOMALIES: usize = 37;
-    /// Entries that are kept in the process's own memory, because the file has no room for them. Who reads the file lacks
-    /// them.
+    /// Entries that are kept in the process's own memory, because the file has no room for
+    /// them. Who reads the file lacks them.
     pub const LIVE_OUTSIDE: usize = 38;
     /// Bytes of the memory that those stand for.
     pub const LIVE_OUTSIDE_BYTES: usize = 39;
     /// Bytes of the memory that the refused entries stand for.
     pub const LIVE_REFUSED_BYTES: usize = 40;
-    /// Where behind the description the settings stand that PyTorch's allocator has read since: the first byte and, from bit 32,
-    /// the length of the text; [`super::NOT_NOTED`] where there was no room. 0: it has read none since the description was written.
+    /// Where behind the description the settings stand that PyTorch's allocator has read since: the
+    /// first byte and, from bit 32, the length of the text; [`super::NOT_NOTED`] where there was no
+    /// room. 0: it has read none since the description was written.
     pub const SETTINGS: usize = 41;
     /// The next ticket.
     pub const HEAD: usize = 64;
@@ -84,19 +91,23 @@ pub mod at {
     pub const SAMPLED: usize = 88;
     /// How long they took together, nanoseconds.
     pub const SAMPLED_NS: usize = 89;
-    /// Events that stand for no call of the program's: measurements, first entries of a device, and marks.
+    /// Events that stand for no call of the program's: measurements, first
+    /// entries of a device, and marks.
     pub const OWN_EVENTS: usize = 90;
     /// Which rank the process is, if it has joined a communicator: a [`crate::world::World`].
     pub const WORLD: usize = 91;
-    /// Calls about memory that came from a signal handler while its thread was inside the recorder: they are not recorded.
+    /// Calls about memory that came from a signal handler while its thread was inside
+    /// the recorder: they are not recorded.
     pub const INTERRUPTED: usize = 92;
     /// What each device has seen: [`super::PAST_WORDS`] words for each of [`super::PAST_DEVICES`].
     pub const PAST: usize = 128;
 }
 
-/// Words in the header for what one device has seen: held now, at most, taken in all, how many times.
+/// Words in the header for what one device has seen: held now, at most,
+/// taken in all, how many times.
 pub const PAST_WORDS: usize = 4;
-/// Devices that are told apart there; the last place is that of a device that no call has named (−1).
+/// Devices that are told apart there; the last place is that of a device
+/// that no call has named (−1).
 pub const PAST_DEVICES: usize = 64;
 
 /// In place of where the settings stand: they are unknown.
@@ -151,8 +162,8 @@ pub const LIVE: u64 = 2;
 /// First word of an entry that is free again.
 pub const FREE_AGAIN: u64 = 1;
 
-/// What a snapshot lacks, as its `counters` say: from the header, and for a reader that has only the file or for the process
-/// itself.
+/// What a snapshot lacks, as its `counters` say: from the header, and for a reader that has only
+/// the file or for the process itself.
 pub fn count_from_header(header: &dyn Fn(usize) -> u64, only_file: bool, counters: &mut Counters) {
     let outside = |word| if only_file { header(word) } else { 0 };
     counters.live_refused = header(at::LIVE_REFUSED);
@@ -234,8 +245,8 @@ fn plausible(event: &Event) -> bool {
         && (!is_block || tried || event.extra <= LARGEST)
 }
 
-/// Words of an entry point in the doors region: calls of those who found no place, and [`DOOR_CALLERS`] places: first
-/// address of a library, the address after it, and its calls.
+/// Words of an entry point in the doors region: calls of those who found no place, and
+/// [`DOOR_CALLERS`] places: first address of a library, the address after it, and its calls.
 pub const DOOR_WORDS: usize = 16;
 /// Libraries that are told apart for each entry point.
 pub const DOOR_CALLERS: usize = 5;

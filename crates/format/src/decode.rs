@@ -1,16 +1,18 @@
 //! From the tree of a file to the snapshot it stands for.
 //!
-//! Accepts what every PyTorch since 2.1 writes: keys that an older release lacks are allowed to be missing,
-//! keys that a newer one adds are kept ([`Other`]). What every release has must be there and of its type, and
-//! the error names the place. A bare list of segments (`torch.cuda.memory_snapshot()`) is a snapshot without a
-//! history, as PyTorch's own tool takes it. `frames` is a list, or the number of a stack in the tables that the snapshot
-//! then has ([`crate::json`]).
+//! Accepts what every PyTorch since 2.1 writes: keys that an older release lacks are
+//! allowed to be missing, keys that a newer one adds are kept ([`Other`]). What every
+//! release has must be there and of its type, and the error names the place. A bare list of
+//! segments (`torch.cuda.memory_snapshot()`) is a snapshot without a history, as PyTorch's
+//! own tool takes it. `frames` is a list, or the number of a stack in the tables that the
+//! snapshot then has ([`crate::json`]).
 //!
-//! A file may hold several snapshots: one behind the other, in a list, or in a dictionary by rank. [`Snapshot::read_all`]
-//! finds them.
+//! A file may hold several snapshots: one behind the other, in a list, or in a dictionary by
+//! rank. [`Snapshot::read_all`] finds them.
 //!
-//! Sharing makes small files large: a list of a million references to one list of a million entries is a few
-//! megabytes. So what is made is bounded by the length of the file, and by what the caller allows.
+//! Sharing makes small files large: a list of a million references to one list of a
+//! million entries is a few megabytes. So what is made is bounded by the length of the
+//! file, and by what the caller allows.
 
 use std::collections::HashMap;
 
@@ -32,8 +34,8 @@ const LEAST_BYTES: usize = 16;
 const PIECE: usize = size_of::<TraceEntry>();
 /// What a part of another value takes, with what its dictionary or list adds.
 const VALUE: usize = 2 * size_of::<Value>();
-/// Texts of a snapshot, which stand in the file once and in memory for each use, have at most so many bytes for each byte
-/// of the file.
+/// Texts of a snapshot, which stand in the file once and in memory for each use, have at most so
+/// many bytes for each byte of the file.
 const TEXT: usize = 16;
 
 /// So much of the key of a snapshot is shown.
@@ -51,7 +53,8 @@ pub struct Part {
     pub facts: Option<pickle::Facts>,
     /// Its stacks stand in tables ([`crate::json`]).
     pub has_tables: bool,
-    /// What it says, or why it says nothing: among several, one may be damaged, and another no snapshot at all.
+    /// What it says, or why it says nothing: among several, one may be
+    /// damaged, and another no snapshot at all.
     pub snapshot: Result<Snapshot>,
 }
 
@@ -78,8 +81,9 @@ impl Snapshot {
         }
     }
 
-    /// Reads all snapshots of a file, at least one, in so many bytes of memory (and those of the file). What stands among
-    /// them and can't be read has its place in the list, so that nothing goes missing.
+    /// Reads all snapshots of a file, at least one, in so many bytes of memory (and
+    /// those of the file). What stands among them and can't be read has its place in the
+    /// list, so that nothing goes missing.
     ///
     /// # Errors
     /// [`ReadError`] with the place and the reason, if not one of several things can be read.
@@ -149,7 +153,8 @@ struct Decoder<'t, 'm> {
     snapshot: Snapshot,
     /// Which of the tree's snapshots this is.
     part: u32,
-    /// Frames and stacks that were met before, in which of the snapshots, by their number in the tree …
+    /// Frames and stacks that were met before, in which of the snapshots,
+    /// by their number in the tree …
     frames: Vec<Option<(u32, FrameIx)>>,
     stacks: Vec<Option<(u32, StackIx)>>,
     /// … and by what they say, for files that share nothing.
@@ -254,8 +259,8 @@ impl<'t, 'm> Decoder<'t, 'm> {
         parts
     }
 
-    /// Where they stand. If there is none, the root is taken for one, which says what is wrong with it; if there is one,
-    /// whatever stands beside it was meant to be another.
+    /// Where they stand. If there is none, the root is taken for one, which says what is wrong with
+    /// it; if there is one, whatever stands beside it was meant to be another.
     fn members(&self) -> Vec<(Option<String>, Item)> {
         let alone = || vec![(None, self.tree.root())];
         match self.tree.root() {

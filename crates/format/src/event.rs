@@ -1,9 +1,9 @@
 //! One fixed-size record of something that happened to GPU memory.
 //!
-//! An event is eight 64-bit words, because a word is what a processor publishes whole: the ring keeps
-//! each slot as eight atomics and never needs a lock or an `unsafe` read. Word 0 belongs to the ring (it
-//! is the slot's sequence number); an event owns words 1 to 7. The layout is written to a file that
-//! outlives the process, so it changes only together with [`LAYOUT_VERSION`].
+//! An event is eight 64-bit words, because a word is what a processor publishes whole: the ring
+//! keeps each slot as eight atomics and never needs a lock or an `unsafe` read. Word 0 belongs to
+//! the ring (it is the slot's sequence number); an event owns words 1 to 7. The layout is written
+//! to a file that outlives the process, so it changes only together with [`LAYOUT_VERSION`].
 
 mod views;
 
@@ -24,7 +24,8 @@ pub type StackId = u32;
 /// The stack id of an event that carries no stack.
 pub const NO_STACK: StackId = 0;
 
-/// What the program said it was doing: a named range in the tree of labels ([`crate::labels`]); [`NO_LABEL`] if nothing.
+/// What the program said it was doing: a named range in the tree of labels
+/// ([`crate::labels`]); [`NO_LABEL`] if nothing.
 pub type LabelId = u32;
 
 /// The label of an event outside any named range.
@@ -60,11 +61,12 @@ numbered! {
     /// What happened. The names are those of PyTorch's trace entries where PyTorch has one.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Kind {
-        /// A block was handed out. `size` is what was asked for, `extra` the rounded block size; of a [`What::HostBlock`],
-        /// its allocator's handle.
+        /// A block was handed out. `size` is what was asked for, `extra` the rounded block size; of
+        /// a [`What::HostBlock`], its allocator's handle.
         Alloc = 1,
-        /// The program gave a block back. `extra` is the block size; of a [`What::HostBlock`], `addr` is the handle. Unless [`FLAG_PENDING`] is set the block is
-        /// free at once, which PyTorch writes as a second entry, `free_completed`.
+        /// The program gave a block back. `extra` is the block size; of a [`What::HostBlock`],
+        /// `addr` is the handle. Unless [`FLAG_PENDING`] is set the block is free at once, which
+        /// PyTorch writes as a second entry, `free_completed`.
         FreeRequested = 2,
         /// A block whose free was pending may be handed out again. `extra` is the block size.
         FreeCompleted = 3,
@@ -76,15 +78,17 @@ numbered! {
         SegmentMap = 6,
         /// Physical memory was unmapped from a reserved range.
         SegmentUnmap = 7,
-        /// An allocation failed for want of memory. `size` is the rounded request, `extra` what the device had free.
+        /// An allocation failed for want of memory. `size` is the rounded
+        /// request, `extra` what the device had free.
         Oom = 8,
-        /// The block `addr`, whose free was requested, also waits for the CUDA event whose handle is `extra`,
-        /// on `stream`.
+        /// The block `addr`, whose free was requested, also waits for the CUDA event
+        /// whose handle is `extra`, on `stream`.
         WaitsFor = 9,
-        /// The CUDA event whose handle is `extra` has completed; a block that waited for it alone is free.
+        /// The CUDA event whose handle is `extra` has completed; a block
+        /// that waited for it alone is free.
         EventReady = 10,
-        /// A handle to physical memory: `addr` is the handle, `size` the memory's, `stream` how many references it
-        /// begins with (1). A handle that is there already gains a reference.
+        /// A handle to physical memory: `addr` is the handle, `size` the memory's, `stream` how
+        /// many references it begins with (1). A handle that is there already gains a reference.
         HandleCreate = 11,
         /// One more reference to the handle `addr`.
         HandleRetain = 12,
@@ -98,23 +102,26 @@ numbered! {
         Reserve = 16,
         /// A reserved range went.
         Unreserve = 17,
-        /// Something without a size that can be known was made ([`What`] says what); `addr` is its handle.
+        /// Something without a size that can be known was made ([`What`]
+        /// says what); `addr` is its handle.
         Create = 18,
         /// It went.
         Destroy = 19,
         /// The program asked the pool `addr` how much it has reserved, and the answer was `size`.
         PoolReserved = 20,
-        /// Everything in the context `extra` went; with [`What::Device`], in all of the device's primary context.
+        /// Everything in the context `extra` went; with [`What::Device`], in
+        /// all of the device's primary context.
         Reset = 21,
-        /// A device said how full it is: `size` bytes of `extra` are in use. With [`FLAG_PROCESSES`], `addr` of them by this
-        /// process and `stream` by others.
+        /// A device said how full it is: `size` bytes of `extra` are in use. With
+        /// [`FLAG_PROCESSES`], `addr` of them by this process and `stream` by others.
         Measured = 22,
         /// The process set foot on a device: from here on its primary context may be there.
         Entered = 23,
-        /// Somebody looked at the allocator's state through PyTorch's interface: `size` bytes are in active blocks.
+        /// Somebody looked at the allocator's state through PyTorch's
+        /// interface: `size` bytes are in active blocks.
         Snapshot = 24,
-        /// The program passed a point that it named: `addr` is the label whose name that is, `size` a number, `extra` which
-        /// sort of point ([`Point`]).
+        /// The program passed a point that it named: `addr` is the label whose name that is, `size`
+        /// a number, `extra` which sort of point ([`Point`]).
         Mark = 25,
     }
 }
@@ -198,14 +205,16 @@ numbered! {
         Managed = 2,
         /// An array, plain or mipmapped. `addr` is its handle, `size` the bytes of its elements.
         Array = 3,
-        /// An address at which another process's memory can be reached; `size` is 0 if it was not said.
+        /// An address at which another process's memory can be reached;
+        /// `size` is 0 if it was not said.
         Imported = 4,
         /// Memory of another API's or process's. `addr` is its handle.
         External = 5,
-        /// An address at which memory of others can be reached, and which is freed as one's own is: [`What::External`]
-        /// memory, or a pool of another process's.
+        /// An address at which memory of others can be reached, and which is freed as one's own is:
+        /// [`What::External`] memory, or a pool of another process's.
         View = 6,
-        /// An address that a graph's allocation node will have; the memory comes when the graph runs.
+        /// An address that a graph's allocation node will have; the memory
+        /// comes when the graph runs.
         GraphNode = 7,
         /// Page-locked host memory that CUDA allocated.
         Pinned = 8,
@@ -221,9 +230,11 @@ numbered! {
         MemoryPool = 13,
         /// An object through which several devices write together; it has no memory of its own.
         Multicast = 14,
-        /// One of NCCL's communicators: `size` is how many ranks it has, `stream` which one this is.
+        /// One of NCCL's communicators: `size` is how many ranks it has,
+        /// `stream` which one this is.
         Communicator = 15,
-        /// A block of a framework's allocator of page-locked memory, in which it lies; the driver never hears of it.
+        /// A block of a framework's allocator of page-locked memory, in which it
+        /// lies; the driver never hears of it.
         HostBlock = 16,
     }
 }
@@ -257,13 +268,13 @@ pub const FLAG_OF_BLOCKS: u8 = 32;
 /// Flag: memory went while Python ended, by no doing of the program's.
 pub const FLAG_ENDING: u8 = 64;
 
-/// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc`
-/// or `HandleCreate` that failed has the answer as its `extra`, and as its `addr` the bytes that the device had free then (0: not
-/// known).
+/// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`,
+/// `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc` or `HandleCreate` that failed has the answer as its
+/// `extra`, and as its `addr` the bytes that the device had free then (0: not known).
 pub const OUT_OF_MEMORY: u64 = 2;
 
-/// Which of an allocator's pools: PyTorch's pair of numbers, of which at most one is not 0, in 16 bits. The lowest says
-/// which one it is.
+/// Which of an allocator's pools: PyTorch's pair of numbers, of which at most one is not 0, in 16
+/// bits. The lowest says which one it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pool(pub u16);
 
@@ -310,7 +321,8 @@ pub struct Event {
     pub api: u16,
     /// What the event is about.
     pub what: What,
-    /// Of the framework's allocator: from which of its pools. Of the other layers: see [`Event::part`].
+    /// Of the framework's allocator: from which of its pools. Of the other
+    /// layers: see [`Event::part`].
     pub pool: Pool,
     /// Wall clock, nanoseconds since 1970.
     pub time_ns: u64,
@@ -330,7 +342,8 @@ pub struct Event {
     pub label: LabelId,
 }
 
-/// Some neighbouring bits of a word. What doesn't fit loses its upper bits, and never reaches another field.
+/// Some neighbouring bits of a word. What doesn't fit loses its upper
+/// bits, and never reaches another field.
 struct Bits {
     at: u32,
     count: u32,
@@ -358,7 +371,8 @@ impl Bits {
     }
 }
 
-// The last word. A depot has fewer nodes than fit, and Linux gives out no thread's kernel id above 4,194,304.
+// The last word. A depot has fewer nodes than fit, and Linux gives out no
+// thread's kernel id above 4,194,304.
 const STACK: Bits = Bits { at: 0, count: 22 };
 const THREAD: Bits = Bits::above(&STACK, 22);
 const LABEL: Bits = Bits::above(&THREAD, LABEL_BITS);
@@ -371,7 +385,8 @@ const LAYER: Bits = Bits { at: 8, count: 2 };
 const WHAT: Bits = Bits::above(&LAYER, 6);
 const _: () = assert!(What::ALL.len() <= 1 << WHAT.count);
 
-/// The [`Event::part`] of what was made while several communicators were at work, so that nobody can tell for which.
+/// The [`Event::part`] of what was made while several communicators were at
+/// work, so that nobody can tell for which.
 pub const ONE_OF_SEVERAL: u16 = u16::MAX;
 
 impl Event {
@@ -397,8 +412,9 @@ impl Event {
         }
     }
 
-    /// The number of NCCL's communicator that the thread was at work for: 0 if none, [`ONE_OF_SEVERAL`] if it can't be told.
-    /// A communicator itself is a [`Kind::Create`] with its own number.
+    /// The number of NCCL's communicator that the thread was at work for: 0 if none,
+    /// [`ONE_OF_SEVERAL`] if it can't be told. A communicator itself is a
+    /// [`Kind::Create`] with its own number.
     pub fn part(&self) -> u16 {
         if self.layer == Layer::Framework { 0 } else { self.pool.0 }
     }

@@ -1,8 +1,9 @@
 //! What the program says it is doing: names of ranges, as a tree.
 //!
-//! A label is a name inside another label (or inside nothing), and its id is the position of its record in the black
-//! box's region of labels, as code objects and libraries have theirs ([`crate::stacks`]). An event carries the id of the
-//! label that its thread was in, so that a range costs nothing per event, and a killed process leaves the names behind.
+//! A label is a name inside another label (or inside nothing), and its id is the position of its
+//! record in the black box's region of labels, as code objects and libraries have theirs
+//! ([`crate::stacks`]). An event carries the id of the label that its thread was in, so that a
+//! range costs nothing per event, and a killed process leaves the names behind.
 
 use crate::event::{LABEL_BITS, LabelId, NO_LABEL};
 use crate::stacks::{Words, bytes, record};
@@ -11,8 +12,8 @@ use crate::stacks::{Words, bytes, record};
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"mtlabel1");
 /// Words of the region: some 25,000 labels.
 pub const LABEL_WORDS: usize = 1 << 17;
-/// Words of a record before its name: length, parent and sort, and the name's bytes. The high half of the last is the
-/// writer's own.
+/// Words of a record before its name: length, parent and sort, and the name's bytes. The high
+/// half of the last is the writer's own.
 pub const LABEL_FIXED: usize = 3;
 /// No label is deeper: a damaged region can't lead a reader in a circle.
 pub const DEEPEST: usize = 64;

@@ -1,5 +1,5 @@
-//! What a recorder leaves, made by hand: regions of stacks, and a whole black box. For tests, and for the fuzz targets, which
-//! have it by the feature `made`.
+//! What a recorder leaves, made by hand: regions of stacks, and a whole black box. For tests, and
+//! for the fuzz targets, which have it by the feature `made`.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! The bytes on their way out: one small buffer, so that the memory of a dump doesn't grow with its length.
+//! The bytes on their way out: one small buffer, so that the memory of a
+//! dump doesn't grow with its length.
 
 use std::io::{self, Read, Write};
 
@@ -15,7 +16,8 @@ impl<W: Write> Out<W> {
         Out { buffer: Vec::with_capacity(2 * FULL), to }
     }
 
-    /// Adds a few bytes. The buffer empties at [`Out::breathe`], not here: this is called for every field.
+    /// Adds a few bytes. The buffer empties at [`Out::breathe`], not here:
+    /// this is called for every field.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }

@@ -1,13 +1,14 @@
-//! The `allocator_settings` of a snapshot, from the variable that the user set; words changed and put together.
+//! The `allocator_settings` of a snapshot, from the variable that the user
+//! set; words changed and put together.
 //!
-//! PyTorch lists every setting with its value in force. Memtrace stands outside and reads the same variable
-//! with the same grammar (`key:value,…`), so the list is the one PyTorch would give for a configuration that
-//! it accepts. A configuration that it rejects never gets as far as a snapshot.
+//! PyTorch lists every setting with its value in force. Memtrace stands outside and reads the same
+//! variable with the same grammar (`key:value,…`), so the list is the one PyTorch would give for a
+//! configuration that it accepts. A configuration that it rejects never gets as far as a snapshot.
 
 use serde_json::{Map, Value, json};
 
-/// PyTorch's variable, by its names in the order in which it looks at them. Set to nothing is set. The first one is the name that every
-/// release reads; 2.6 reads no other.
+/// PyTorch's variable, by its names in the order in which it looks at them. Set to nothing is set.
+/// The first one is the name that every release reads; 2.6 reads no other.
 pub const NAMES: [&str; 3] =
     ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
@@ -15,8 +16,8 @@ pub const NAMES: [&str; 3] =
 const INTERVALS: u32 = 16;
 const MIB: i64 = 1 << 20;
 
-/// The settings that `raw` (the value of `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`) stands for, in the
-/// order and with the defaults of PyTorch 2.15.
+/// The settings that `raw` (the value of `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`) stands
+/// for, in the order and with the defaults of PyTorch 2.15.
 pub fn from_conf(raw: &str) -> Value {
     let mut by_size = [0; INTERVALS as usize];
     let mut found = Map::new();
@@ -61,8 +62,8 @@ pub fn from_conf(raw: &str) -> Value {
     settings
 }
 
-/// The words that stand for what holds after `text` was set where `now` held: PyTorch forgets some settings each time, and keeps
-/// the others that aren't named (2.6 to 2.15).
+/// The words that stand for what holds after `text` was set where `now` held: PyTorch forgets some
+/// settings each time, and keeps the others that aren't named (2.6 to 2.15).
 pub fn after(now: &str, text: &str) -> String {
     const FORGOTTEN: [&str; 3] =
         ["max_split_size_mb", "garbage_collection_threshold", "roundup_power2_divisions"];
@@ -87,8 +88,8 @@ pub fn without(now: &str, keys: &[&str]) -> String {
     kept.map(|(key, value)| format!("{key}:{value}")).collect::<Vec<_>>().join(",")
 }
 
-/// What a release (`2.6.0+cu124`) has read of `conf`, which stood in `variable`, and what that means in words that are the same to every
-/// release.
+/// What a release (`2.6.0+cu124`) has read of `conf`, which stood in `variable`, and what that
+/// means in words that are the same to every release.
 pub fn read_by<'a>(release: &str, variable: &str, conf: &'a str) -> (&'a str, String) {
     let mut parts = release.split('.').map_while(|part| part.parse::<u64>().ok());
     let is_old = parts.next() == Some(2) && parts.next().is_some_and(|minor| minor <= 6);
@@ -99,8 +100,8 @@ pub fn read_by<'a>(release: &str, variable: &str, conf: &'a str) -> (&'a str, St
     }
 }
 
-/// Words for PyTorch 2.6 in words that mean the same to every release: there `>` stands for the last size named, too, and later only
-/// for those above it.
+/// Words for PyTorch 2.6 in words that mean the same to every release: there `>` stands for the
+/// last size named, too, and later only for those above it.
 pub fn from_2_6(text: &str) -> String {
     const KEY: &str = "roundup_power2_divisions";
     let is_list = |(key, value): &(&str, &str)| *key == KEY && value.contains('>');
@@ -152,14 +153,16 @@ pub fn pairs(raw: &str) -> impl Iterator<Item = (&str, &str)> {
 /// By size class.
 type Divisions = [u64; INTERVALS as usize];
 
-/// One number for all intervals, or `[MiB:n,…,>:n]`: the first entry also fills the intervals below it, `>`
-/// those above the last one named (with `and_last`, as in 2.6, that one, too); what nobody named is 0.
+/// One number for all intervals, or `[MiB:n,…,>:n]`: the first entry also fills the
+/// intervals below it, `>` those above the last one named (with `and_last`, as in 2.6,
+/// that one, too); what nobody named is 0.
 fn divisions(value: &str, and_last: bool) -> Divisions {
     let mut out = [0; INTERVALS as usize];
     let Some(list) = value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
         return [value.parse().unwrap_or(0); INTERVALS as usize];
     };
-    // `>` before any size leaves the smallest class alone, and the first size named fills what is below it.
+    // `>` before any size leaves the smallest class alone, and the first
+    // size named fills what is below it.
     let (mut first, mut next) = (true, usize::from(!and_last));
     for (bound, n) in pairs(list) {
         let n: u64 = n.parse().unwrap_or(0);

@@ -1,13 +1,14 @@
 //! The order in which a snapshot is written, once for all encodings.
 //!
-//! PyTorch 2.15's keys in PyTorch's order. A trace comes where its key does, unless the encoding has been given its
-//! entries before and keeps them aside ([`Encoder::trace_again`]). Two habits of its own look odd and are kept: `frames` of a segment
-//! stands before `blocks` when empty and after them when not, and a trace entry without a stack has no
-//! `frames` key while a block without one has an empty list.
+//! PyTorch 2.15's keys in PyTorch's order. A trace comes where its key does, unless the
+//! encoding has been given its entries before and keeps them aside ([`Encoder::trace_again`]).
+//! Two habits of its own look odd and are kept: `frames` of a segment stands before `blocks`
+//! when empty and after them when not, and a trace entry without a stack has no `frames` key
+//! while a block without one has an empty list.
 //!
-//! This runs inside the traced process, on the background thread. It reads the model and streams; it must
-//! not panic on a model that contradicts itself (an index that names nothing is an error), and it refuses an
-//! integer of 2^63 or more, because the viewer's reader can't take one.
+//! This runs inside the traced process, on the background thread. It reads the model and streams;
+//! it must not panic on a model that contradicts itself (an index that names nothing is an error),
+//! and it refuses an integer of 2^63 or more, because the viewer's reader can't take one.
 
 mod value;
 
@@ -22,8 +23,8 @@ use crate::snapshot::{
 };
 use crate::words::Word;
 
-/// What an encoding can say. Calls nest as the data does: `item` before each element of a list, `key` or
-/// `other_key` before each value of a dictionary.
+/// What an encoding can say. Calls nest as the data does: `item` before each element of a list,
+/// `key` or `other_key` before each value of a dictionary.
 pub(crate) trait Encoder {
     fn begin_dict(&mut self) -> io::Result<()>;
     fn end_dict(&mut self) -> io::Result<()>;
@@ -57,7 +58,8 @@ pub(crate) trait Encoder {
     fn devices(&self) -> usize;
 }
 
-/// Writes the whole snapshot into the dictionary that is open, and closes it. `tables` is where its stacks are.
+/// Writes the whole snapshot into the dictionary that is open, and closes
+/// it. `tables` is where its stacks are.
 pub(crate) fn write<E: Encoder>(
     snapshot: &Snapshot,
     tables: Tables<'_>,

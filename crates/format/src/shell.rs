@@ -1,7 +1,7 @@
 //! Names in commands that a user may copy from a screen into a shell.
 //!
-//! Files and folders are named by strangers: `$(rm -rf ~).pickle` is a name. So every command that memtrace suggests has
-//! its names from here, as one word that the shell hands on unchanged.
+//! Files and folders are named by strangers: `$(rm -rf ~).pickle` is a name. So every command that
+//! memtrace suggests has its names from here, as one word that the shell hands on unchanged.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -35,7 +35,8 @@ pub fn quote(name: &[u8], mut to: impl FnMut(&[u8])) {
         }
         return to(b"'");
     }
-    // What is not seen is written as the number of each of its bytes, which takes a quote of its own kind.
+    // What is not seen is written as the number of each of its bytes,
+    // which takes a quote of its own kind.
     to(b"$'");
     for b in name {
         match b {

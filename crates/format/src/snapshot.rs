@@ -1,9 +1,10 @@
 //! A snapshot of GPU memory, as `torch.cuda.memory._snapshot()` of PyTorch 2.15 returns it.
 //!
-//! The model keeps what the pickle shares: a frame and a stack exist once and are named by index, so a
-//! million trace entries over a thousand stacks cost a million small records. Field names, order and
-//! meaning are PyTorch's (see the docstring of `torch.cuda.memory._snapshot` and what the viewer reads);
-//! what memtrace adds lives under one extra top-level key, `memtrace`, which viewers ignore.
+//! The model keeps what the pickle shares: a frame and a stack exist once and are named by
+//! index, so a million trace entries over a thousand stacks cost a million small records.
+//! Field names, order and meaning are PyTorch's (see the docstring of
+//! `torch.cuda.memory._snapshot` and what the viewer reads); what memtrace adds lives under
+//! one extra top-level key, `memtrace`, which viewers ignore.
 
 use std::borrow::Cow;
 
@@ -15,7 +16,8 @@ use crate::key::Memtrace;
 pub type FrameIx = u32;
 /// Index into [`Snapshot::stacks`].
 pub type StackIx = u32;
-/// Text of a trace entry: nearly always one of a few words, so that a history needs no memory for it.
+/// Text of a trace entry: nearly always one of a few words, so that a
+/// history needs no memory for it.
 pub type Text = Cow<'static, str>;
 
 /// One line of code on a stack.
@@ -240,8 +242,9 @@ pub enum Place {
     HostEntry(u32),
 }
 
-/// A key that this model has no field for: rare ones of PyTorch (`internal_metadata`, `forward_frames`, the
-/// `fx_…` keys of a frame) and whatever a newer PyTorch adds. Kept, so that what is read can be written again.
+/// A key that this model has no field for: rare ones of PyTorch (`internal_metadata`,
+/// `forward_frames`, the `fx_…` keys of a frame) and whatever a newer PyTorch adds. Kept, so
+/// that what is read can be written again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
     /// Where it stands.
@@ -252,8 +255,8 @@ pub struct Other {
     pub value: Value,
 }
 
-/// Top-level keys that PyTorch 2.15 always writes and an older one did not. (`allocator_settings` needs no
-/// entry here: it is [`Value::Null`] where absent.)
+/// Top-level keys that PyTorch 2.15 always writes and an older one did not. (`allocator_settings`
+/// needs no entry here: it is [`Value::Null`] where absent.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Absent {
     /// No `external_annotations`: before PyTorch 2.5.
@@ -284,7 +287,8 @@ pub struct Snapshot {
     pub segments: Vec<Segment>,
     /// History, one list a device, oldest first.
     pub device_traces: Vec<Vec<TraceEntry>>,
-    /// PyTorch's `allocator_settings`, a JSON object in PyTorch's order ([`Value::Null`] if absent).
+    /// PyTorch's `allocator_settings`, a JSON object in PyTorch's order
+    /// ([`Value::Null`] if absent).
     pub allocator_settings: Value,
     /// PyTorch's `external_annotations`, as JSON objects.
     pub external_annotations: Vec<Value>,

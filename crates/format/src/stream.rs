@@ -1,4 +1,5 @@
-//! A snapshot on its way into a file, entry by entry, so that nobody needs the memory for a whole history.
+//! A snapshot on its way into a file, entry by entry, so that nobody needs
+//! the memory for a whole history.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,7 +7,8 @@ use std::io::{self, Write};
 use crate::snapshot::{Snapshot, Tables, Trace, TraceEntry};
 use crate::{json, pickle};
 
-/// In one encoding or the other. First the entries of all traces, each trace in its order; then the rest.
+/// In one encoding or the other. First the entries of all traces, each
+/// trace in its order; then the rest.
 pub enum Stream<W> {
     /// See [`pickle::Stream`].
     Pickle(pickle::Stream<W>),
@@ -23,7 +25,8 @@ impl<W: Write> Stream<W> {
         Ok(Stream::Pickle(pickle::Stream::new(out)?))
     }
 
-    /// JSON, with stacks as asked. `scratch` opens an empty file for reading and writing, which nobody else has.
+    /// JSON, with stacks as asked. `scratch` opens an empty file for reading
+    /// and writing, which nobody else has.
     pub fn json(
         out: W,
         stacks: json::Stacks,
@@ -43,7 +46,8 @@ impl<W: Write> Stream<W> {
         }
     }
 
-    /// Everything else: `rest` without its frames, stacks and traces. Of devices without an entry it holds empty traces.
+    /// Everything else: `rest` without its frames, stacks and traces. Of devices
+    /// without an entry it holds empty traces.
     ///
     /// # Errors
     /// As [`Stream::entry`].

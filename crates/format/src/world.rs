@@ -1,10 +1,11 @@
 //! Which rank a process is, where only NCCL was told.
 //!
-//! A launcher says it in the environment; who starts processes on his own (`mp.spawn`) passes it as an argument. It comes by
-//! when the process joins a communicator. The largest one that it joined is taken for the world: a part of it
-//! has fewer ranks. Two of that size in which it has different ranks are both parts (the neighbours of a pipeline, of which
-//! each pair has a communicator), or it has several ranks, with a device for each: then its rank isn't known. Nor is it where
-//! its device has a higher number than the communicator has ranks: there are others, then.
+//! A launcher says it in the environment; who starts processes on his own (`mp.spawn`) passes it as
+//! an argument. It comes by when the process joins a communicator. The largest one that it joined
+//! is taken for the world: a part of it has fewer ranks. Two of that size in which it has different
+//! ranks are both parts (the neighbours of a pipeline, of which each pair has a communicator), or
+//! it has several ranks, with a device for each: then its rank isn't known. Nor is it where its
+//! device has a higher number than the communicator has ranks: there are others, then.
 
 use crate::key::Memtrace;
 
@@ -58,7 +59,8 @@ impl World {
         }
     }
 
-    /// Adds `rank`, `world_size` and `rank_device` to what is known of a process. What its environment says counts first.
+    /// Adds `rank`, `world_size` and `rank_device` to what is known of a process.
+    /// What its environment says counts first.
     pub fn tell(self, about: &mut Memtrace) {
         if self.several {
             return;

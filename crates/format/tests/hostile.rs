@@ -1,5 +1,5 @@
-//! Files that mean harm, and files that are only broken: each is refused with a reason, quickly, in little
-//! memory, and nothing panics.
+//! Files that mean harm, and files that are only broken: each is refused with a reason, quickly,
+//! in little memory, and nothing panics.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -171,7 +171,8 @@ fn read_all_ways(bytes: &[u8]) {
     let _ = json::read(bytes);
     if let Ok(snapshot) = snapshot {
         let mut sink = Vec::new();
-        // A snapshot that was read can be written, unless a number of it is too large for the viewer.
+        // A snapshot that was read can be written, unless a number of it
+        // is too large for the viewer.
         if let Err(error) = pickle::write(&snapshot, &mut sink) {
             assert!(
                 error.to_string().contains("2^63") || error.to_string().contains("deeper"),

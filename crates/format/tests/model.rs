@@ -1,4 +1,5 @@
-//! Snapshots made up here: what is refused, how long a file gets, and that nothing is lost on the way.
+//! Snapshots made up here: what is refused, how long a file gets, and that
+//! nothing is lost on the way.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -50,7 +51,8 @@ fn segment() -> Segment {
     }
 }
 
-/// `stacks` different stacks of 20 frames, all met before the first entry, as live blocks' stacks are.
+/// `stacks` different stacks of 20 frames, all met before the first entry,
+/// as live blocks' stacks are.
 fn training(entries: u32, stacks: u32) -> Snapshot {
     let block = |s: u32| Block {
         address: 0x7f00_0000_0000 + 512 * u64::from(s),

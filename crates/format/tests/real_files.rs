@@ -1,5 +1,5 @@
-//! Real snapshots, from PyTorch 2.1 to 2.15 and from its C++ pickler: what is read is written again, and
-//! Python finds the same object.
+//! Real snapshots, from PyTorch 2.1 to 2.15 and from its C++ pickler: what is read is written
+//! again, and Python finds the same object.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -119,7 +119,8 @@ fn the_viewer_can_read_what_is_written() {
         for op in ops.split_whitespace() {
             assert!(known.split_whitespace().any(|k| k == op), "{name} holds {op}");
         }
-        // Apart from the words at its beginning the file is never longer than Python's, and mostly shorter.
+        // Apart from the words at its beginning the file is never longer
+        // than Python's, and mostly shorter.
         assert!(bytes.len() <= original.len() + 600, "{name}: {} bytes", bytes.len());
         println!("{name}: {} bytes, {} of Python's", bytes.len(), original.len());
     }

@@ -1,17 +1,24 @@
-//! Whose code a frame is: native, PyTorch's, the standard library's, an installed package's, or the user's.
+//! Whose code a frame is: native, PyTorch's, the standard library's, an
+//! installed package's, or the user's.
 //!
-//! This is the one place that decides it; a line of code, an owner and a report all ask here. A frame has a name, a file
-//! and a number, and nothing in it says of what kind it is. So what is known for certain comes first: a snapshot of
-//! memtrace's names the libraries that its native frames lie in, and the folders of PyTorch and of the standard library,
-//! which follow from the libraries that the process had loaded. Without that, they follow from the other frames: a file
-//! and function that only PyTorch has say where its folder is. Only then does the shape of a path count.
+//! This is the one place that decides it; a line of code, an owner and a report all ask
+//! here. A frame has a name, a file and a number, and nothing in it says of what kind it is.
+//! So what is known for certain comes first: a snapshot of memtrace's names the libraries
+//! that its native frames lie in, and the folders of PyTorch and of the standard library,
+//! which follow from the libraries that the process had loaded. Without that, they follow
+//! from the other frames: a file and function that only PyTorch has say where its folder is.
+//! Only then does the shape of a path count.
 //!
-//! - A frame is Python's unless it is a native one, whatever its file is called: a script needs no `.py`.
-//! - A folder is known from its beginning, never by a part in the middle: `/home/me/torch/optim` is the user's.
-//! - A folder counts only if Python runs from it: the path of a library is the real one, that of a Python file need not be.
-//! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line, and neither is what only starts a
-//!   program: the script that pip makes for a command, the text that `multiprocessing` gives a new process. Nor is
-//!   memtrace's own Python, which wraps functions that it watches.
+//! - A frame is Python's unless it is a native one, whatever its file is
+//!   called: a script needs no `.py`.
+//! - A folder is known from its beginning, never by a part in the middle:
+//!   `/home/me/torch/optim` is the user's.
+//! - A folder counts only if Python runs from it: the path of a library is the real
+//!   one, that of a Python file need not be.
+//! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line, and
+//!   neither is what only starts a program: the script that pip makes for a command, the
+//!   text that `multiprocessing` gives a new process. Nor is memtrace's own Python,
+//!   which wraps functions that it watches.
 
 mod paths;
 mod starts;
@@ -53,7 +60,8 @@ impl Whose {
 /// The file of frames that are no code: gaps and reasons.
 pub const NO_FILE: &str = "memtrace";
 
-/// Functions that only PyTorch has, by their file in its folder. They say where it lies when nothing else does.
+/// Functions that only PyTorch has, by their file in its folder. They say
+/// where it lies when nothing else does.
 const ONLY_PYTORCH: [(&str, &[&str]); 9] = [
     ("nn/modules/module.py", &["_call_impl", "_wrapped_call_impl", "_apply"]),
     ("utils/_contextlib.py", &["decorate_context"]),
@@ -140,7 +148,8 @@ impl Places {
         places
     }
 
-    /// PyTorch's folders and the standard library's, of those that are told, and of what frames say.
+    /// PyTorch's folders and the standard library's, of those that are
+    /// told, and of what frames say.
     fn find_folders(
         &mut self,
         all: &[Frame],
@@ -247,7 +256,8 @@ impl Places {
         Places { pytorch, standard, ..Places::default() }
     }
 
-    /// Adds the paths by which Python knows PyTorch's folders where these have others, by what `real` says of a path.
+    /// Adds the paths by which Python knows PyTorch's folders where these have
+    /// others, by what `real` says of a path.
     pub fn add_links(&mut self, frames: &[Frame], real: impl Fn(&str) -> Option<String>) {
         if self.pytorch.is_empty() {
             return;
@@ -309,7 +319,8 @@ impl Places {
         if is_beside { Whose::Installed } else { Whose::User }
     }
 
-    /// Whose the frames of a stack are, innermost first. Here the ones count that only start a program.
+    /// Whose the frames of a stack are, innermost first. Here the ones
+    /// count that only start a program.
     pub fn stack(&self, frames: &[&Frame]) -> Vec<Whose> {
         let mut all: Vec<Whose> = frames.iter().map(|f| self.whose(f)).collect();
         starts::mark(frames, &mut all, &self.busy);
@@ -334,14 +345,16 @@ impl Places {
         if self.outside != Outside::Any {
             return false;
         }
-        // PyTorch's own recorder gives a program's frames the offset in it, and leaves away what it doesn't know.
+        // PyTorch's own recorder gives a program's frames the offset in it,
+        // and leaves away what it doesn't know.
         let file_name = Path::new(file).last();
         let is_offset = frame.line == 0 || (frame.line >= 4096 && frame.line != NO_LINE);
         file.is_empty() || is_interpreter(file_name) || (!file_name.contains('.') && is_offset)
     }
 }
 
-/// PyTorch's folders, and those of the standard library, by the libraries that lie in them or beside them.
+/// PyTorch's folders, and those of the standard library, by the libraries
+/// that lie in them or beside them.
 fn folders_of_libraries<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<String>, Vec<String>) {
     let (mut pytorch, mut standard) = (Vec::new(), Vec::new());
     for file in files {

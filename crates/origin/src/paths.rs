@@ -1,8 +1,9 @@
-//! What a path says by its parts: packages, the standard library, PyTorch's folder, what a compiler wrote.
+//! What a path says by its parts: packages, the standard library,
+//! PyTorch's folder, what a compiler wrote.
 //!
-//! Parts are compared whole, and from a place that is known: a folder of packages is one only where an interpreter would
-//! look for it. Paths may come from another machine, so none is looked up on this one; those of Windows have a drive
-//! or two backslashes in front, and both kinds of slash.
+//! Parts are compared whole, and from a place that is known: a folder of packages is one only where
+//! an interpreter would look for it. Paths may come from another machine, so none is looked up on
+//! this one; those of Windows have a drive or two backslashes in front, and both kinds of slash.
 
 /// Files in which native code is.
 const LIBRARIES: [&str; 5] = ["so", "dll", "pyd", "dylib", "exe"];
@@ -16,8 +17,9 @@ const SOURCES: [&str; 20] = [
 /// Where transformers, datasets and evaluate keep code that they have fetched.
 const OF_MODELS: [&str; 3] = ["transformers_modules", "datasets_modules", "evaluate_modules"];
 
-/// Folders with what only starts a program, each in another: debuggers, and what packed applications bring. And what
-/// of memtrace's own stands between a program and the functions that it calls, where it isn't installed.
+/// Folders with what only starts a program, each in another: debuggers, and what packed
+/// applications bring. And what of memtrace's own stands between a program and the functions that
+/// it calls, where it isn't installed.
 const STARTERS: [[&str; 2]; 9] = [
     ["memtrace", "recording.py"],
     ["memtrace", "integrations"],
@@ -97,7 +99,8 @@ fn extension(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(_, extension)| extension)
 }
 
-/// The installed package that a file belongs to: the folder, or the module, right in a folder of packages.
+/// The installed package that a file belongs to: the folder, or the
+/// module, right in a folder of packages.
 pub fn package(file: &str) -> Option<&str> {
     let path = Path::new(file);
     let at = (0..path.parts.len()).rev().find(|i| path.is_folder_of_packages(*i))?;
@@ -148,7 +151,8 @@ impl<'a> Path<'a> {
         self.part(Some(0))
     }
 
-    /// The number of the file's own part, or of the archive's that is a command of Windows: `acme.exe/__main__.py`.
+    /// The number of the file's own part, or of the archive's that is a command
+    /// of Windows: `acme.exe/__main__.py`.
     fn command(&self) -> Option<usize> {
         let last = self.parts.len().checked_sub(1)?;
         let archive = last.checked_sub(1).filter(|_| self.last() == "__main__.py");
@@ -161,7 +165,8 @@ impl<'a> Path<'a> {
         self.part(Some(1)) == "root" || self.parts.iter().any(|part| has_homes(part))
     }
 
-    /// The folder that this one lies in, if it may be one of packages: not the root, and nobody's home.
+    /// The folder that this one lies in, if it may be one of packages: not
+    /// the root, and nobody's home.
     pub(super) fn parent_of_packages(&self) -> Option<String> {
         let parent = self.parts.len().checked_sub(2).filter(|_| self.is_absolute())?;
         let is_home = self.is_in_a_home()
@@ -188,7 +193,8 @@ impl<'a> Path<'a> {
                 || (self.windows && is_version(&before(1).to_ascii_lowercase()));
             return is_version
                 || (self.windows && before(1).eq_ignore_ascii_case("lib"))
-                // Programs that bring their packages: unpacked by shiv, and a folder for each package by Bazel.
+                // Programs that bring their packages: unpacked by shiv, and
+                // a folder for each package by Bazel.
                 || before(2) == ".shiv"
                 || self.parts[..i].iter().any(|p| *p == "external" || p.ends_with(".runfiles"));
         }
@@ -224,7 +230,8 @@ impl<'a> Path<'a> {
         (is_library && is_its && is_there).then(|| self.up_to(folder))
     }
 
-    /// The folder of the standard library that this library lies in, or that belongs to this interpreter.
+    /// The folder of the standard library that this library lies in, or
+    /// that belongs to this interpreter.
     pub(super) fn standard_of_library(&self) -> Option<String> {
         let folder = self.parts.len().checked_sub(2)?;
         if self.parts[folder] == "lib-dynload" {
@@ -261,7 +268,8 @@ impl<'a> Path<'a> {
         self.parts.split_last().is_some_and(|(_, folders)| folders.contains(&folder))
     }
 
-    /// Written by `torch.compile`: by the folder's name, or, where the user has chosen another, by how it names files.
+    /// Written by `torch.compile`: by the folder's name, or, where the user has
+    /// chosen another, by how it names files.
     pub(super) fn is_of_inductor(&self) -> bool {
         let Some((name, folders)) = self.parts.split_last() else { return false };
         if folders.iter().any(|f| f.starts_with("torchinductor_")) {
@@ -294,8 +302,9 @@ impl<'a> Path<'a> {
         self.parts[i] == "bin" || self.parts[i].eq_ignore_ascii_case("scripts")
     }
 
-    /// Is this the script of a command whose packages lie elsewhere? Nobody but an installer makes one that is a program
-    /// with an archive in it, or writes where all look for commands. In a home it is called as its package is.
+    /// Is this the script of a command whose packages lie elsewhere? Nobody but an installer makes
+    /// one that is a program with an archive in it, or writes where all look for commands. In a
+    /// home it is called as its package is.
     pub(super) fn is_command_of(&self, package: &str) -> bool {
         let Some(at) = self.command() else { return false };
         let name = self.parts[at];

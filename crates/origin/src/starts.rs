@@ -1,4 +1,5 @@
-//! What only starts a program: a command's script, or the text of a new process. And programs that are a text.
+//! What only starts a program: a command's script, or the text of a new
+//! process. And programs that are a text.
 
 use std::collections::HashSet;
 
@@ -100,7 +101,8 @@ pub(super) fn is_text(frame: &Frame) -> bool {
     frame.filename == TEXT && frame.name == "<module>"
 }
 
-/// Does a stack show that the program is a text? Not if the text only starts a process, or if a package executes it.
+/// Does a stack show that the program is a text? Not if the text only starts a
+/// process, or if a package executes it.
 pub(super) fn is_typed(frames: &[&Frame], whose: &[Whose], busy: &HashSet<String>) -> bool {
     (0..frames.len()).filter(|i| is_text(frames[*i])).any(|i| {
         let starts = called(frames, whose, i)

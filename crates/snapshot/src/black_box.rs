@@ -1,7 +1,8 @@
 //! The snapshot that a black box holds, as its process would have written it.
 //!
-//! Nothing here knows whether the process lives: the caller has read the file and says why. What the process said
-//! of itself when it began stands in the file; what it would have counted since then is worked out.
+//! Nothing here knows whether the process lives: the caller has read the file and says
+//! why. What the process said of itself when it began stands in the file; what it would
+//! have counted since then is worked out.
 
 use std::io;
 
@@ -15,8 +16,8 @@ use memtrace_symbols::{Namer, Splice};
 use crate::doors::{cost, doors};
 use crate::write::{Counts, Encoding, Moment, write};
 
-/// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and `written_us` are for the
-/// snapshot's `memtrace` key. `target`: see [`write()`].
+/// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and
+/// `written_us` are for the snapshot's `memtrace` key. `target`: see [`write()`].
 ///
 /// # Errors
 /// The file is damaged or can't be read, or the snapshot can't be written.
@@ -97,7 +98,8 @@ pub fn of_black_box<B: Bytes>(
 /// In `not_recorded`.
 const LACKING: &str = "the settings of PyTorch's allocator";
 
-/// What the process's environment said when recording began, as this release of PyTorch reads it. `None`: the box doesn't say.
+/// What the process's environment said when recording began, as this release of PyTorch
+/// reads it. `None`: the box doesn't say.
 fn read_at_the_start(about: &Memtrace, release: Option<&str>) -> Option<Read> {
     let conf = about.allocator_conf.as_deref()?;
     let variable = about.allocator_variable.as_deref().unwrap_or_default();
@@ -160,7 +162,8 @@ mod tests {
         }
     }
 
-    /// A black box with one old block, and a history of three events of which the last is half written.
+    /// A black box with one old block, and a history of three events of
+    /// which the last is half written.
     fn made() -> Vec<u64> {
         let mut stacks = Made::of_words(400);
         let code = stacks.function("f", "a.py", 7);
@@ -299,7 +302,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is in the file: an answer, no panic, no endless loop, and what is written can be read.
+        /// Whatever is in the file: an answer, no panic, no endless loop,
+        /// and what is written can be read.
         #[test]
         fn damaged_files_do_no_harm(
             changes in prop::collection::vec((prop_oneof![0_usize..128, 512_usize..640, 0_usize..1 << 16], 0_u32..64, any_word()), 1..20),

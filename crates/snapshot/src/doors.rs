@@ -7,8 +7,8 @@ use memtrace_format::key::{Caller, Cost, Door, Kept};
 use memtrace_format::stacks::Words;
 use memtrace_symbols::Namer;
 
-/// Each door that was used, with its calls by library; those of libraries that found no place (or are no longer known)
-/// have none.
+/// Each door that was used, with its calls by library; those of libraries that found no place
+/// (or are no longer known) have none.
 pub fn doors<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
     used: &[DoorUse],
     api: &A,

@@ -1,9 +1,10 @@
-//! The end of a Python program, of which there are two: when Python began to end, and when the process did.
+//! The end of a Python program, of which there are two: when Python began
+//! to end, and when the process did.
 //!
-//! A snapshot of the end shows the first, because after it Python frees what the program held until then
-//! ([`memtrace_state::recording::ending`] finds it). What was left at the second stands beside it, under `end` of the
-//! `memtrace` key. What a device says of itself at the very end still goes into the accounts, as long as nothing was given
-//! back to it in between.
+//! A snapshot of the end shows the first, because after it Python frees what the program held until
+//! then ([`memtrace_state::recording::ending`] finds it). What was left at the second stands beside
+//! it, under `end` of the `memtrace` key. What a device says of itself at the very end still goes
+//! into the accounts, as long as nothing was given back to it in between.
 
 use std::io;
 use std::ops::Range;
@@ -16,7 +17,8 @@ use memtrace_state::{ApiName, State};
 /// Events that are read at a time.
 const BATCH: u64 = 1024;
 
-/// The events with these tickets: some frees, no more than there were blocks. Without the rest if some are gone.
+/// The events with these tickets: some frees, no more than there were
+/// blocks. Without the rest if some are gone.
 pub(crate) fn events_after(
     recording: &mut dyn Recording,
     tickets: Range<u64>,
@@ -56,7 +58,8 @@ pub(crate) fn tell(mut state: State, ticket: u64, after: &[Event], api: ApiName<
     Ends { shown: "python".to_owned(), python, process, kept: Kept::NOTHING }
 }
 
-/// What PyTorch's allocator has handed out and reserved on each device, and what the process holds of it in all.
+/// What PyTorch's allocator has handed out and reserved on each device, and
+/// what the process holds of it in all.
 fn end_state(state: &State, events: u64, time_us: Option<u64>) -> EndState {
     let handed_out = |device: i64| {
         let device = state.devices.get(usize::try_from(device).ok()?)?;

@@ -1,8 +1,9 @@
-//! Sub-totals by label: who, in the program's own words, holds the memory of PyTorch's allocator, now and at the peak; and
-//! who holds what is taken past it, from the driver.
+//! Sub-totals by label: who, in the program's own words, holds the memory of PyTorch's allocator,
+//! now and at the peak; and who holds what is taken past it, from the driver.
 //!
-//! The peak is known only afterwards. So beside what is held now it is kept how much of that has changed since the
-//! highest total so far, which is forgotten at each new one; the difference is what was held at the peak.
+//! The peak is known only afterwards. So beside what is held now it is kept how much of that
+//! has changed since the highest total so far, which is forgotten at each new one; the
+//! difference is what was held at the peak.
 //!
 //! And the points that the program marked, each with what was allocated then.
 

@@ -1,9 +1,9 @@
 //! A recording as a snapshot file: who holds what, and writing it.
 //!
-//! [`write()`] is the one way from a recording to a file, for a process's own record and for a black box
-//! ([`of_black_box`]). On the way each allocation gets its owner, sums are kept by owner and by label, and what looks
-//! wrong becomes a warning. All of that goes under the key `memtrace` of the snapshot. What a library, a
-//! function or a line is called is [`memtrace_symbols`]'s.
+//! [`write()`] is the one way from a recording to a file, for a process's own record and for a
+//! black box ([`of_black_box`]). On the way each allocation gets its owner, sums are kept by owner
+//! and by label, and what looks wrong becomes a warning. All of that goes under the key `memtrace`
+//! of the snapshot. What a library, a function or a line is called is [`memtrace_symbols`]'s.
 
 #![forbid(unsafe_code)]
 

@@ -1,15 +1,18 @@
 //! Whose memory it is: the library that asked for it.
 //!
-//! The owner of an allocation is the first library on its native stack, seen from the call, that is not the CUDA runtime
-//! or driver, memtrace itself, or plumbing that calls functions for others (libffi, the loader). It follows from the
-//! recorded stack alone, so the process, `recover` and `snapshot PID` give the same. Recorders keep the caller's return
-//! address in every stack of the device and the host layer, also where the user wants no native frames.
+//! The owner of an allocation is the first library on its native stack, seen from the call, that is
+//! not the CUDA runtime or driver, memtrace itself, or plumbing that calls functions for others
+//! (libffi, the loader). It follows from the recorded stack alone, so the process, `recover` and
+//! `snapshot PID` give the same. Recorders keep the caller's return address in every stack of the
+//! device and the host layer, also where the user wants no native frames.
 //!
-//! - Python's ctypes and cffi are plumbing, too, and so are NVIDIA's own bindings, the package `cuda`: whoever called through
-//!   them is the package (or the script) of the innermost Python frame.
-//! - On a virtual GPU all of NVIDIA's libraries are one, under the driver's name. There the function says whose call it
-//!   is: the real driver has none that begins with `nccl` or `cublas`.
-//! - A library that only plumbing is known of is named as it is: an honest "libcudart" rather than a guess.
+//! - Python's ctypes and cffi are plumbing, too, and so are NVIDIA's own bindings,
+//!   the package `cuda`: whoever called through them is the package (or the
+//!   script) of the innermost Python frame.
+//! - On a virtual GPU all of NVIDIA's libraries are one, under the driver's name. There the
+//!   function says whose call it is: the real driver has none that begins with `nccl` or `cublas`.
+//! - A library that only plumbing is known of is named as it is: an honest
+//!   "libcudart" rather than a guess.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -19,8 +22,8 @@ use memtrace_format::stacks::{RawFrame, StackId, Words};
 use memtrace_origin::{Whose, file_name, package};
 use memtrace_symbols::Namer;
 
-/// What a file's name (without `lib`) or a Python package's begins with, and what everybody calls it. The first that
-/// fits counts.
+/// What a file's name (without `lib`) or a Python package's begins with, and what everybody
+/// calls it. The first that fits counts.
 const KNOWN: &[(&str, &str)] = &[
     ("nccl", "NCCL"),
     ("cublasLt", "cuBLASLt"),
@@ -71,8 +74,8 @@ const OF_PYTORCH: [&str; 11] = [
     "libcaffe2_gpu",
 ];
 
-/// Functions that a virtual GPU has under the driver's name: what they begin with, and the library. Those of `KNOWN` that
-/// NVIDIA ships.
+/// Functions that a virtual GPU has under the driver's name: what they begin with, and the library.
+/// Those of `KNOWN` that NVIDIA ships.
 const STOOD_FOR: [&str; 11] = [
     "nccl",
     "cublasLt",
@@ -93,7 +96,8 @@ fn is_foreign_call(path: &str, file: &str) -> bool {
     LIBRARIES.iter().any(|name| file.starts_with(name)) || package(path) == Some(BINDINGS)
 }
 
-/// NVIDIA's Python package (`cuda.bindings`, `cuda.core`), through which Numba and others call the driver.
+/// NVIDIA's Python package (`cuda.bindings`, `cuda.core`), through which
+/// Numba and others call the driver.
 const BINDINGS: &str = "cuda";
 
 /// Libraries that take memory for whoever calls them.
@@ -236,7 +240,8 @@ mod tests {
     use memtrace_format::made::Made;
     use memtrace_symbols::Splice;
 
-    /// A stack whose innermost frames are in these libraries, and the Python files that run outside of them.
+    /// A stack whose innermost frames are in these libraries, and the
+    /// Python files that run outside of them.
     fn owner(libraries: &[&str], sources: &[&str]) -> Option<String> {
         let mut made = Made::of_words(5000);
         let mut frames = Vec::new();

@@ -1,13 +1,15 @@
 //! From a recording to a snapshot file, in one pass and in little memory.
 //!
-//! What is slow comes first: the names of functions are read from the libraries before the live table is copied. Then
-//! the ring is read from that table's ticket on, a batch at a time, and each event's entries go straight into the file;
-//! the state at the end, which the reader of the file sees first, is written last ([`memtrace_format::stream`]).
+//! What is slow comes first: the names of functions are read from the libraries before the live
+//! table is copied. Then the ring is read from that table's ticket on, a batch at a time, and each
+//! event's entries go straight into the file; the state at the end, which the reader of the file
+//! sees first, is written last ([`memtrace_format::stream`]).
 //!
-//! A program that makes events faster than they are written here would overwrite what has not been read. When it gains on
-//! the reader, the rest is first copied as it is into a scratch file, which is several times faster than any program makes
-//! events. A reader that is overtaken all the same, because it did not get a processor for that long, begins again and
-//! copies at once. So the state is exact whatever happens, and what the history lacks at its beginning is counted.
+//! A program that makes events faster than they are written here would overwrite what has not been
+//! read. When it gains on the reader, the rest is first copied as it is into a scratch file, which
+//! is several times faster than any program makes events. A reader that is overtaken all the same,
+//! because it did not get a processor for that long, begins again and copies at once. So the state
+//! is exact whatever happens, and what the history lacks at its beginning is counted.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,7 +34,8 @@ use crate::owner::Names;
 
 /// Events that are read at a time.
 const BATCH: u64 = 1024;
-/// Beginnings; long before, a program so fast has retired all that was asked for, and there is no history left to read.
+/// Beginnings; long before, a program so fast has retired all that was asked for,
+/// and there is no history left to read.
 const TRIES: u32 = 10_000;
 /// Beginnings after which the present is no longer what it is then.
 const NEW_PRESENTS: u32 = 8;
@@ -84,13 +87,14 @@ impl Counts {
 pub enum Moment {
     /// The state before this ticket, or the present one if that is lower.
     Ticket(u64),
-    /// Of a process that ends or has ended: the state in which Python began to end, if it did and that is still in the
-    /// history; the last one if not.
+    /// Of a process that ends or has ended: the state in which Python began to end, if it did and
+    /// that is still in the history; the last one if not.
     End,
 }
 
-/// Writes the state of a moment, and the history until then, into a new file. Scratch files lie beside it, without a name.
-/// `rest` puts the `memtrace` key into the snapshot: what was worked out here, and what only the caller knows.
+/// Writes the state of a moment, and the history until then, into a new file. Scratch files lie
+/// beside it, without a name. `rest` puts the `memtrace` key into the snapshot: what was worked out
+/// here, and what only the caller knows.
 ///
 /// # Errors
 /// Those of the recording and of the file.
@@ -117,8 +121,8 @@ pub fn write<W: Words>(
     for tries in 0..TRIES {
         let (mut state, first) = recording.live()?;
         let oldest = *oldest.get_or_insert(first);
-        // Whoever asks for the present gets that of the last beginning, and with it a ring full of history; but what is
-        // asked for must not go on for ever.
+        // Whoever asks for the present gets that of the last beginning, and with it a ring full of
+        // history; but what is asked for must not go on for ever.
         if tries < NEW_PRESENTS {
             present = recording.written()?;
         }
@@ -172,8 +176,9 @@ pub fn write<W: Words>(
 
 /// Where the events of the history come from.
 enum Source<'a> {
-    /// The ring itself, from the ticket `next` to `end`. If the program gets ahead by clearly more than the events that
-    /// `may_lag` names, which it was ahead by at the beginning, the rest is put beside the file.
+    /// The ring itself, from the ticket `next` to `end`. If the program gets ahead by
+    /// clearly more than the events that `may_lag` names, which it was ahead by at the
+    /// beginning, the rest is put beside the file.
     Ring {
         recording: &'a mut dyn Recording,
         next: u64,
@@ -204,7 +209,8 @@ enum Next {
 }
 
 impl Source<'_> {
-    /// Changes the ring for a copy of what is left, if the program gains on the reader. `false`: it was too late for that.
+    /// Changes the ring for a copy of what is left, if the program gains on the
+    /// reader. `false`: it was too late for that.
     fn keep_up(&mut self) -> io::Result<bool> {
         let Source::Ring { recording, next, end, may_lag: Some((lag, file)) } = self else {
             return Ok(true);
@@ -354,7 +360,8 @@ mod tests {
     use memtrace_symbols::Splice;
     use proptest::prelude::*;
 
-    /// A ring of `capacity` slots whose program writes `pace` events for each batch that is read, until it rests.
+    /// A ring of `capacity` slots whose program writes `pace` events for each
+    /// batch that is read, until it rests.
     struct Tape {
         events: Vec<Event>,
         capacity: u64,
@@ -362,7 +369,8 @@ mod tests {
         pace: u64,
         /// Batches until then.
         rest_after: u64,
-        /// Events that it writes while a batch is turned into entries, after which the reader looks how far it is.
+        /// Events that it writes while a batch is turned into entries, after
+        /// which the reader looks how far it is.
         meanwhile: u64,
     }
 
@@ -540,7 +548,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// However fast the program is: an exact state, a history without holes, and every missing event counted.
+        /// However fast the program is: an exact state, a history without
+        /// holes, and every missing event counted.
         #[test]
         fn a_program_faster_than_the_reader_loses_only_the_beginning(
             capacity in 10_u32..14,

@@ -1,4 +1,5 @@
-//! The recording that a black box holds: [`memtrace_format::blackbox`] reads the file, here is what it stands for.
+//! The recording that a black box holds: [`memtrace_format::blackbox`] reads
+//! the file, here is what it stands for.
 
 use std::io;
 

@@ -1,17 +1,20 @@
 //! The framework's books: what an event means for the blocks and segments of PyTorch's allocator.
 //!
-//! There is one set of rules ([`apply`]) for everybody: the live table of a recording process, a dump of it, and the reader of
-//! a dead process's file. Each keeps what is alive in its own way ([`Waits`]), so they can't disagree. The rules of the
-//! driver's layer are [`crate::ledger`]'s.
+//! There is one set of rules ([`apply`]) for everybody: the live table of a recording process, a
+//! dump of it, and the reader of a dead process's file. Each keeps what is alive in its own way
+//! ([`Waits`]), so they can't disagree. The rules of the driver's layer are [`crate::ledger`]'s.
 //!
 //! The rules (PyTorch 2.x's native allocator, checked entry for entry against its own recorder):
 //!
-//! - a free without outstanding CUDA events is complete at once; one that waits is complete when the last of its events is;
-//! - addresses are unique over all devices, so a block is found by its address, whatever device a thread has selected;
+//! - a free without outstanding CUDA events is complete at once; one that waits is
+//!   complete when the last of its events is;
+//! - addresses are unique over all devices, so a block is found by its address,
+//!   whatever device a thread has selected;
 //! - an expandable segment comes and goes by pages.
 //!
-//! A process may die after its table was changed and before that was counted, and then the event is applied again. So the
-//! same event twice must change nothing more. It must never panic on any sequence of events.
+//! A process may die after its table was changed and before that was counted, and then
+//! the event is applied again. So the same event twice must change nothing more. It must
+//! never panic on any sequence of events.
 
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{
@@ -20,7 +23,8 @@ use memtrace_format::event::{
 
 use crate::ledger::Books;
 
-/// Granularity of the driver's mappings, bytes: pages of an expandable segment are kept in this unit.
+/// Granularity of the driver's mappings, bytes: pages of an expandable
+/// segment are kept in this unit.
 pub const PAGE: u64 = 2 << 20;
 
 /// The first addresses of the pages in a mapped range.
@@ -31,8 +35,8 @@ pub fn pages(addr: u64, size: u64) -> impl Iterator<Item = u64> {
 
 /// Books that know which blocks' frees wait for CUDA events.
 ///
-/// A block that goes takes the events with it for which it waits ([`Class::Wait`]), itself first. One that comes in place of
-/// another does so, too. An event whose block isn't there is not kept.
+/// A block that goes takes the events with it for which it waits ([`Class::Wait`]), itself first.
+/// One that comes in place of another does so, too. An event whose block isn't there is not kept.
 pub trait Waits: Books {
     /// How many CUDA events the free of this block waits for. Who counts more than two may say two.
     fn waits(&self, block: u64) -> usize;
@@ -64,11 +68,13 @@ impl Rules {
 /// What an event has changed, for whoever writes the history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// What the event speaks of, as it was before: a block, a segment, the last of the pages that went.
+    /// What the event speaks of, as it was before: a block, a segment, the
+    /// last of the pages that went.
     pub before: Option<Event>,
     /// With this the block's free is complete.
     pub completed: bool,
-    /// How many things contradict what was known: one that came was there already, or one that went was not.
+    /// How many things contradict what was known: one that came was there
+    /// already, or one that went was not.
     pub anomalies: u64,
 }
 

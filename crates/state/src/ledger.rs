@@ -1,20 +1,24 @@
-//! The driver's books: what the device and the host layer hold, in columns that are never added up twice.
+//! The driver's books: what the device and the host layer hold, in columns
+//! that are never added up twice.
 //!
-//! What is alive is kept as the event that made it, under the key that the live table of the black box uses, too.
-//! So there is one set of rules ([`apply`]) for both, and they can't disagree. The rules follow NVIDIA's public
-//! documentation:
+//! What is alive is kept as the event that made it, under the key that the live table of the black
+//! box uses, too. So there is one set of rules ([`apply`]) for both, and they can't disagree. The
+//! rules follow NVIDIA's public documentation:
 //!
-//! - memory belongs to the device that it was taken from, whatever device a later call has selected;
-//! - *physical* memory (`cuMemCreate`) goes when its last reference is released **and** its last mapping is gone,
-//!   in whichever order; a *mapping* takes addresses and no memory, however often the same memory is mapped;
-//! - what another process or another API shares (IPC, pool pointers, external memory) is in use here and held
-//!   there: it has a column of its own and is in no sum;
-//! - a call that can't have worked (a range that isn't made of whole mappings, host memory given to `cuMemFree`) changes
-//!   nothing: hooks record a free before they know how it ends;
+//! - memory belongs to the device that it was taken from, whatever device
+//!   a later call has selected;
+//! - *physical* memory (`cuMemCreate`) goes when its last reference is released **and** its
+//!   last mapping is gone, in whichever order; a *mapping* takes addresses and no memory,
+//!   however often the same memory is mapped;
+//! - what another process or another API shares (IPC, pool pointers, external memory) is in use
+//!   here and held there: it has a column of its own and is in no sum;
+//! - a call that can't have worked (a range that isn't made of whole mappings, host memory given to
+//!   `cuMemFree`) changes nothing: hooks record a free before they know how it ends;
 //! - a context takes with it what was allocated in it; a reset does so for the primary context.
 //!
-//! Memory in stream order is counted as used from the call that gives it to the call that takes it back. What a pool
-//! keeps reserved beyond that is known only if the program itself has asked for it.
+//! Memory in stream order is counted as used from the call that gives it to the
+//! call that takes it back. What a pool keeps reserved beyond that is known only if
+//! the program itself has asked for it.
 //!
 //! It must never panic on any sequence of events.
 
@@ -49,8 +53,8 @@ pub trait Books {
 
 /// References to physical memory, as its entry's `stream` keeps them.
 ///
-/// Beside their number stands the ticket of the last event that changed it, so that an event that was being applied when
-/// its process died isn't counted twice.
+/// Beside their number stands the ticket of the last event that changed it, so that an event that
+/// was being applied when its process died isn't counted twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct References {
     count: u32,
@@ -85,8 +89,8 @@ impl References {
     }
 }
 
-/// Applies one event of the device or host layer. `gone` is told what went. Says whether the event fits what was
-/// known: what the driver will have refused does.
+/// Applies one event of the device or host layer. `gone` is told what went. Says whether the event
+/// fits what was known: what the driver will have refused does.
 pub fn apply(
     books: &mut dyn Books,
     event: &Event,
@@ -387,8 +391,8 @@ impl Ledger {
         handles
     }
 
-    /// The mappings that show each byte of these handles' memory once: where it is mapped at the lowest address. `near`
-    /// is where they probably are.
+    /// The mappings that show each byte of these handles' memory once: where it is mapped at the
+    /// lowest address. `near` is where they probably are.
     fn shown(&self, handles: &[u64], near: &Event) -> Vec<Event> {
         let mut shown = Vec::new();
         for handle in handles {
@@ -406,7 +410,8 @@ impl Ledger {
         shown
     }
 
-    /// To be called when the last entry of a live table is in: counts the mappings of each handle anew.
+    /// To be called when the last entry of a live table is in: counts the
+    /// mappings of each handle anew.
     pub(crate) fn settle(&mut self) {
         let mut mappings: BTreeMap<u64, u64> = BTreeMap::new();
         for ((class, _), e) in &self.entries {
@@ -423,7 +428,8 @@ impl Ledger {
         });
     }
 
-    /// Had this event, which was being applied when the process died, changed a number of references already?
+    /// Had this event, which was being applied when the process died,
+    /// changed a number of references already?
     pub fn counted(&self, event: &Event, ticket: u64) -> bool {
         matches!(event.kind, Kind::HandleCreate | Kind::HandleRetain | Kind::HandleRelease)
             && self
@@ -449,8 +455,8 @@ impl Ledger {
         self.entries.range((class, 0)..=(class, u64::MAX)).map(|(_, e)| e)
     }
 
-    /// Everything that has an address and that this process holds, on devices or with the host, as segments with one
-    /// block.
+    /// Everything that has an address and that this process holds, on devices or with
+    /// the host, as segments with one block.
     pub fn segments(
         &self,
         host: bool,
@@ -470,7 +476,8 @@ impl Ledger {
     }
 }
 
-/// Of one handle's mappings in ascending order, those that meet no earlier one in the memory behind them.
+/// Of one handle's mappings in ascending order, those that meet no earlier
+/// one in the memory behind them.
 fn lay_out(mappings: &[&Event], shown: &mut Vec<Event>) {
     let first = shown.len();
     for m in mappings {

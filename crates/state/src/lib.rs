@@ -1,9 +1,10 @@
 //! From recorded events to the state of memory, and to the history that PyTorch would have written.
 //!
-//! An event says what a hook saw. What it means for memory follows from one set of rules: [`framework`] has those of
-//! PyTorch's allocator, [`ledger`] those of the driver. Whoever keeps what is alive implements their traits, so the
-//! recorder's live table and the [`State`] of a reader can't disagree. [`recording`] is where events come from: a ring
-//! and a live table, of this process or in a file ([`black_box`]).
+//! An event says what a hook saw. What it means for memory follows from one set of rules:
+//! [`framework`] has those of PyTorch's allocator, [`ledger`] those of the driver. Whoever keeps
+//! what is alive implements their traits, so the recorder's live table and the [`State`] of a
+//! reader can't disagree. [`recording`] is where events come from: a ring and a live table, of this
+//! process or in a file ([`black_box`]).
 //!
 //! Everything here is plain data and pure functions, and never panics on any sequence of events.
 

@@ -1,9 +1,11 @@
-//! What each device has seen up to the live table: how much was taken of it in all, and how much was held at most.
+//! What each device has seen up to the live table: how much was taken of it in
+//! all, and how much was held at most.
 //!
-//! The live table knows what is there and the ring what happened lately. Whether a device was *ever* used, and what its
-//! highest point was, can lie before both. So the header of the black box keeps four words for each device, which whoever
-//! retires events changes with the table ([`Past::note`]). A process that is killed between the table and these words leaves
-//! them wrong by one event.
+//! The live table knows what is there and the ring what happened lately. Whether a device
+//! was *ever* used, and what its highest point was, can lie before both. So the header of
+//! the black box keeps four words for each device, which whoever retires events changes
+//! with the table ([`Past::note`]). A process that is killed between the table and these
+//! words leaves them wrong by one event.
 
 use std::collections::BTreeMap;
 
@@ -55,8 +57,8 @@ impl Past {
         Past { held, peak, taken, count }
     }
 
-    /// All devices that have been used, from the words of all places. A file may be damaged: no number is so large that it
-    /// can't be counted on from.
+    /// All devices that have been used, from the words of all places. A file may be damaged: no
+    /// number is so large that it can't be counted on from.
     pub fn of_all(words: &[u64]) -> BTreeMap<i8, Past> {
         const MOST: u64 = 1 << 62;
         let places = words.as_chunks().0.iter().take(DEVICES).enumerate();

@@ -1,17 +1,19 @@
 //! Reading a record while its process goes on writing it.
 //!
-//! The reader asks nobody to wait. It takes a copy of the live table, which is the state before some ticket, and
-//! reads the ring from that ticket on, a batch at a time. The process may meanwhile retire what has been read or not;
-//! only when it needs a slot again for a new event, a whole ring later, is the old event gone. A reader that is that
-//! much slower is told so ([`Recording::read`] returns `None`) and begins again from a newer copy.
+//! The reader asks nobody to wait. It takes a copy of the live table, which is the state before
+//! some ticket, and reads the ring from that ticket on, a batch at a time. The process may
+//! meanwhile retire what has been read or not; only when it needs a slot again for a new event, a
+//! whole ring later, is the old event gone. A reader that is that much slower is told so
+//! ([`Recording::read`] returns `None`) and begins again from a newer copy.
 //!
-//! So the state is exact, or is known not to be; the history is whole, or it is known what is missing at its
-//! beginning; and memory is needed for what is alive and for one batch.
+//! So the state is exact, or is known not to be; the history is whole, or it is known what is
+//! missing at its beginning; and memory is needed for what is alive and for one batch.
 //!
-//! **Python's end.** A Python program's memory goes when Python takes itself apart, so at the end of the process nothing is
-//! left of what the program held. Hooks flag what goes then, and in `atexit` handlers ([`FLAG_ENDING`]); what a user
-//! expects to see is the state before the first of these. A thread may go on all the same, and a handler may allocate:
-//! so only the flags after the last allocation count, and no allocation is ever left out ([`ending`]).
+//! **Python's end.** A Python program's memory goes when Python takes itself apart, so at the end
+//! of the process nothing is left of what the program held. Hooks flag what goes then, and in
+//! `atexit` handlers ([`FLAG_ENDING`]); what a user expects to see is the state before the first of
+//! these. A thread may go on all the same, and a handler may allocate: so only the flags after the
+//! last allocation count, and no allocation is ever left out ([`ending`]).
 
 use std::io;
 
@@ -32,8 +34,9 @@ pub trait Recording {
     /// The file can't be read, or is never the same for long enough.
     fn live(&mut self) -> io::Result<(State, u64)>;
 
-    /// Appends the events with the tickets `from..to`, in order. Returns how many of them are missing because they
-    /// are not published (yet); `None` if one of them may have been overwritten.
+    /// Appends the events with the tickets `from..to`, in order. Returns how
+    /// many of them are missing because they are not published (yet); `None` if
+    /// one of them may have been overwritten.
     ///
     /// # Errors
     /// The file can't be read.
@@ -43,9 +46,10 @@ pub trait Recording {
 /// Events that are read at a time from the end.
 const BATCH: u64 = 1024;
 
-/// The ticket of the first event that Python's end has caused and after which nothing was allocated; `None` if there is
-/// none, or if it is no longer in the history. `is_of_end` says of a stack whether Python's end is on it, for versions where
-/// nothing else tells that `atexit` handlers run.
+/// The ticket of the first event that Python's end has caused and after which nothing
+/// was allocated; `None` if there is none, or if it is no longer in the history.
+/// `is_of_end` says of a stack whether Python's end is on it, for versions where nothing
+/// else tells that `atexit` handlers run.
 ///
 /// # Errors
 /// The file can't be read.
@@ -71,7 +75,8 @@ pub fn ending(
     Ok(first)
 }
 
-/// The events of these tickets, each with its own; `None` if some may be overwritten, or all are missing.
+/// The events of these tickets, each with its own; `None` if some may be
+/// overwritten, or all are missing.
 fn with_tickets(
     recording: &mut dyn Recording,
     from: u64,

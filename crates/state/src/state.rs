@@ -1,17 +1,19 @@
 //! From events to the state of memory, and to the history that PyTorch would have written.
 //!
-//! The hooks write down only what they see: an address given back, a CUDA event that has completed. What
-//! follows from it (how large the block was, whose free is now complete, which blocks lie in which
-//! segment) is worked out here, once, by applying events in the order of their tickets. The same code
-//! serves the ring's retirement, a dump of a living process and the file of a dead one, so the three can't
-//! disagree.
+//! The hooks write down only what they see: an address given back, a CUDA event that has
+//! completed. What follows from it (how large the block was, whose free is now complete, which
+//! blocks lie in which segment) is worked out here, once, by applying events in the order of their
+//! tickets. The same code serves the ring's retirement, a dump of a living process and the file of
+//! a dead one, so the three can't disagree.
 //!
-//! What comes and goes with an event is said by [`crate::framework`] and [`crate::ledger`], for the live table, too. What
-//! PyTorch's trace would say is said here: a free that is complete at once has two entries; neighbouring free blocks of a
-//! segment are always merged, so the gaps between active blocks are the inactive blocks; an expandable segment shows as one
-//! segment for each contiguous mapped range of one reservation.
+//! What comes and goes with an event is said by [`crate::framework`] and [`crate::ledger`], for the
+//! live table, too. What PyTorch's trace would say is said here: a free that is complete at once
+//! has two entries; neighbouring free blocks of a segment are always merged, so the gaps between
+//! active blocks are the inactive blocks; an expandable segment shows as one segment for each
+//! contiguous mapped range of one reservation.
 //!
-//! It must never panic on any sequence of events: a ring may have lost its beginning, and a file may be damaged.
+//! It must never panic on any sequence of events: a ring may have lost its
+//! beginning, and a file may be damaged.
 
 mod books;
 mod segments;
@@ -107,9 +109,11 @@ pub struct State {
     waiting: HashMap<u64, (usize, u64)>,
     /// What frameworks took and gave back.
     moves: Moves,
-    /// What the devices had seen when a live table was read; events that are applied later are not in it.
+    /// What the devices had seen when a live table was read; events that
+    /// are applied later are not in it.
     pub past: BTreeMap<i8, Past>,
-    /// Events that contradict what was known: a free of an unknown block, an address allocated twice.
+    /// Events that contradict what was known: a free of an unknown block,
+    /// an address allocated twice.
     pub anomalies: u64,
 }
 
@@ -147,7 +151,8 @@ impl State {
         }
     }
 
-    /// A call of the device layer's that failed. A framework tells of its own failures; so does `oom` here.
+    /// A call of the device layer's that failed. A framework tells of its
+    /// own failures; so does `oom` here.
     fn failed(&mut self, event: &Event, api: ApiName<'_>, sink: Sink<'_>) {
         if event.layer == Layer::Framework || RefusalEvent::of(event).answer != OUT_OF_MEMORY {
             return;
@@ -200,7 +205,8 @@ impl State {
         self.anomalies += u64::from(!fits);
     }
 
-    /// The state that these entries of a live table stand for: one event for each thing alive, in any order.
+    /// The state that these entries of a live table stand for: one event
+    /// for each thing alive, in any order.
     pub fn restore(entries: impl Iterator<Item = Event>) -> State {
         let mut state = State::default();
         let (waits, others): (Vec<_>, Vec<_>) = entries.partition(|e| e.kind == Kind::WaitsFor);
@@ -216,15 +222,16 @@ impl State {
         state
     }
 
-    /// To be called once after the last event: entries that waited to be joined with a following one.
+    /// To be called once after the last event: entries that waited to be
+    /// joined with a following one.
     pub fn finish(&mut self, sink: Sink<'_>) {
         for d in 0..self.devices.len() {
             self.flush_unmapping(d, sink);
         }
     }
 
-    /// Which list an event belongs to. Addresses are unique over all devices (unified addressing), so a
-    /// free is looked up where the block lives, whatever device the thread had selected.
+    /// Which list an event belongs to. Addresses are unique over all devices (unified addressing),
+    /// so a free is looked up where the block lives, whatever device the thread had selected.
     fn device_of(&mut self, event: &Event) -> Option<usize> {
         let known = match event.kind {
             Kind::FreeRequested | Kind::FreeCompleted | Kind::WaitsFor => {
@@ -286,7 +293,8 @@ impl State {
         }
     }
 
-    /// PyTorch unmaps chunk by chunk and writes one entry for the range. `page` is the last one that went.
+    /// PyTorch unmaps chunk by chunk and writes one entry for the range.
+    /// `page` is the last one that went.
     fn unmapped(&mut self, event: &Event, device: usize, page: Option<Event>, sink: Sink<'_>) {
         if let Some((thread, e)) = &mut self.devices[device].unmapping
             && *thread == event.thread
@@ -307,8 +315,8 @@ impl State {
         }
     }
 
-    /// The table of who holds what, for the snapshot's `memtrace` key: the driver's books, and what the framework's
-    /// allocator has reserved.
+    /// The table of who holds what, for the snapshot's `memtrace` key: the driver's books, and what
+    /// the framework's allocator has reserved.
     pub fn ledger_key(&self) -> memtrace_format::key::Ledger {
         let mut totals = self.ledger.totals();
         for (d, state) in self.devices.iter().enumerate() {
@@ -320,8 +328,8 @@ impl State {
         totals.to_key()
     }
 
-    /// The segments and blocks of all devices, as a snapshot lists them. `stack` turns a depot stack id into
-    /// the snapshot's own index.
+    /// The segments and blocks of all devices, as a snapshot lists them. `stack` turns a depot
+    /// stack id into the snapshot's own index.
     pub fn segments(&self, stack: &mut dyn FnMut(StackId) -> Option<StackIx>) -> Vec<Segment> {
         let mut out = self.ledger.segments(false, stack);
         for (d, state) in self.devices.iter().enumerate() {
@@ -333,8 +341,8 @@ impl State {
 }
 
 impl DeviceState {
-    /// The pool of the segment that an address lies in; `None` if no segment is known there. A search for each block,
-    /// so it is made only where there is more than one pool.
+    /// The pool of the segment that an address lies in; `None` if no segment is known there. A
+    /// search for each block, so it is made only where there is more than one pool.
     fn pool_of(&self, addr: u64) -> Option<Pool> {
         if !self.private {
             return None;

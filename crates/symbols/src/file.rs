@@ -1,4 +1,5 @@
-//! The file of a library, mapped: large libraries have gigabytes, of which a few pages are looked at.
+//! The file of a library, mapped: large libraries have gigabytes, of which
+//! a few pages are looked at.
 
 #![allow(unsafe_code, reason = "a mapping is the one thing here that the compiler can't check")]
 
@@ -10,7 +11,8 @@ use memmap2::Mmap;
 
 /// The bytes of a file.
 pub fn map(path: &Path) -> io::Result<Mmap> {
-    // The name may come from a stranger's file: a pipe must not be waited for, a device not be touched.
+    // The name may come from a stranger's file: a pipe must not be waited
+    // for, a device not be touched.
     let is_file = |about: io::Result<Metadata>| match about {
         Ok(about) if !about.is_file() => Err(io::ErrorKind::InvalidInput.into()),
         other => other.map(drop),
@@ -18,8 +20,9 @@ pub fn map(path: &Path) -> io::Result<Mmap> {
     is_file(fs::metadata(path))?;
     let file = memtrace_files::aside(File::open(path)?)?;
     is_file(file.metadata())?;
-    // SAFETY: the mapping is read only. Somebody may write into the file or cut it short meanwhile; that is a
-    // library that a process runs or ran, mapped in the same way by its loader, so nothing new can go wrong.
+    // SAFETY: the mapping is read only. Somebody may write into the file or cut it short
+    // meanwhile; that is a library that a process runs or ran, mapped in the same way by its
+    // loader, so nothing new can go wrong.
     unsafe { Mmap::map(&file) }
 }
 

@@ -1,12 +1,13 @@
 //! From recorded stacks to names, files and lines.
 //!
-//! A hook writes down numbers: return addresses, code objects and positions in them. What they are called is
-//! worked out here, from the recorded regions and the files of the libraries alone. So the process itself
-//! and a command that reads the black box of a dead one say the same. Never in a hook: this reads files and
-//! allocates. Everything that is read may be damaged, and must not be believed.
+//! A hook writes down numbers: return addresses, code objects and positions in them. What
+//! they are called is worked out here, from the recorded regions and the files of the
+//! libraries alone. So the process itself and a command that reads the black box of a dead
+//! one say the same. Never in a hook: this reads files and allocates. Everything that is read
+//! may be damaged, and must not be believed.
 //!
-//! [`Namer`] names whole stacks; beneath it are [`names_at`] for the symbols of a library, [`line()`] for the line
-//! tables of Python, and `source` for debug information.
+//! [`Namer`] names whole stacks; beneath it are [`names_at`] for the symbols of a library,
+//! [`line()`] for the line tables of Python, and `source` for debug information.
 
 #![deny(unsafe_code)]
 

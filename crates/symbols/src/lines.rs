@@ -1,11 +1,13 @@
 //! From a position in a code object to a source line.
 //!
-//! CPython has had three formats. They are all a run of ranges of instructions, each with a step from the line
-//! before; the table ends where its bytes end, and no entry is trusted to be whole. A range may have no line
-//! (code that the compiler made up, or that somebody generated): that is `None`, as in `co_lines()`.
+//! CPython has had three formats. They are all a run of ranges of instructions, each with a step
+//! from the line before; the table ends where its bytes end, and no entry is trusted to be
+//! whole. A range may have no line (code that the compiler made up, or that somebody generated):
+//! that is `None`, as in `co_lines()`.
 
-/// The line of the code unit (two bytes) at index `unit`, or the first line if the function has not begun.
-/// `minor` is the version of the interpreter that made the table, `first` the code object's first line.
+/// The line of the code unit (two bytes) at index `unit`, or the first line if the
+/// function has not begun. `minor` is the version of the interpreter that made the table,
+/// `first` the code object's first line.
 pub fn line(minor: u8, first: i32, table: &[u8], unit: Option<u32>) -> Option<u32> {
     let first = i64::from(first);
     let line = match (unit, minor) {
@@ -46,8 +48,9 @@ fn linetable(first: i64, table: &[u8], at: u64) -> Option<i64> {
     None
 }
 
-/// From 3.11: entries of one to many bytes, of which only the first has its top bit set. It has the form of the
-/// entry and the number of code units that it covers; the step in lines, if the form has one, comes next.
+/// From 3.11: entries of one to many bytes, of which only the first has its top bit set. It
+/// has the form of the entry and the number of code units that it covers; the step in
+/// lines, if the form has one, comes next.
 fn locations(first: i64, table: &[u8], at: u64) -> Option<i64> {
     const ONE_LINE: std::ops::RangeInclusive<u8> = 10..=12;
     const NO_COLUMNS: u8 = 13;
@@ -175,7 +178,8 @@ mod tests {
         println!("lines agree with {tried} versions of CPython");
     }
 
-    /// Prints, for each code object: first line, table, name, and the line of each code unit ("-": none).
+    /// Prints, for each code object: first line, table, name, and the line
+    /// of each code unit ("-": none).
     const JUDGE: &str = r#"
 import sys, types, importlib.util, dis
 MODULES = """argparse ast asyncio.base_events asyncio.tasks bdb calendar cgitb codecs collections configparser

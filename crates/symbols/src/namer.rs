@@ -1,14 +1,16 @@
 //! From recorded stacks to the frames of a snapshot: names, files, lines.
 //!
-//! Needs nothing but the three regions and the files of the libraries, so it works the same in the process that
-//! recorded, and in another one after it died. Never in a hook: it allocates and reads files.
+//! Needs nothing but the three regions and the files of the libraries, so it works the
+//! same in the process that recorded, and in another one after it died. Never in a
+//! hook: it allocates and reads files.
 //!
-//! Frames look as PyTorch writes them. Python: `co_name`, `co_filename`, and the line of the instruction. Native:
-//! the exported symbol's name or "??", the path of the library, and as the line the offset in the library of the
-//! byte before the return address. The frames of a Python evaluation stand before (inside) the interpreter's main
-//! loop that runs them. PyTorch gives each main loop just one Python frame and puts those left over at the very
-//! end; since CPython 3.11 one main loop runs many frames, so its stacks have the outer Python functions
-//! outside of the program's entry point. [`Splice`] chooses.
+//! Frames look as PyTorch writes them. Python: `co_name`, `co_filename`, and the line of the
+//! instruction. Native: the exported symbol's name or "??", the path of the library, and as the
+//! line the offset in the library of the byte before the return address. The frames of a Python
+//! evaluation stand before (inside) the interpreter's main loop that runs them. PyTorch gives each
+//! main loop just one Python frame and puts those left over at the very end; since CPython 3.11 one
+//! main loop runs many frames, so its stacks have the outer Python functions outside of the
+//! program's entry point. [`Splice`] chooses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -132,7 +134,8 @@ impl<W: Words> Namer<W> {
         self.stacks[stack as usize].iter().map(|f| self.frames[*f as usize].clone()).collect()
     }
 
-    /// The frames of a stack as they were recorded, innermost first; `None` if there is no such stack.
+    /// The frames of a stack as they were recorded, innermost first;
+    /// `None` if there is no such stack.
     pub fn recorded(&self, id: StackId) -> Option<Vec<RawFrame>> {
         let words = frames(&self.depot, id)?;
         Some(words.into_iter().filter_map(RawFrame::unpack).collect())
@@ -155,7 +158,8 @@ impl<W: Words> Namer<W> {
         (id != NO_CODE).then(|| code(&self.codes, id))?.map(|record| record.filename)
     }
 
-    /// The libraries that frames lie in, each with its build id (or none), for whoever looks for more in their files.
+    /// The libraries that frames lie in, each with its build id (or none), for
+    /// whoever looks for more in their files.
     pub fn build_ids(&self) -> BTreeMap<String, String> {
         let used = self.symbols.keys().map(|i| &self.libraries[*i]);
         used.map(|m| (m.path.clone(), file::hex(&m.build_id))).collect()
@@ -171,8 +175,9 @@ impl<W: Words> Namer<W> {
         release::of_libraries(self.libraries.iter().map(|m| &*m.path))
     }
 
-    /// The same, and the other paths by which Python knows these folders, of those that the named frames lie in: where
-    /// PyTorch is reached through a link, its libraries still have their real path. This asks the file system.
+    /// The same, and the other paths by which Python knows these folders, of those that the named
+    /// frames lie in: where PyTorch is reached through a link, its libraries still have their
+    /// real path. This asks the file system.
     pub fn places_and_links(&self) -> Places {
         let mut places = self.places();
         let real = |path: &str| Some(fs::canonicalize(path).ok()?.to_str()?.to_owned());
@@ -191,7 +196,8 @@ impl<W: Words> Namer<W> {
         Tables { frames: &self.frames, stacks: &self.stacks }
     }
 
-    /// Reads the names of everything that is in the depot now, so that naming a stack takes no time later.
+    /// Reads the names of everything that is in the depot now, so that
+    /// naming a stack takes no time later.
     pub fn read_libraries(&mut self) {
         self.collect_calls();
         for i in 0..self.libraries.len() {
@@ -208,7 +214,8 @@ impl<W: Words> Namer<W> {
     pub fn is_of_python_s_end(&mut self, id: StackId) -> bool {
         /// What ends Python; from 3.13 on the first calls the second as its last act.
         const ENDS: [&str; 2] = ["Py_FinalizeEx", "_Py_Finalize"];
-        /// What an exception that nobody caught comes to, `SystemExit` too: where no Python frame is left, its frames go.
+        /// What an exception that nobody caught comes to, `SystemExit` too: where no
+        /// Python frame is left, its frames go.
         const LAST_WORDS: [&str; 3] = ["PyErr_PrintEx", "_PyErr_PrintEx", "_Py_HandleSystemExit"];
         let recorded = self.recorded(id).unwrap_or_default();
         let (mut python, mut last_words) = (false, false);
@@ -236,8 +243,8 @@ impl<W: Words> Namer<W> {
         let is_code = |f: &RawFrame| matches!(f, RawFrame::Native { .. } | RawFrame::Python { .. });
         let empty = !raw.iter().any(|(_, f)| is_code(f));
         let raw = raw.into_iter().filter(|(_, f)| match f {
-            // Why Python frames are missing is told where nothing else is; in a stack of native frames it
-            // would stand under every C++ thread.
+            // Why Python frames are missing is told where nothing else is; in a stack of native
+            // frames it would stand under every C++ thread.
             RawFrame::Missing(reason) => empty || *reason == Reason::Truncated,
             _ => true,
         });
@@ -318,8 +325,8 @@ impl<W: Words> Namer<W> {
         }
     }
 
-    /// The names of this address, and of all others in the same library that are in the depot: the file is
-    /// read once for all of them.
+    /// The names of this address, and of all others in the same library that are in the depot:
+    /// the file is read once for all of them.
     fn read_symbols(&mut self, i: usize, address: u64) -> HashMap<u64, Option<String>> {
         if self.calls.binary_search(&address.wrapping_add(self.libraries[i].base)).is_err() {
             self.collect_calls();
@@ -348,8 +355,8 @@ impl<W: Words> Namer<W> {
         addresses.into_iter().zip(names).collect()
     }
 
-    /// The library that had an address in an epoch. If none is known to have had it just then, the only one
-    /// that ever had it: libraries are listed a little later than they are loaded.
+    /// The library that had an address in an epoch. If none is known to have had it just then, the
+    /// only one that ever had it: libraries are listed a little later than they are loaded.
     fn library(&self, address: u64, epoch: u16) -> Option<usize> {
         let has = |m: &ModuleRecord| (m.start..m.end).contains(&address);
         let then = |m: &ModuleRecord| m.from <= epoch && m.until.is_none_or(|until| epoch <= until);
@@ -489,7 +496,8 @@ mod tests {
             let code = made.function(name, "a.py", 1);
             RawFrame::Python { code, unit: Some(0) }
         });
-        // Names come from a file: this test's own, with a function of the name that PyTorch looks for.
+        // Names come from a file: this test's own, with a function of the
+        // name that PyTorch looks for.
         let here = this_program();
         let path = std::env::current_exe().expect("a path");
         made.library(path.to_str().expect("UTF-8"), here.clone(), 0, None);

@@ -1,5 +1,5 @@
-//! Which release of PyTorch a process runs: beside its libraries lies the file that says so. Which settings it knows, and how it
-//! reads them, depends on that.
+//! Which release of PyTorch a process runs: beside its libraries lies the file that says so. Which
+//! settings it knows, and how it reads them, depends on that.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -1,9 +1,10 @@
 //! Source files, lines and inlined functions, from a library's debug information (DWARF).
 //!
-//! A recorder leaves native frames as library and offset, because looking these up may take longer than a program
-//! should wait for its end. This does the rest at leisure, in parallel over libraries, and bounded: a
-//! library with more debug information than [`LARGEST`], or one that takes longer than [`PATIENCE`], is left as it is,
-//! and said. So is one that is not the file that was loaded, if its build id tells.
+//! A recorder leaves native frames as library and offset, because looking these up may take
+//! longer than a program should wait for its end. This does the rest at leisure, in parallel over
+//! libraries, and bounded: a library with more debug information than [`LARGEST`], or one that
+//! takes longer than [`PATIENCE`], is left as it is, and said. So is one that is not the file
+//! that was loaded, if its build id tells.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -32,8 +33,8 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-/// Replaces native frames (library and offset) by source frames, inlined functions first, where there is debug
-/// information for them.
+/// Replaces native frames (library and offset) by source frames, inlined functions first, where
+/// there is debug information for them.
 pub fn symbolize(snapshot: &mut Snapshot) -> Report {
     let libraries = snapshot.memtrace.as_ref().and_then(|about| about.libraries.as_ref());
     let build_ids = libraries.cloned().unwrap_or_default();
@@ -130,8 +131,8 @@ impl Found {
     }
 }
 
-/// The source frames at these offsets of a library. `None`: the file is no library. With a build id: only of the file
-/// that has it.
+/// The source frames at these offsets of a library. `None`: the file is no library. With a
+/// build id: only of the file that has it.
 pub fn lines_of(path: &Path, build_id: &str, offsets: &[u64], patience: Duration) -> Option<Found> {
     let end = Instant::now() + patience;
     let mut found = Found { frames: vec![Vec::new(); offsets.len()], note: None };

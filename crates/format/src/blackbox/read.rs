@@ -1,11 +1,12 @@
 //! Reading a black box, of a dead process or of a living one.
 //!
-//! A reader trusts nothing in the file: every position and length is checked. It reads only what is in use, and the ring
-//! a batch at a time. What it stands for is worked out by who reads the recording.
+//! A reader trusts nothing in the file: every position and length is checked. It
+//! reads only what is in use, and the ring a batch at a time. What it stands for is
+//! worked out by who reads the recording.
 //!
-//! **A living process** goes on writing, and is not asked to wait. The live table is believed if its sequence number
-//! was even and the same before and after it was read; an event if its slot was published when it was read a first
-//! time, and not overwritten after a second time.
+//! **A living process** goes on writing, and is not asked to wait. The live table is believed if
+//! its sequence number was even and the same before and after it was read; an event if its slot was
+//! published when it was read a first time, and not overwritten after a second time.
 
 use std::io;
 use std::ops::Range;
@@ -203,8 +204,9 @@ impl<B: Bytes> BlackBox<B> {
         Ok(bytes)
     }
 
-    /// What is in use of one of the regions of stacks. Everything that an event refers to is complete before the event
-    /// has its ticket: of a living process it is there, if this is read after the ticket.
+    /// What is in use of one of the regions of stacks. Everything that an event refers
+    /// to is complete before the event has its ticket: of a living process it is
+    /// there, if this is read after the ticket.
     ///
     /// # Errors
     /// The file can't be read, or the region is damaged.
@@ -227,7 +229,8 @@ impl<B: Bytes> BlackBox<B> {
         Ok(door_uses(&words))
     }
 
-    /// What the process said of itself when it began, and which rank it became. `None`: that is damaged.
+    /// What the process said of itself when it began, and which rank it
+    /// became. `None`: that is damaged.
     pub fn about(&self) -> Option<Description> {
         let text = self.bytes(Region::About, 0..self.header(at::ABOUT_BYTES)).unwrap_or_default();
         let mut about = Description::read(&text)?;
@@ -237,8 +240,9 @@ impl<B: Bytes> BlackBox<B> {
         Some(about)
     }
 
-    /// The settings of PyTorch's allocator that were read last: those that it has read since the description was written, or
-    /// those of the description, as `of_description` understands them. `None`: they are not recorded.
+    /// The settings of PyTorch's allocator that were read last: those that it has read since the
+    /// description was written, or those of the description, as `of_description` understands
+    /// them. `None`: they are not recorded.
     pub fn settings(&self, of_description: impl Fn(&Memtrace) -> Option<Read>) -> Option<Read> {
         const TIMES: usize = 10;
         let read = |place: u64| {
@@ -301,7 +305,8 @@ pub struct LiveTable {
     pub retired: u64,
     /// Events that contradicted it.
     pub anomalies: u64,
-    /// What the devices have seen, as words; of a living process, perhaps a moment later than its live table.
+    /// What the devices have seen, as words; of a living process, perhaps
+    /// a moment later than its live table.
     pub past: Vec<u64>,
     bytes: Vec<u8>,
 }
@@ -417,8 +422,9 @@ impl<B: Bytes> Reading<'_, B> {
         self.file.file.read_at(self.ring, wrapped)?;
         Ok(())
     }
-    /// Appends the events with the tickets `from..to`, in order. Returns how many of them are missing because they
-    /// are not published (yet); `None` if one of them may have been overwritten.
+    /// Appends the events with the tickets `from..to`, in order. Returns how
+    /// many of them are missing because they are not published (yet); `None` if
+    /// one of them may have been overwritten.
     ///
     /// # Errors
     /// The file can't be read, or there are no events where there should be.

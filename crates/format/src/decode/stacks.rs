@@ -1,4 +1,5 @@
-//! Stacks and frames: each is made once, by its number in the tree and by what it says, however often a file has it.
+//! Stacks and frames: each is made once, by its number in the tree and by what
+//! it says, however often a file has it.
 
 use super::{
     At, Decoder, Fields, Frame, FrameIx, Item, ListId, PIECE, Place, Result, StackIx, Word, inside,

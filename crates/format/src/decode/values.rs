@@ -1,5 +1,5 @@
-//! Single values: those of known keys in the types that they must have, those of other keys as they are, and what all of them
-//! may take.
+//! Single values: those of known keys in the types that they must have, those of other keys as they
+//! are, and what all of them may take.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,8 @@ impl Decoder<'_, '_> {
         Ok(fields)
     }
 
-    /// Keeps what stands under an unknown key; of one that comes twice, the last. `others` is where those of this dictionary are.
+    /// Keeps what stands under an unknown key; of one that comes twice, the last. `others` is
+    /// where those of this dictionary are.
     pub(super) fn other<'k>(
         &mut self,
         at: At,

@@ -1,8 +1,8 @@
 //! What the four numbers of an event say, by kind.
 //!
-//! An event has the words `addr`, `size`, `extra` and `stream`, and each kind means something else by
-//! them. A view gives them their names: it is read from an event, and makes one. Whatever else an
-//! event says (device, stack, time …) is added where it is made:
+//! An event has the words `addr`, `size`, `extra` and `stream`, and each kind means something else
+//! by them. A view gives them their names: it is read from an event, and makes one. Whatever else
+//! an event says (device, stack, time …) is added where it is made:
 //!
 //! ```
 //! use memtrace_format::event::{BlockEvent, Event, Kind};

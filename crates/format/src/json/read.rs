@@ -1,6 +1,7 @@
 //! The reader of JSON snapshots, into the same tree as a pickle.
 //!
-//! `serde_json` parses; nothing is kept of the text but the tree. Its limit on nesting (128) is ours.
+//! `serde_json` parses; nothing is kept of the text but the tree. Its
+//! limit on nesting (128) is ours.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,8 +23,8 @@ pub fn read(bytes: &[u8]) -> Result<Tree<'_>, ReadError> {
     Ok(tree)
 }
 
-/// Reads one JSON text after the other, in so many bytes of memory. The texts are the elements of a list if there are
-/// several. With the tree comes what is wrong behind them.
+/// Reads one JSON text after the other, in so many bytes of memory. The texts are the elements of a
+/// list if there are several. With the tree comes what is wrong behind them.
 pub(crate) fn read_within(
     bytes: &[u8],
     memory: usize,

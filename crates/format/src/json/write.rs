@@ -1,4 +1,5 @@
-//! A snapshot as JSON, the shape of the pickle. It is for people and scripts, the pickle is for recording.
+//! A snapshot as JSON, the shape of the pickle. It is for people and
+//! scripts, the pickle is for recording.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -20,16 +21,17 @@ pub enum Stacks {
 /// Writes a snapshot as one JSON object.
 ///
 /// # Errors
-/// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read: an integer of 2^63 or
-/// more, an index that names no frame or stack.
+/// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read: an integer of
+/// 2^63 or more, an index that names no frame or stack.
 pub fn write(snapshot: &Snapshot, stacks: Stacks, out: impl Write) -> io::Result<()> {
     let mut json = Json::new(out, stacks);
     json.finish_with(snapshot, snapshot.tables())?;
     json.out.finish()
 }
 
-/// A JSON text that is written as its history comes. The entries are known before the segments, which stand in front
-/// of them, and those of several devices come in turn: so each trace has a file of its own until the end.
+/// A JSON text that is written as its history comes. The entries are known before the
+/// segments, which stand in front of them, and those of several devices come in turn: so each
+/// trace has a file of its own until the end.
 pub struct Stream<W> {
     json: Json<W>,
     scratch: Box<dyn FnMut() -> io::Result<File>>,
@@ -57,7 +59,8 @@ impl<W: Write> Stream<W> {
         shape::write_entry(entry, tables, &mut self.traces[i].1)
     }
 
-    /// Everything else: `rest` without its frames, stacks and traces. Of devices without an entry it holds empty traces.
+    /// Everything else: `rest` without its frames, stacks and traces. Of devices
+    /// without an entry it holds empty traces.
     ///
     /// # Errors
     /// As [`write()`].

@@ -1,10 +1,11 @@
 //! The reader of pickles: protocols 2 to 5, Python's own output and that of PyTorch's C++ pickler.
 //!
-//! A pickle is a program for a small stack machine, and this one comes from anywhere. So: only opcodes that
-//! build plain data, nothing is ever called or imported; lengths are checked against what is left before
-//! anything is reserved; the memo's numbers are bounded by the file's length; what is built is counted
-//! against a budget ([`crate::tree`]). Strings that Python could hold and Rust can't (lone surrogates, in
-//! names of files that are not UTF-8) are read with a replacement character.
+//! A pickle is a program for a small stack machine, and this one comes from anywhere. So: only
+//! opcodes that build plain data, nothing is ever called or imported; lengths are checked
+//! against what is left before anything is reserved; the memo's numbers are bounded by the
+//! file's length; what is built is counted against a budget ([`crate::tree`]). Strings that
+//! Python could hold and Rust can't (lone surrogates, in names of files that are not UTF-8)
+//! are read with a replacement character.
 
 use super::op;
 use crate::error::ReadError;
@@ -37,8 +38,8 @@ pub struct Facts {
 /// Reads a pickle of plain data.
 ///
 /// # Errors
-/// [`ReadError::Pickle`] with the byte where the file stops making sense, [`ReadError::NotASnapshot`] if it
-/// doesn't begin as a pickle of protocol 2 or later.
+/// [`ReadError::Pickle`] with the byte where the file stops making sense,
+/// [`ReadError::NotASnapshot`] if it doesn't begin as a pickle of protocol 2 or later.
 pub fn read(bytes: &[u8]) -> Result<Pickle<'_>, ReadError> {
     read_within(bytes, usize::MAX)
 }
@@ -362,8 +363,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// How high the stack may be and how many numbers the memo may have: what is pushed or numbered by an
-    /// honest file takes two bytes of it at least.
+    /// How high the stack may be and how many numbers the memo may have: what is pushed or numbered
+    /// by an honest file takes two bytes of it at least.
     fn room(&self) -> usize {
         4096 + self.bytes.len() / 2
     }

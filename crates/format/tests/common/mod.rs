@@ -39,8 +39,8 @@ fn unpack(path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Runs a Python program with `blobs` on its standard input, each after its length, and returns what it
-/// prints. The program finds them as the list `blobs`.
+/// Runs a Python program with `blobs` on its standard input, each after its length, and returns
+/// what it prints. The program finds them as the list `blobs`.
 pub fn python(program: &str, blobs: &[&[u8]]) -> Vec<u8> {
     let prelude = "import sys, pickle, pickletools, json\n\
          data = sys.stdin.buffer.read()\n\

@@ -194,7 +194,8 @@ fn the_folder_that_pytorch_lies_in_has_packages() {
             ("D:\\me\\train.py:9 <module>", User),
         ]],
     );
-    // There the program lies, beside PyTorch: under `python -m`, too, and below a thread's machinery.
+    // There the program lies, beside PyTorch: under `python -m`, too, and
+    // below a thread's machinery.
     for script in ["/srv/app/train.py", "/srv/app/acme/deep/train.py"] {
         let module = format!("{script}:40 <module>");
         let in_thread: &[Row<'_>] = &[
@@ -254,7 +255,8 @@ fn a_commands_packages_may_lie_elsewhere() {
     ] {
         right(&NONE, &[&[(package, Installed), (users, User)]]);
     }
-    // A script that makes an object of a class, and one that calls from several lines, or beyond those of a command.
+    // A script that makes an object of a class, and one that calls from several
+    // lines, or beyond those of a command.
     let class = "/env/lib/python3.11/site-packages/acme/cli.py:90 __init__";
     right(&NONE, &[&[(class, Installed), ("/usr/local/bin/train:3 <module>", User)]]);
     for other in [4, 40] {

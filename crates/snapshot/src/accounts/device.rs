@@ -16,7 +16,8 @@ const PIECE: u64 = 2 << 20;
 const SHARED: u64 = 1 << 20;
 /// What requests that share a piece are rounded to.
 const GRAIN: u64 = 512;
-/// What a driver's memory pools grow by, bytes (seen, not documented: an estimate rests on it, no sum).
+/// What a driver's memory pools grow by, bytes (seen, not documented: an
+/// estimate rests on it, no sum).
 const STEP: u64 = 32 << 20;
 
 /// What the driver's pieces add to what was asked for.
@@ -74,8 +75,8 @@ pub(super) struct Measured {
     pub(super) pools_most: u64,
 }
 
-/// Managed memory that was taken for one device. It lies with the host or on a device, wherever it was touched last, so it is
-/// part of no sum of what the device holds.
+/// Managed memory that was taken for one device. It lies with the host or on a device, wherever it
+/// was touched last, so it is part of no sum of what the device holds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Managed {
     pub(super) bytes: u64,
@@ -263,8 +264,9 @@ impl Device {
         });
     }
 
-    /// What is charged to which sorts, and the drift, all told: what one sort has given back of what it was charged with
-    /// others is theirs, and where one keeps or gives up memory at any time (a pool), so is drift.
+    /// What is charged to which sorts, and the drift, all told: what one sort has given
+    /// back of what it was charged with others is theirs, and where one keeps or gives up
+    /// memory at any time (a pool), so is drift.
     pub(super) fn settled(&self) -> (BTreeMap<u8, i64>, i64) {
         let (mut all, mut drift) = (self.overhead.clone(), self.drift);
         let sorts: Vec<u8> = all.keys().copied().collect();

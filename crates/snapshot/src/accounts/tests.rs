@@ -1,4 +1,5 @@
-//! The table from hand-made events: it adds up, whatever happened, and charges what changed to what came or went.
+//! The table from hand-made events: it adds up, whatever happened, and
+//! charges what changed to what came or went.
 
 use memtrace_format::event::{FLAG_OF_BLOCKS, FLAG_PENDING, Layer, MeasuredEvent, Pool};
 use memtrace_format::made::Made;
@@ -34,7 +35,8 @@ fn says(size: u64, others: u64) -> Event {
     Event { thread: 1, ..said.event() }
 }
 
-/// Stacks in NCCL, in a user's library and in a second one, and what the accounts say of these events.
+/// Stacks in NCCL, in a user's library and in a second one, and what the
+/// accounts say of these events.
 fn told(events: impl IntoIterator<Item = Event>) -> Value {
     let mut regions = Made::of_words(5000);
     for (i, path) in (1_u64..).zip(["/a/libnccl.so.2", "/home/me/engine.so", "/home/me/two.so"]) {
@@ -170,7 +172,8 @@ fn what_one_sort_gives_back_is_credited_where_it_was_charged_with_another() {
     assert_eq!(lines(&told(events)), both(5 * MIB));
 }
 
-/// A framework that loads its kernels while it allocates from a pool that keeps what it is given back (JAX).
+/// A framework that loads its kernels while it allocates from a pool that
+/// keeps what it is given back (JAX).
 #[test]
 fn what_a_pool_keeps_is_not_a_modules() {
     let pooled =

@@ -1,7 +1,8 @@
-//! Frees that wait: a block that was given back while other streams may still use it stays taken until they are done.
+//! Frees that wait: a block that was given back while other streams may still use
+//! it stays taken until they are done.
 //!
-//! PyTorch's own snapshot shows such a block, but not for whom it waits. Here each has its interval, from the request to its
-//! completion, and the streams that were waited for.
+//! PyTorch's own snapshot shows such a block, but not for whom it waits. Here each has its
+//! interval, from the request to its completion, and the streams that were waited for.
 
 use std::collections::HashMap;
 

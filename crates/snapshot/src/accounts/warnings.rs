@@ -1,14 +1,15 @@
 //! What only a recorder at the driver's doors can warn of, worked out when a snapshot is written.
 //!
-//! - *A stray context*: the process set foot on a device of which it never held more than next to nothing, while it worked
-//!   on another. A context takes hundreds of megabytes of a card that another rank needs. It goes by the most that was ever
-//!   held ([`memtrace_state::past`]), not by what is there at the end or in the recorded part of the history.
-//! - *Memory that a library took beside the pool just before it ran out*: within [`JUST_BEFORE_US`] before the failure, still
-//!   held then, and without it the request would have fitted.
+//! - *A stray context*: the process set foot on a device of which it never held more than next to
+//!   nothing, while it worked on another. A context takes hundreds of megabytes of a card that
+//!   another rank needs. It goes by the most that was ever held ([`memtrace_state::past`]), not by
+//!   what is there at the end or in the recorded part of the history.
+//! - *Memory that a library took beside the pool just before it ran out*: within [`JUST_BEFORE_US`]
+//!   before the failure, still held then, and without it the request would have fitted.
 //! - *Growth beside the pool*, step by step ([`super::growth`]).
 //!
-//! A warning that is wrong is worse than none: each says what was seen, and nothing is expected of what the program may
-//! still do.
+//! A warning that is wrong is worse than none: each says what was seen, and nothing is
+//! expected of what the program may still do.
 
 use std::collections::VecDeque;
 
@@ -21,16 +22,19 @@ use super::growth::WINDOWS;
 use super::{Accounts, CONTEXTS, NOBODY, frames};
 use crate::owner::Names;
 
-/// The most that a process holds at a time of a device that it doesn't use, bytes: a few of PyTorch's segments.
+/// The most that a process holds at a time of a device that it doesn't use,
+/// bytes: a few of PyTorch's segments.
 const NEXT_TO_NOTHING: u64 = 32 << 20;
-/// What it holds at least of one that it works on, bytes. In a small program a little is not nothing.
+/// What it holds at least of one that it works on, bytes. In a small
+/// program a little is not nothing.
 const MUCH: u64 = 1 << 30;
 /// How long before a failure is just before it.
 pub(crate) const JUST_BEFORE_US: u64 = 10_000_000;
 /// Recent allocations that are remembered.
 const RECENT: usize = 4096;
 
-/// Is a device stray of which at most `peak` bytes were held, in a process that held at most `most` of one?
+/// Is a device stray of which at most `peak` bytes were held, in a process
+/// that held at most `most` of one?
 pub(crate) fn is_stray(peak: u64, most: u64) -> bool {
     peak == 0 && most > 0 || peak <= NEXT_TO_NOTHING && most >= MUCH
 }

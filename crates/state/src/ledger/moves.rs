@@ -1,7 +1,8 @@
-//! What comes and what goes, one thing at a time, for whoever adds it up in another way than the books' columns do.
+//! What comes and what goes, one thing at a time, for whoever adds it up in
+//! another way than the books' columns do.
 //!
-//! What is in the sum `held` of a device, each byte once, and the host's memory; and beside them what may lie on the
-//! device or not, which is in no sum.
+//! What is in the sum `held` of a device, each byte once, and the host's memory; and beside them
+//! what may lie on the device or not, which is in no sum.
 
 use super::host::is_of_blocks;
 use memtrace_format::blackbox::Class;

@@ -71,7 +71,8 @@ pub struct Totals {
     pub host: HostTotals,
     /// Addresses that are reserved, of whatever device.
     pub reserved_addresses: u64,
-    /// Pools whose reserved memory the program has asked for: pool, device, bytes, when (nanoseconds since 1970).
+    /// Pools whose reserved memory the program has asked for: pool, device,
+    /// bytes, when (nanoseconds since 1970).
     pub pools: Vec<(u64, i8, u64, u64)>,
 }
 

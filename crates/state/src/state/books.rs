@@ -1,4 +1,5 @@
-//! Where a [`State`] keeps what is alive: blocks, segments and pages by device, all else in the driver's ledger.
+//! Where a [`State`] keeps what is alive: blocks, segments and pages by
+//! device, all else in the driver's ledger.
 
 use super::{DeviceState, LiveBlock, LiveSegment, MappedPage, State};
 use crate::framework::{PAGE, Waits};
@@ -144,7 +145,8 @@ impl State {
         Some(block.event(number, key))
     }
 
-    /// A block that goes before its events are ready (its history has a hole) leaves none of them behind.
+    /// A block that goes before its events are ready (its history has a
+    /// hole) leaves none of them behind.
     fn forget_waits(&mut self, addr: u64, gone: Option<LiveBlock>) {
         if gone.is_some_and(|block| block.waits > 0) {
             self.waiting.retain(|_, (_, block)| *block != addr);
