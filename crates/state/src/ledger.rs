@@ -24,9 +24,11 @@
 
 mod host;
 mod moves;
+mod references;
 mod totals;
 
 pub use moves::{Move, Moves, Sort};
+pub use references::References;
 pub use totals::{DeviceTotals, HostTotals, Totals};
 
 use std::collections::BTreeMap;
@@ -49,44 +51,6 @@ pub trait Books {
     fn remove(&mut self, class: Class, key: u64) -> Option<Event>;
     /// The keys of the entries of one class that `is` accepts.
     fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64>;
-}
-
-/// References to physical memory, as its entry's `stream` keeps them.
-///
-/// Beside their number stands the ticket of the last event that changed it, so that an event that
-/// was being applied when its process died isn't counted twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct References {
-    count: u32,
-    ticket: u32,
-}
-
-impl References {
-    /// Of a ticket no more is kept.
-    const TICKET: u64 = 0x7fff_ffff;
-
-    /// Those of an entry.
-    pub fn of(entry: &Event) -> References {
-        References { count: entry.stream as u32, ticket: (entry.stream >> 32) as u32 }
-    }
-
-    /// How many there are.
-    pub fn count(self) -> u32 {
-        self.count
-    }
-
-    /// Was the number last changed by this ticket?
-    pub fn changed_by(self, ticket: u64) -> bool {
-        u64::from(self.ticket) == ticket & Self::TICKET
-    }
-
-    fn changed(count: u32, ticket: u64) -> References {
-        References { count, ticket: (ticket & Self::TICKET) as u32 }
-    }
-
-    fn word(self) -> u64 {
-        u64::from(self.count) | u64::from(self.ticket) << 32
-    }
 }
 
 /// Applies one event of the device or host layer. `gone` is told what went. Says whether the event
@@ -145,12 +109,12 @@ fn reference(books: &mut dyn Books, event: &Event, ticket: u64) -> bool {
     let known = books.get(Class::Handle, event.addr);
     match (known, event.kind) {
         (Some(e), _) => {
-            let count = References::of(&e).count.saturating_add(1);
+            let count = References::of(&e).count().saturating_add(1);
             let new = References::changed(count, ticket);
             books.update(Class::Handle, event.addr, &|e| e.stream = new.word());
         }
         (None, Kind::HandleCreate) => {
-            let stream = References::changed(References::of(event).count, ticket).word();
+            let stream = References::changed(References::of(event).count(), ticket).word();
             books.put(Class::Handle, event.addr, &Event { stream, extra: 0, ..*event });
         }
         _ => {}
@@ -160,7 +124,7 @@ fn reference(books: &mut dyn Books, event: &Event, ticket: u64) -> bool {
 
 fn release(books: &mut dyn Books, handle: u64, ticket: u64) -> bool {
     let Some(e) = books.get(Class::Handle, handle) else { return true };
-    let Some(count) = References::of(&e).count.checked_sub(1) else {
+    let Some(count) = References::of(&e).count().checked_sub(1) else {
         return true; // released already, and kept by a mapping: refused
     };
     let new = References::changed(count, ticket);
@@ -171,7 +135,7 @@ fn release(books: &mut dyn Books, handle: u64, ticket: u64) -> bool {
 
 /// A handle's `extra` is the number of its mappings.
 fn drop_unused(books: &mut dyn Books, handle: u64) {
-    let unused = |e: &Event| References::of(e).count == 0 && e.extra == 0;
+    let unused = |e: &Event| References::of(e).count() == 0 && e.extra == 0;
     if books.get(Class::Handle, handle).is_some_and(|e| unused(&e)) {
         books.remove(Class::Handle, handle);
     }
@@ -424,7 +388,7 @@ impl Ledger {
                 return true;
             }
             e.extra = mappings.get(handle).copied().unwrap_or(0);
-            e.extra > 0 || References::of(e).count > 0
+            e.extra > 0 || References::of(e).count() > 0
         });
     }
 
@@ -592,19 +556,6 @@ mod tests {
     }
 
     #[test]
-    fn references_without_end_leave_the_ticket_alone() {
-        let mut ledger = Ledger::default();
-        let create = Event { stream: u32::MAX.into(), ..event(Kind::HandleCreate, HANDLE, 100) };
-        let retain = event(Kind::HandleRetain, HANDLE, 0);
-        for (one, ticket) in [(create, 5), (retain, 6), (retain, 7)] {
-            apply(&mut ledger, &one, ticket, &mut |_| ());
-            assert!(ledger.counted(&one, ticket) && !ledger.counted(&one, ticket + 1));
-        }
-        let count = ledger.get(Class::Handle, HANDLE).map(|e| References::of(&e).count());
-        assert_eq!(count, Some(u32::MAX));
-    }
-
-    #[test]
     fn a_context_takes_what_is_in_it_and_a_reset_what_is_in_no_other() {
         let inside = |context, addr| Event { extra: context, ..event(Kind::Alloc, addr, 10) };
         let all = [inside(0, 1), inside(9, 2), inside(8, 3)];
@@ -616,5 +567,18 @@ mod tests {
         };
         assert_eq!(left(gone), [1, 3]);
         assert_eq!(left(reset), [2]);
+    }
+
+    #[test]
+    fn references_without_end_leave_the_ticket_alone() {
+        let mut ledger = Ledger::default();
+        let create = Event { stream: u32::MAX.into(), ..event(Kind::HandleCreate, HANDLE, 100) };
+        let retain = event(Kind::HandleRetain, HANDLE, 0);
+        for (one, ticket) in [(create, 5), (retain, 6), (retain, 7)] {
+            apply(&mut ledger, &one, ticket, &mut |_| ());
+            assert!(ledger.counted(&one, ticket) && !ledger.counted(&one, ticket + 1));
+        }
+        let count = ledger.get(Class::Handle, HANDLE).map(|e| References::of(&e).count());
+        assert_eq!(count, Some(u32::MAX));
     }
 }
