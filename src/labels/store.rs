@@ -8,16 +8,16 @@
 //! A label is never forgotten. When there is no room, a range has no label of its own and stays in the one around it,
 //! which is true as far as it goes, and counted.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::{LabelId, NO_LABEL};
 use memtrace_format::labels::{DEEPEST, LABEL_FIXED, LABEL_MAGIC, LABEL_WORDS, Sort, pack_parent};
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
-use crate::os::space::Space;
-use crate::os::sync::zeroed_memory;
+use crate::os::locks::SetOnce;
+use crate::os::space::{Room, Space};
+use crate::os::sync::{AtomicU64, Ordering, Real, fence, of_file, to_file, zeroed_words};
 use crate::record::Recorder;
+use crate::record::switch::recorder;
 use crate::stack::arena::Arena;
 
 /// Names are cut to this many bytes.
@@ -44,12 +44,11 @@ pub const FORWARD: &[u8] = b"forward";
 /// The phase of an optimizer's step.
 pub const OPTIMIZER_STEP: &[u8] = b"optimizer_step";
 
-static STORE: AtomicPtr<Store> = AtomicPtr::new(std::ptr::null_mut());
+static STORE: SetOnce<Store> = SetOnce::new();
 
 /// The one of this process, if anything has been named yet.
 pub fn existing() -> Option<&'static Store> {
-    // SAFETY: null or leaked.
-    unsafe { STORE.load(Ordering::Acquire).as_ref() }
+    STORE.get()
 }
 
 /// The one of this process; `None` if there is no memory for it.
@@ -57,35 +56,60 @@ pub fn store() -> Option<&'static Store> {
     existing().or_else(make)
 }
 
+/// Who comes second leaves a mapping behind, untouched, which costs addresses alone.
 #[cold]
 fn make() -> Option<&'static Store> {
-    let made = Box::into_raw(Box::new(Store::new()?));
-    let none = std::ptr::null_mut();
-    match STORE.compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => {}
-        // SAFETY: nobody has seen ours; its mapping stays, untouched, which costs addresses alone.
-        Err(_) => drop(unsafe { Box::from_raw(made) }),
+    Some(STORE.set(Store::new()?))
+}
+
+/// Where the copy in a black box is.
+#[derive(Clone, Copy)]
+struct Copied {
+    region: &'static [AtomicU64],
+    room: &'static Room,
+}
+
+impl Copied {
+    fn into(recorder: &'static Recorder) -> Copied {
+        let region = of_file(recorder.blackbox.region(Region::Labels));
+        Copied { region, room: &recorder.labels }
     }
-    existing()
 }
 
 impl Store {
     fn new() -> Option<Store> {
-        let (words, slots) = (zeroed_memory(LABEL_WORDS), zeroed_memory(SLOTS));
+        let slots = zeroed_words(SLOTS);
         if slots.len() < SLOTS {
             return None;
         }
+        Store::over(zeroed_words(LABEL_WORDS), slots)
+    }
+
+    /// In these words, with so many slots as a power of two.
+    fn over(words: &'static [AtomicU64], slots: &'static [AtomicU64]) -> Option<Store> {
         Some(Store { words, arena: Arena::new(words, LABEL_MAGIC, HEADER, Space::MEMORY)?, slots })
     }
 
     /// The label of this name inside `parent`; `None` if there is no room for it.
     pub fn intern(&self, parent: LabelId, sort: Sort, name: &[u8]) -> Option<LabelId> {
+        self.intern_and_copy(parent, sort, name, || recorder().map(Copied::into))
+    }
+
+    /// `now` says where the black box is, if there is one.
+    fn intern_and_copy(
+        &self,
+        parent: LabelId,
+        sort: Sort,
+        name: &[u8],
+        now: impl Fn() -> Option<Copied>,
+    ) -> Option<LabelId> {
         let name = cut(name);
         let link = pack_parent(parent, sort);
-        let first = hash(link, name) as usize & (SLOTS - 1);
+        let last = self.slots.len() - 1;
+        let first = hash(link, name) as usize & last;
         let mut made = None;
-        for slot in first..first + MAX_PROBES {
-            let cell = &self.slots[slot & (SLOTS - 1)];
+        for slot in first..first + MAX_PROBES.min(self.slots.len()) {
+            let cell = &self.slots[slot & last];
             let mut seen = cell.load(Ordering::Acquire);
             if seen == 0 {
                 let new = match made {
@@ -94,7 +118,7 @@ impl Store {
                 };
                 match cell.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => {
-                        self.mirror(new as usize);
+                        self.mirror(new as usize, now);
                         return Some(new as LabelId);
                     }
                     Err(other) => seen = other, // who lost a race leaves a few words behind
@@ -211,10 +235,13 @@ impl Store {
                 self.intern(parent, sort, &self.name(label)).unwrap_or(parent)
             }
         };
-        if let Some(word) = self.words.get(label as usize + 2) {
-            word.fetch_or(u64::from(found) << 32, Ordering::AcqRel);
+        let Some(word) = self.words.get(label as usize + 2) else { return found };
+        // Two threads may find different ones, if the last room went in between. The first counts.
+        let note = |word: u64| (word >> 32 == 0).then_some(word | u64::from(found) << 32);
+        match word.fetch_update(Ordering::AcqRel, Ordering::Acquire, note) {
+            Ok(_) => found,
+            Err(known) => (known >> 32) as LabelId,
         }
-        found
     }
 
     /// The label of a module that is called while `current` is: inside what the program named itself, beside the module
@@ -228,44 +255,37 @@ impl Store {
     }
 
     /// Writes a new label into the black box, too, if there is one.
-    fn mirror(&self, at: usize) {
+    fn mirror(&self, at: usize, now: impl Fn() -> Option<Copied>) {
         fence(Ordering::SeqCst);
-        if let Some(recorder) = crate::record::switch::recorder() {
-            self.copy(recorder, at);
+        if let Some(to) = now() {
+            self.copy(to, at);
         }
     }
 
     /// Writes everything into a black box that has just come into use.
-    pub fn mirror_all(&self, recorder: &Recorder) {
+    pub fn mirror_all(&self, recorder: &'static Recorder) {
+        self.copy_all(Copied::into(recorder));
+    }
+
+    /// All that can be found. A record that is being written can't, and its thread sees that there
+    /// is a black box.
+    fn copy_all(&self, to: Copied) {
         fence(Ordering::SeqCst);
-        let mut at = HEADER;
-        let next = self.words[HEAD_NEXT].load(Ordering::Acquire) as usize;
-        while at < next {
-            let head = self.words[at].load(Ordering::Acquire);
-            if head & RECORD_READY != 0 {
-                self.copy(recorder, at);
-            }
-            match self.length(at) {
-                0 => break, // its thread was lost in a fork, right here
-                words => at += words,
+        for slot in self.slots {
+            match slot.load(Ordering::Acquire) {
+                0 => {}
+                at => self.copy(to, at as usize),
             }
         }
     }
 
-    /// Words of the record there, which may have been reserved just now.
-    fn length(&self, at: usize) -> usize {
-        let length = || self.words[at].load(Ordering::Acquire) as u32 as usize;
-        (0..1000).map(|_| length()).find(|words| *words != 0).unwrap_or(0)
-    }
-
-    fn copy(&self, recorder: &Recorder, at: usize) {
-        let region = recorder.blackbox.region(Region::Labels);
+    fn copy(&self, Copied { region, room }: Copied, at: usize) {
         let head = self.words[at].load(Ordering::Acquire);
         let end = at + head as u32 as usize;
         let (Some(from), Some(to)) = (self.words.get(at + 1..end), region.get(at + 1..end)) else {
             return;
         };
-        if !recorder.labels.reaches(end) {
+        if !room.reaches(end) {
             return; // in the file the label has no name
         }
         for (from, to) in from.iter().zip(to) {
@@ -280,8 +300,8 @@ impl Store {
     }
 
     /// The words, for a reader.
-    pub fn words(&self) -> &'static [AtomicU64] {
-        self.words
+    pub fn words(&self) -> &'static [Real] {
+        to_file(self.words)
     }
 }
 
@@ -313,6 +333,103 @@ fn hash(link: u64, name: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use memtrace_format::labels::{label, path};
+
+    /// Each was seen red. With `Relaxed` at a slot, equal names are two labels, or what is found
+    /// can't be read yet. Without the look at the name, different ones are one. Without either
+    /// fence, a label is missing in the box. A number that is added to what another thread has
+    /// noted beside a label is neither's.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::thread;
+
+        /// Words of the smallest store.
+        const WORDS: usize = HEADER + 64;
+
+        fn check(model: impl Fn(Arc<Store>) + Sync + Send + 'static) {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(3);
+            builder.check(move || {
+                let store = Store::over(zeroed_words(WORDS), zeroed_words(8));
+                model(Arc::new(store.expect("large enough and empty")));
+            });
+        }
+
+        fn range(store: &Store, name: &[u8]) -> LabelId {
+            let id = store.intern(NO_LABEL, Sort::Range, name).expect("room");
+            assert_eq!(store.name(id), name, "whoever made it");
+            id
+        }
+
+        /// Two threads name something at the same time.
+        fn two(store: &Arc<Store>, names: [&'static [u8]; 2]) -> [LabelId; 2] {
+            let other = store.clone();
+            let other = thread::spawn(move || range(&other, names[1]));
+            [range(store, names[0]), other.join().unwrap()]
+        }
+
+        #[test]
+        fn equal_names_are_one_label() {
+            check(|store| {
+                let [here, there] = two(&store, [b"a", b"a"]);
+                assert_eq!(here, there);
+            });
+        }
+
+        #[test]
+        fn names_that_meet_in_the_table_are_two_labels() {
+            let place = |n: u8| hash(pack_parent(NO_LABEL, Sort::Range), &[n]) & 7;
+            let other = (b'b'..).find(|n| place(*n) == place(b'a')).expect("one in eight");
+            let other: &'static [u8] = Vec::leak(vec![other]);
+            check(move |store| {
+                let [here, there] = two(&store, [b"a", other]);
+                assert_ne!(here, there);
+                assert_eq!([range(&store, b"a"), range(&store, other)], [here, there]);
+            });
+        }
+
+        /// Its own thread writes it there, or the one that makes the box, or both.
+        #[test]
+        fn a_label_that_is_named_while_a_box_begins_is_in_it() {
+            check(|store| {
+                let region = zeroed_words(WORDS);
+                let room: &'static Room = Box::leak(Box::new(Room::new(region, Space::MEMORY)));
+                let to = Copied { region, room };
+                let is_there = Arc::new(AtomicU64::new(0));
+                let namer = (store.clone(), is_there.clone());
+                let namer = thread::spawn(move || {
+                    let now = || (namer.1.load(Ordering::Acquire) != 0).then_some(to);
+                    namer.0.intern_and_copy(NO_LABEL, Sort::Range, b"a", now).expect("room")
+                });
+                is_there.store(1, Ordering::Release);
+                store.copy_all(to);
+                let label = namer.join().unwrap() as usize;
+                let words =
+                    |of: &[AtomicU64]| [0, 1, 2, 3].map(|i| of[label + i].load(Ordering::Relaxed));
+                assert_eq!(words(region), words(store.words));
+            });
+        }
+
+        /// One of them finds room for a label of its own, the other one doesn't.
+        #[test]
+        fn two_who_look_for_what_undoes_a_label_find_one() {
+            check(|store| {
+                let module = store.intern(NO_LABEL, Sort::Module, b"m").expect("room");
+                let backward = store.backward_of(NO_LABEL);
+                for long in [30, 16] {
+                    let long = [b'x'; 240].split_at(8 * long).0;
+                    store.intern(NO_LABEL, Sort::Range, long).expect("room");
+                }
+                let other = store.clone();
+                let other = thread::spawn(move || other.backward_of(module));
+                store.backward_of(module);
+                other.join().unwrap();
+                let found = store.backward_of(module);
+                assert!(found == backward || store.name(found) == b"m", "{found}");
+            });
+        }
+    }
 
     #[test]
     fn a_name_is_kept_once_inside_each_parent() {

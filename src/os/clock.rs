@@ -10,7 +10,7 @@
 //!
 //! Must never wait: a reader that meets somebody at work on the anchor asks the system.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use crate::os::sync::{AtomicBool, AtomicU64, Ordering, constant, fence, of_process};
 
 /// Nanoseconds since 1970.
 #[inline]
@@ -30,6 +30,11 @@ pub fn forget_others() {
     ANCHOR.forget_others();
 }
 
+/// In a model, time is what the model says.
+#[cfg(all(test, loom))]
+use self::tests::model::{counter, system};
+
+#[cfg(not(all(test, loom)))]
 fn system(clock: libc::clockid_t) -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is valid for writing; the two clocks that are asked for always exist.
@@ -37,14 +42,14 @@ fn system(clock: libc::clockid_t) -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
 #[inline]
 fn counter() -> u64 {
     // SAFETY: every 64-bit x86 processor has it; systems that forbid its use to programs don't use it as clock.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", all(test, loom))))]
 fn counter() -> u64 {
     0
 }
@@ -58,7 +63,9 @@ const TOGETHER_NS: u64 = 2_000;
 /// So often in turn they don't, and the system's clock is too slow to be compared with.
 const PATIENCE: u64 = 1000;
 
-static ANCHOR: Anchor = Anchor::new();
+of_process! {
+    static ANCHOR: Anchor = Anchor::new();
+}
 
 #[repr(align(64))]
 struct Anchor {
@@ -77,16 +84,18 @@ struct Anchor {
 }
 
 impl Anchor {
-    const fn new() -> Anchor {
-        Anchor {
-            trusted: AtomicBool::new(false),
-            version: AtomicU64::new(0),
-            counter: AtomicU64::new(0),
-            wall: AtomicU64::new(0),
-            monotonic: AtomicU64::new(0),
-            rate: AtomicU64::new(0),
-            hold: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
+    constant! {
+        fn new() -> Anchor {
+            Anchor {
+                trusted: AtomicBool::new(false),
+                version: AtomicU64::new(0),
+                counter: AtomicU64::new(0),
+                wall: AtomicU64::new(0),
+                monotonic: AtomicU64::new(0),
+                rate: AtomicU64::new(0),
+                hold: AtomicU64::new(0),
+                misses: AtomicU64::new(0),
+            }
         }
     }
 
@@ -147,6 +156,10 @@ impl Anchor {
     fn take(&self, now: u64, wall: u64, monotonic: u64) {
         let ticks = now.wrapping_sub(self.counter.load(Ordering::Relaxed));
         let passed = monotonic - self.monotonic.load(Ordering::Relaxed).min(monotonic);
+        // Whoever had the version before has just taken one, which is as good.
+        if ticks < self.hold.load(Ordering::Relaxed) {
+            return;
+        }
         let first = self.counter.load(Ordering::Relaxed) == 0;
         if !first && passed < MEASURE_NS && self.rate.load(Ordering::Relaxed) == 0 {
             return; // go on measuring
@@ -172,6 +185,71 @@ fn rate(passed_ns: u64, ticks: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Who reads the anchor while others take new ones gets the time, or nothing. Seen red:
+    /// without either fence, a reader puts parts of two anchors together; where one that holds is
+    /// taken again at once, its rate is lost.
+    #[cfg(loom)]
+    pub mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::thread;
+        use std::cell::Cell;
+
+        std::thread_local! {
+            /// Loom's threads are all on one of the system's.
+            static NOW: Cell<u64> = const { Cell::new(0) };
+        }
+        /// The three clocks began at different times, and all go at the same rate.
+        const WALL: u64 = 1 << 60;
+
+        pub fn counter() -> u64 {
+            NOW.get()
+        }
+
+        pub fn system(clock: libc::clockid_t) -> u64 {
+            NOW.get() + if clock == libc::CLOCK_REALTIME { WALL } else { 0 }
+        }
+
+        fn pass(ns: u64) {
+            NOW.set(NOW.get() + ns);
+        }
+
+        /// `others` take new anchors, and this thread reads.
+        fn explore(others: usize) {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(3);
+            builder.check(move || {
+                NOW.set(1);
+                let anchor = Arc::new(trusted());
+                anchor.renew();
+                pass(MEASURE_NS);
+                anchor.renew();
+                let renew = |anchor: Arc<Anchor>| {
+                    move || {
+                        pass(4 * MEASURE_NS); // so the anchor holds no longer
+                        anchor.renew();
+                    }
+                };
+                let others: Vec<_> =
+                    (0..others).map(|_| thread::spawn(renew(anchor.clone()))).collect();
+                let read = anchor.read();
+                assert!(read.is_none_or(|read| read == system(libc::CLOCK_REALTIME)));
+                others.into_iter().for_each(|other| other.join().unwrap());
+                assert_eq!(anchor.read(), Some(system(libc::CLOCK_REALTIME)));
+            });
+        }
+
+        #[test]
+        fn a_reader_never_takes_half_of_a_new_anchor() {
+            explore(1);
+        }
+
+        #[test]
+        fn of_two_who_take_a_new_anchor_one_does() {
+            explore(2);
+        }
+    }
 
     fn trusted() -> Anchor {
         Anchor { trusted: AtomicBool::new(true), ..Anchor::new() }

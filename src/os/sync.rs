@@ -1,23 +1,85 @@
-//! Atomics and locks, as the ring, the live table and the depot of stacks use them: the real ones, or loom's, which try every interleaving.
+//! Atomics and locks, as all parts without a lock use them: the real ones, or loom's.
+//!
+//! Such a part takes its atomics from here and has a model (`tests::model`), which is a test that
+//! is built with `--cfg loom`. Loom runs it with every interleaving of its threads, and with every
+//! value that a load may see. Models come to the words of no file: they make their words by
+//! [`zeroed_words`].
 
 use crate::os::errno;
 
+#[cfg(not(loom))]
+pub use crate::os::futex::{sleep_on, wake_all};
 #[cfg(loom)]
 pub use loom::{
     hint,
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
     sync::{Mutex, MutexGuard},
 };
 #[cfg(not(loom))]
 #[allow(clippy::disallowed_types, reason = "of a recorder, which a forked child has anew")]
 pub use std::{
     hint,
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
     sync::{Mutex, MutexGuard},
 };
 
 /// A word of a file, model or not.
 pub use std::sync::atomic::AtomicU64 as Real;
+
+/// A static of this process. A model has a new one each time it runs, because loom's atomics aren't
+/// constants.
+macro_rules! of_process {
+    ($(#[$about:meta])* static $name:ident: $kind:ty = $value:expr;) => {
+        #[cfg(not(loom))]
+        $(#[$about])*
+        static $name: $kind = $value;
+        #[cfg(loom)]
+        loom::lazy_static! {
+            $(#[$about])*
+            static ref $name: $kind = $value;
+        }
+    };
+}
+pub(crate) use of_process;
+
+/// A function whose value is a constant, but for loom's atomics.
+macro_rules! constant {
+    ($(#[$about:meta])* $seen:vis fn $name:ident() -> $kind:ty $body:block) => {
+        #[cfg(not(loom))]
+        $(#[$about])*
+        $seen const fn $name() -> $kind $body
+        #[cfg(loom)]
+        $(#[$about])*
+        $seen fn $name() -> $kind $body
+    };
+}
+pub(crate) use constant;
+
+/// So many atomics of the same value.
+macro_rules! atomics {
+    ($value:expr; $count:expr) => {{
+        #[cfg(not(loom))]
+        let all = [const { $value }; $count];
+        #[cfg(loom)]
+        let all: [_; $count] = std::array::from_fn(|_| $value);
+        all
+    }};
+}
+pub(crate) use atomics;
+
+/// In a model, who sleeps does so until the word has changed: after a nap, he would see by himself
+/// what nobody has told him. The kernel reads the word's last value, as only an exchange does in a
+/// model.
+#[cfg(loom)]
+pub fn sleep_on(word: &AtomicU32, seen: u32) {
+    while word.fetch_add(0, Ordering::AcqRel) == seen {
+        loom::thread::yield_now();
+    }
+}
+
+/// In a model, a word that changes wakes who sleeps on it.
+#[cfg(loom)]
+pub fn wake_all(_: &AtomicU32) {}
 
 /// The words of a black box, as those use them.
 #[cfg(not(loom))]
@@ -104,4 +166,43 @@ pub fn zeroed_words(n: usize) -> &'static [AtomicU64] {
 #[cfg(loom)]
 pub fn zeroed_words(n: usize) -> &'static [AtomicU64] {
     Box::leak((0..n).map(|_| AtomicU64::new(0)).collect())
+}
+
+/// The same for what is touched from its first word to its last: in large pages, where the system
+/// has them. A page that is met for the first time costs as much as dozens of records.
+#[cfg(not(loom))]
+pub fn zeroed_huge_words(n: usize) -> &'static [AtomicU64] {
+    /// Bytes of a large page.
+    const HUGE: usize = 1 << 21;
+    let words = zeroed_memory(n + HUGE / 8);
+    let skipped = words.as_ptr().align_offset(HUGE);
+    let Some(words) = words.get(skipped..).and_then(|words| words.get(..n)) else { return &[] };
+    // SAFETY: a part of our own mapping. Where it is refused, pages are small.
+    unsafe { libc::madvise(words.as_ptr().cast_mut().cast(), n * 8, libc::MADV_HUGEPAGE) };
+    words
+}
+
+/// A model has no pages.
+#[cfg(loom)]
+pub fn zeroed_huge_words(n: usize) -> &'static [AtomicU64] {
+    zeroed_words(n)
+}
+
+/// Gives the memory of these words back to the system: they are zeros from here on.
+///
+/// # Safety
+/// They are whole pages of [`zeroed_huge_words`].
+#[cfg(not(loom))]
+pub unsafe fn give_back(words: &'static [AtomicU64]) {
+    // SAFETY: promised by the caller: a private mapping of our own, which stays one.
+    unsafe {
+        let at = words.as_ptr().cast_mut().cast();
+        libc::madvise(at, size_of_val(words), libc::MADV_DONTNEED);
+    }
+}
+
+/// A model has no pages.
+#[cfg(loom)]
+pub unsafe fn give_back(words: &'static [AtomicU64]) {
+    words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
 }

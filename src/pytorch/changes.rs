@@ -8,6 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::hot::HOT;
+use crate::os::sync::of_process;
 use crate::pytorch::journal::Journal;
 use crate::pytorch::operators;
 use crate::pytorch::record_functions;
@@ -26,7 +27,9 @@ const LABELLED: u64 = 3;
 /// A block is a workspace of cuBLAS's.
 const WORKSPACE: u64 = 4;
 
-static JOURNAL: Journal<WORDS> = Journal::empty();
+of_process! {
+    static JOURNAL: Journal<WORDS> = Journal::empty();
+}
 
 /// One tracker more, or one less.
 pub fn ask(on: bool) {

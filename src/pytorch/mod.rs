@@ -7,6 +7,7 @@ pub mod allocator;
 pub mod captures;
 pub mod changes;
 pub mod journal;
+mod label_log;
 pub mod methods;
 pub mod modules;
 pub mod names;

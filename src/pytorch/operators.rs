@@ -23,6 +23,7 @@ use memtrace_format::labels::Sort;
 use crate::gauges;
 use crate::labels::store;
 use crate::libraries::scopes;
+use crate::os::sync::of_process;
 use crate::pytorch::journal::Journal;
 use crate::pytorch::names::{self, FUNCTION_AT, SCHEMA};
 use crate::pytorch::{quick, record_functions};
@@ -33,7 +34,9 @@ const LONGEST: usize = 200;
 
 /// Words of a record.
 pub const WORDS: usize = 5;
-static JOURNAL: Journal<WORDS> = Journal::empty();
+of_process! {
+    static JOURNAL: Journal<WORDS> = Journal::empty();
+}
 /// The number of the dispatch key by which dispatch modes are called.
 static MODES: AtomicU32 = AtomicU32::new(0);
 /// `c10::impl::tls_is_dispatch_key_excluded`, if there is one.

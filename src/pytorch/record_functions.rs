@@ -17,18 +17,17 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
 
 use crate::labels::{self, store};
 use crate::libraries::scopes;
-use crate::os::sync::zeroed_memory;
-use crate::pytorch::changes;
 use crate::pytorch::names::{
     self, ACCUMULATE, AUTOGRAD_THREAD, BACKWARD, FORWARD_THREAD_AT, OLDER_STRING, OPERATOR, SCOPES,
     SEQUENCE_AT, STRING, USER,
 };
+use crate::pytorch::{changes, label_log};
 use crate::record::activity::Work;
 use crate::record::guard::{self, Local};
 
@@ -329,7 +328,7 @@ unsafe extern "C" fn backward_begins(
             if let Ok(number) = u64::try_from(number)
                 && let Some(store) = store::store()
             {
-                let forward = Log::of(thread).map_or(NO_LABEL, |log| log.at(number));
+                let forward = label_log::of(thread).map_or(NO_LABEL, |log| log.at(number));
                 backward.last.set(store.backward_of(forward));
             }
             if backward.last.get() != NO_LABEL {
@@ -362,36 +361,6 @@ unsafe extern "C" fn backward_ends(_: *const u8, _: *mut c_void) {
 
 // --- the log of a thread -----------------------------------------------------------------------------------
 
-/// Changes that are remembered; a graph that is older than that has the label of its pass alone.
-const CHANGES: usize = 1 << 16;
-/// Threads that have a log.
-const LOGS: usize = 64;
-/// A change: the number that the next node will get, above the label.
-const NUMBER_AT: u32 = 20;
-
-struct Log {
-    /// PyTorch's number of the thread, plus 1; 0 if nobody has this log.
-    thread: AtomicU64,
-    next: AtomicU64,
-    changes: AtomicPtr<AtomicU64>,
-}
-
-static LOG: [Log; LOGS] = [const {
-    Log {
-        thread: AtomicU64::new(0),
-        next: AtomicU64::new(0),
-        changes: AtomicPtr::new(std::ptr::null_mut()),
-    }
-}; LOGS];
-
-/// A thread that has found no log.
-const NONE: u32 = u32::MAX;
-
-thread_local! {
-    /// Which log is this thread's, plus 1.
-    static MINE: Cell<u32> = const { Cell::new(0) };
-}
-
 /// The calling thread has another label now: nodes that are made from here on are made under it.
 #[inline]
 pub fn label_changed(label: LabelId) {
@@ -399,113 +368,8 @@ pub fn label_changed(label: LabelId) {
     if peek.is_null() {
         return;
     }
-    let mine = match MINE.get() {
-        0 => Log::take(),
-        mine => mine,
-    };
-    if let Some(log) = LOG.get(mine.wrapping_sub(1) as usize) {
+    if let Some(log) = label_log::mine(thread) {
         // SAFETY: libtorch_cpu exports this name with this signature.
-        let number = unsafe { std::mem::transmute::<*mut c_void, Number>(peek)() };
-        log.note(number, label);
-    }
-}
-
-impl Log {
-    /// Finds a log for the calling thread.
-    #[cold]
-    fn take() -> u32 {
-        // SAFETY: libtorch_cpu exports this name with this signature.
-        let thread = unsafe {
-            std::mem::transmute::<*mut c_void, Number>(THREAD.load(Ordering::Relaxed))() + 1
-        };
-        let mut found = NONE;
-        for (log, i) in LOG.iter().zip(1..) {
-            let (empty, relaxed) = (0, Ordering::Relaxed);
-            if log.thread.compare_exchange(empty, thread, Ordering::AcqRel, relaxed).is_ok() {
-                let words = zeroed_memory(CHANGES);
-                if words.len() == CHANGES {
-                    log.changes.store(words.as_ptr().cast_mut(), Ordering::Release);
-                }
-                found = i;
-                break;
-            }
-        }
-        MINE.set(found);
-        found
-    }
-
-    fn of(thread: u64) -> Option<&'static Log> {
-        // An older PyTorch says that it knows none by the highest number.
-        let thread = thread.checked_add(1)?;
-        LOG.iter().find(|log| log.thread.load(Ordering::Acquire) == thread)
-    }
-
-    fn change(&self, i: u64) -> Option<&AtomicU64> {
-        let changes = self.changes.load(Ordering::Acquire);
-        // SAFETY: null or `CHANGES` words that are never unmapped.
-        unsafe { changes.add(if changes.is_null() { 0 } else { i as usize % CHANGES }).as_ref() }
-    }
-
-    /// For the log's own thread.
-    fn note(&self, number: u64, label: LabelId) {
-        let next = self.next.load(Ordering::Relaxed);
-        // No node was made under the last one: it is as if it had never been.
-        let again = next > 0
-            && self
-                .change(next - 1)
-                .is_some_and(|c| c.load(Ordering::Relaxed) >> NUMBER_AT == number);
-        let i = if again { next - 1 } else { next };
-        if let Some(change) = self.change(i) {
-            change.store(number << NUMBER_AT | u64::from(label), Ordering::Release);
-            self.next.store(i + 1, Ordering::Release);
-        }
-    }
-
-    /// The label under which the node of this number was made.
-    fn at(&self, number: u64) -> LabelId {
-        let next = self.next.load(Ordering::Acquire);
-        let oldest = next.saturating_sub(CHANGES as u64);
-        let change = |i| self.change(i).map_or(0, |c| c.load(Ordering::Acquire));
-        let (mut low, mut high) = (oldest, next);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if change(middle) >> NUMBER_AT <= number { low = middle + 1 } else { high = middle }
-        }
-        if low == oldest {
-            return NO_LABEL;
-        }
-        let found = change(low - 1);
-        // Its thread may have gone round meanwhile.
-        let overtaken = self.next.load(Ordering::Acquire) >= low + CHANGES as u64;
-        if overtaken || found >> NUMBER_AT > number {
-            NO_LABEL
-        } else {
-            found as LabelId & ((1 << NUMBER_AT) - 1)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_has_the_label_of_the_moment_when_it_was_made() {
-        let log = Log {
-            thread: AtomicU64::new(1),
-            next: AtomicU64::new(0),
-            changes: AtomicPtr::new(zeroed_memory(CHANGES).as_ptr().cast_mut()),
-        };
-        assert_eq!(log.at(3), NO_LABEL);
-        for (number, label) in [(5, 10), (5, 11), (8, 12), (20, NO_LABEL)] {
-            log.note(number, label);
-        }
-        assert_eq!([4, 5, 7, 8, 19, 20, 99].map(|n| log.at(n)), [0, 11, 11, 12, 12, 0, 0]);
-        for i in 0..2 * CHANGES as u64 {
-            log.note(100 + i, 1 + (i % 1000) as u32);
-        }
-        assert_eq!(log.at(8), NO_LABEL, "forgotten");
-        let last = 2 * CHANGES as u64 - 1;
-        assert_eq!(log.at(100 + last), 1 + (last % 1000) as u32);
+        log.note(unsafe { std::mem::transmute::<*mut c_void, Number>(peek)() }, label);
     }
 }

@@ -1,10 +1,13 @@
 //! The background thread's mailbox: what a hook has to say to it, in words and a futex.
 //!
-//! A hook stores a number and makes at most one system call. Who looks into it is [`crate::process::background`].
+//! A hook leaves a number and makes at most one system call. Who looks into it is
+//! [`crate::process::background`].
+//!
+//! Words that the thread takes out, by exchange, are put in by exchange, too: so of any two the
+//! order is certain.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-
-use crate::os::{clock, futex};
+use crate::os::clock;
+use crate::os::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, sleep_on, wake_all};
 
 /// See [`Mailbox::farewell`].
 const ASKED: u32 = 1;
@@ -56,7 +59,7 @@ impl Mailbox {
     /// Wakes the thread. Callable from a hook.
     pub fn wake(&self) {
         self.calls.fetch_add(1, Ordering::Release);
-        futex::wake_all(&self.calls);
+        wake_all(&self.calls);
     }
 
     /// Notes that the event with this ticket says out of memory. Callable from a hook.
@@ -73,25 +76,25 @@ impl Mailbox {
             return;
         }
         self.next_peak.store(allocated.saturating_add(self.peak_step), Ordering::Relaxed);
-        self.peak.store(ticket + 1, Ordering::Release);
+        self.peak.swap(ticket + 1, Ordering::AcqRel);
         self.wake();
     }
 
     /// Notes that the user's signal has come. Callable from a signal handler.
     pub fn signal(&self) {
-        self.signalled.store(1, Ordering::Release);
+        self.signalled.swap(1, Ordering::AcqRel);
         self.wake();
     }
 
     /// Notes that something without a size has come or gone. Callable from a hook.
     pub fn measure(&self) {
-        self.to_measure.store(1, Ordering::Release);
+        self.to_measure.swap(1, Ordering::AcqRel);
         self.wake();
     }
 
     /// The same, when the thread looks again anyway.
     pub fn measure_later(&self) {
-        self.to_measure.store(1, Ordering::Release);
+        self.to_measure.swap(1, Ordering::AcqRel);
     }
 
     /// No more snapshots by the clock, at peaks or by signal: the last one comes now.
@@ -106,11 +109,14 @@ impl Mailbox {
             return; // what is in the black box stays there
         }
         let end = clock::now_ns() + patience_ns;
-        if self.farewell.swap(ASKED, Ordering::AcqRel) == 0 {
+        // It may be done already: by a thread that has gone since the question whether there is
+        // one.
+        let asked = self.farewell.compare_exchange(0, ASKED, Ordering::AcqRel, Ordering::Acquire);
+        if asked.is_ok() {
             self.wake();
         }
         while self.farewell.load(Ordering::Acquire) == ASKED && clock::now_ns() < end {
-            futex::sleep_on(&self.farewell, ASKED);
+            sleep_on(&self.farewell, ASKED);
         }
     }
 
@@ -128,7 +134,7 @@ impl Mailbox {
 
     /// Sleeps until it is called again, or for a while.
     pub fn wait(&self, calls: u32) {
-        futex::sleep_on(&self.calls, calls);
+        sleep_on(&self.calls, calls);
     }
 
     /// Takes the ticket after an out-of-memory event that is waiting.
@@ -163,8 +169,8 @@ impl Mailbox {
 
     /// It is written.
     pub fn farewell_done(&self) {
-        self.farewell.store(DONE, Ordering::Release);
-        futex::wake_all(&self.farewell);
+        self.farewell.swap(DONE, Ordering::AcqRel);
+        wake_all(&self.farewell);
     }
 
     /// The thread is gone: nobody waits for it.
@@ -173,3 +179,6 @@ impl Mailbox {
         self.farewell_done();
     }
 }
+
+#[cfg(all(test, loom))]
+mod tests;

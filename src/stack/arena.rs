@@ -5,11 +5,10 @@
 //! words, eight bytes a word, lowest first. Nothing is ever moved or freed, so a record's position is a name
 //! for it that can't come to mean something else.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
 use crate::os::space::{Room, Space};
+use crate::os::sync::{AtomicU64, Ordering, Real, to_file};
 
 /// A region of records.
 pub struct Arena {
@@ -41,8 +40,8 @@ impl Arena {
     }
 
     /// The words, for a reader.
-    pub fn words(&self) -> &'static [AtomicU64] {
-        self.words
+    pub fn words(&self) -> &'static [Real] {
+        to_file(self.words)
     }
 
     /// How often a record found no room.

@@ -17,6 +17,7 @@ use crate::hot::HOT;
 use crate::libraries::objects::{self, Listed};
 use crate::os::locks::ForkLock;
 use crate::os::space::Space;
+use crate::os::sync::of_file;
 
 /// Which libraries addresses mean now.
 #[inline]
@@ -79,7 +80,7 @@ pub struct ModuleTable {
 impl ModuleTable {
     /// An empty list in `words`, all of which must be 0. `None` if they are not, or are too few.
     pub fn new(words: &'static [AtomicU64], space: Space) -> Option<ModuleTable> {
-        let arena = Arena::new(words, MODULE_MAGIC, HEADER, space)?;
+        let arena = Arena::new(of_file(words), MODULE_MAGIC, HEADER, space)?;
         Some(ModuleTable { arena, known: ForkLock::new(Known::default()) })
     }
 

@@ -16,7 +16,7 @@ use super::offsets::{BYTES_DATA, Layout, OB_SIZE, STR_HASH};
 use super::read;
 use super::text::{Text, read_word};
 use crate::os::space::Space;
-use crate::os::sync::zeroed_memory;
+use crate::os::sync::{of_file, zeroed_memory};
 use crate::stack::arena::Arena;
 use crate::stack::depot::mix;
 
@@ -94,7 +94,7 @@ impl CodeTable {
         let words = words.get(..words.len().min(CODE_LIMIT as usize))?;
         let count = 1 << (words.len() / 32).checked_ilog2()?;
         let slots = Some(zeroed_memory(count)).filter(|slots| slots.len() == count)?;
-        let arena = Arena::new(words, CODE_MAGIC, HEADER, space)?;
+        let arena = Arena::new(of_file(words), CODE_MAGIC, HEADER, space)?;
         Some(CodeTable { arena, slots })
     }
 
