@@ -5,33 +5,27 @@
 
 use std::ffi::{CString, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::libraries::loaded;
 use crate::libraries::scopes;
+use crate::os::address::Address;
 use crate::stack::room;
 
 /// The address of a function of a known library's, looked up at its first use.
-pub struct Real(AtomicPtr<c_void>);
-
-impl Default for Real {
-    fn default() -> Self {
-        Real::new()
-    }
-}
+#[derive(Default)]
+pub struct Real(Address);
 
 impl Real {
     /// Not looked up yet.
     pub const fn new() -> Real {
-        Real(AtomicPtr::new(std::ptr::null_mut()))
+        Real(Address::new())
     }
 
     /// The same as `find`, or in whichever loaded library defines it: for what must be passed on.
     pub fn find_anywhere(&self, symbol: &str, library: &str) -> Option<*mut c_void> {
         self.find(symbol, library).or_else(|| {
             let found = loaded::anywhere(&CString::new(symbol).ok()?)?.as_ptr();
-            self.0.store(found, Ordering::Relaxed);
-            Some(found)
+            Some(self.0.set(found))
         })
     }
 
@@ -49,7 +43,7 @@ impl Real {
         library: &str,
         is_it: fn(&str, usize) -> bool,
     ) -> Option<*mut c_void> {
-        let known = self.0.load(Ordering::Relaxed);
+        let known = self.0.get();
         if known.is_null() { self.look(symbol, library, is_it) } else { Some(known) }
     }
 
@@ -61,8 +55,7 @@ impl Real {
         is_it: fn(&str, usize) -> bool,
     ) -> Option<*mut c_void> {
         let found = room::aside(|| first(symbol, library, is_it))?.as_ptr();
-        self.0.store(found, Ordering::Relaxed);
-        Some(found)
+        Some(self.0.set(found))
     }
 }
 

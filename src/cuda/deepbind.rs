@@ -11,7 +11,7 @@
 //! which libraries are new. What a library does before, in its constructors, is not seen.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_format::key::{BoundElsewhere, Kept};
 
@@ -21,6 +21,7 @@ use crate::libraries::elf::{Binding, Tables};
 use crate::libraries::loaded;
 use crate::libraries::next;
 use crate::libraries::scopes;
+use crate::os::address::Address;
 
 /// How many more look-ups shall look for new libraries.
 pub static PENDING: AtomicU32 = AtomicU32::new(0);
@@ -30,7 +31,7 @@ const LOOKS: u32 = 16;
 /// The first row of the driver's.
 const FIRST: usize = Api::cuCtxCreate as usize;
 
-static NEXT_DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NEXT_DLOPEN: Address = Address::new();
 
 /// `dlopen`: a jump, always.
 ///

@@ -13,7 +13,7 @@
 //! standard library. So the real one is found by reading the C library's own symbol table, with no state but one word.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cuda::answers::{self, Question};
 use crate::cuda::resolve;
@@ -24,14 +24,15 @@ use crate::libraries::loaded;
 use crate::libraries::loaded::Next;
 use crate::libraries::next;
 use crate::libraries::scopes;
+use crate::os::address::Address;
 use crate::os::message;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
 /// The `dlsym` behind ours, and the `dlvsym`.
-static NEXT_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static NEXT_DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NEXT_DLSYM: Address = Address::new();
+static NEXT_DLVSYM: Address = Address::new();
 
 /// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu", "nc" or "dl". A handle (rdi)
 /// goes to `ours`; `RTLD_DEFAULT` (0) and `RTLD_NEXT` (-1), which depend on the caller, to `scope`, which may say to jump.

@@ -13,10 +13,11 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::links::{self, Link, links};
 use super::next;
+use crate::os::address::Address;
 use crate::os::age::{self, age};
 use crate::os::checked::{Memory, Process};
 use crate::os::locks::ForkLock;
@@ -66,7 +67,7 @@ fn under_lock(mut visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
             c_int::from((*to.cast::<&mut dyn FnMut(&libc::dl_phdr_info) -> bool>())(&*info))
         }
     }
-    static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    static OWN: Address = Address::new();
     // SAFETY: the C library's function, and a callback that goes with the data, which outlives the call.
     unsafe {
         let own: Iterate = std::mem::transmute(next::of_c_library(&OWN, c"dl_iterate_phdr"));

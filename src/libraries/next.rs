@@ -5,19 +5,19 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::elf::Tables;
 use super::links::links;
+use crate::os::address::Address;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
 /// The C library's `dlsym` and `dlvsym`.
-static OWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static OWN_VERSIONED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static OWN: Address = Address::new();
+static OWN_VERSIONED: Address = Address::new();
 /// The `dlclose` behind ours.
-static NEXT_DLCLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NEXT_DLCLOSE: Address = Address::new();
 
 /// When this library is loaded: a program may close a library where nothing can be looked up.
 pub fn loading() {
@@ -25,28 +25,19 @@ pub fn loading() {
 }
 
 /// The function behind ours: the next interposer's, or the C library's.
-pub fn behind(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let known = place.load(Ordering::Acquire);
-    if !known.is_null() {
-        return known;
-    }
-    // SAFETY: a look-up by name. Found nothing, it is because this library was opened late, and then nobody is behind it.
-    let found = unsafe { really(libc::RTLD_NEXT, name, None) };
-    let in_c = || in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
-    let found = if found.is_null() { in_c() } else { found };
-    place.store(found, Ordering::Release);
-    found
+pub fn behind(place: &Address, name: &CStr) -> *mut c_void {
+    place.get_or(|| {
+        // SAFETY: a look-up by name. Found nothing, it is because this library was opened late, and
+        // then nobody is behind it.
+        let found = unsafe { really(libc::RTLD_NEXT, name, None) };
+        let in_c = || in_c_library(name).map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        if found.is_null() { in_c() } else { found }
+    })
 }
 
 /// The C library's own function of this name, in which an interposer, which may not know who is asking, plays no part.
-pub fn of_c_library(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let known = place.load(Ordering::Acquire);
-    if !known.is_null() {
-        return known;
-    }
-    let Some(found) = in_c_library(name) else { std::process::abort() };
-    place.store(found.as_ptr(), Ordering::Release);
-    found.as_ptr()
+pub fn of_c_library(place: &Address, name: &CStr) -> *mut c_void {
+    place.get_or(|| in_c_library(name).unwrap_or_else(|| std::process::abort()).as_ptr())
 }
 
 /// A symbol (in a version, if one is wanted) as the loader has it, and not as we (or another interposer) would show it. What is

@@ -7,9 +7,9 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::{list, next};
+use crate::os::address::Address;
 use crate::os::checked::{Process, Window};
 
 /// A loaded object: where it is mapped and where the index of its unwind tables is.
@@ -102,13 +102,10 @@ type FindObject = unsafe extern "C" fn(*const c_void, *mut FoundObject) -> c_int
 
 /// glibc's function, if it has it.
 fn dl_find_object() -> Option<FindObject> {
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    static FOUND: Address = Address::new();
     let absent = std::ptr::dangling_mut::<c_void>();
-    let mut at = FOUND.load(Ordering::Relaxed);
-    if at.is_null() {
-        at = next::in_c_library(c"_dl_find_object").map_or(absent, NonNull::as_ptr);
-        FOUND.store(at, Ordering::Relaxed);
-    }
+    let find = || next::in_c_library(c"_dl_find_object").map_or(absent, NonNull::as_ptr);
+    let at = FOUND.get_or(find);
     // SAFETY: the function has had this prototype since glibc 2.35, which brought it.
     (at != absent).then(|| unsafe { std::mem::transmute::<*mut c_void, FindObject>(at) })
 }

@@ -6,12 +6,14 @@
 //! ([`forget`]). There, a child that was made by the system call itself, past the C library, takes itself for its parent.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use once_cell::race::OnceRef;
 
 use crate::os::errno;
 
-/// Where this process's age is; null before the first question.
-static OWN: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
+/// Where this process's age is; nowhere before the first question.
+static OWN: OnceRef<AtomicUsize> = OnceRef::new();
 /// The last age that was given. Inherited.
 static LAST: AtomicU32 = AtomicU32::new(0);
 /// The kernel doesn't wipe the word.
@@ -23,8 +25,7 @@ pub const MOST: u32 = 0xffff;
 /// The age of this process: never 0, and that of no process before it in its line.
 #[inline]
 pub fn age() -> u32 {
-    // SAFETY: null, or a word that is never unmapped.
-    match unsafe { OWN.load(Ordering::Acquire).as_ref() }.map(|own| own.load(Ordering::Acquire)) {
+    match OWN.get().map(|own| own.load(Ordering::Acquire)) {
         None | Some(0) => begin(),
         Some(age) => age as u32,
     }
@@ -32,19 +33,16 @@ pub fn age() -> u32 {
 
 #[cold]
 fn begin() -> u32 {
-    if OWN.load(Ordering::Acquire).is_null() {
+    // Who comes second leaves a page behind.
+    let own = OWN.get_or_init(|| {
         let (word, is_wiped) = word_of_this_process();
         if !is_wiped {
             STAYS.store(true, Ordering::Release);
         }
-        // Who comes second leaves a page behind.
-        let word = ptr::from_ref(word).cast_mut();
-        let _ = OWN.compare_exchange(ptr::null_mut(), word, Ordering::AcqRel, Ordering::Acquire);
-    }
+        word
+    });
     // Given before it is shown: should a thread fork in between, the child takes a later one.
     let next = 1 + LAST.fetch_add(1, Ordering::AcqRel) % MOST;
-    // SAFETY: it isn't null any more, and never unmapped.
-    let own = unsafe { &*OWN.load(Ordering::Acquire) };
     match own.compare_exchange(0, next as usize, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => next,
         Err(other) => other as u32,
@@ -53,8 +51,7 @@ fn begin() -> u32 {
 
 /// In a forked child whose kernel wipes nothing: it has no age yet.
 pub fn forget() {
-    // SAFETY: null, or a word that is never unmapped.
-    if let Some(own) = unsafe { OWN.load(Ordering::Acquire).as_ref() }
+    if let Some(own) = OWN.get()
         && STAYS.load(Ordering::Acquire)
     {
         own.store(0, Ordering::Release);

@@ -20,8 +20,9 @@ use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::RefUnwindSafe;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use once_cell::race::OnceBox;
 
 use self::state::Taken;
 use super::age::age;
@@ -195,37 +196,23 @@ impl<T> Deref for Reading<'_, T> {
 }
 
 /// What is set once and stays. Nobody waits: of several who set it at once, the first counts.
-pub struct SetOnce<T>(AtomicPtr<T>);
+pub struct SetOnce<T>(OnceBox<T>);
 
 impl<T> SetOnce<T> {
     /// Not set yet.
     pub const fn new() -> SetOnce<T> {
-        SetOnce(AtomicPtr::new(ptr::null_mut()))
+        SetOnce(OnceBox::new())
     }
 
     /// The value, once it is set.
     #[inline]
     pub fn get(&self) -> Option<&T> {
-        // SAFETY: null, or what `set` has leaked.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+        self.0.get()
     }
-}
 
-impl<T: Send + Sync + 'static> SetOnce<T> {
     /// Sets it, unless it is set; says what it is.
     pub fn set(&self, value: T) -> &T {
-        let (none, new) = (ptr::null_mut(), Box::into_raw(Box::new(value)));
-        match self.0.compare_exchange(none, new, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: leaked from here on.
-            Ok(_) => unsafe { &*new },
-            Err(first) => {
-                // SAFETY: nobody has seen it; the first one is leaked.
-                unsafe {
-                    drop(Box::from_raw(new));
-                    &*first
-                }
-            }
-        }
+        self.0.get_or_init(|| Box::new(value))
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The lowest room. It knows nothing of events, stacks or CUDA, and uses nothing of the rooms above.
 
+pub mod address;
 pub mod age;
 pub mod checked;
 pub mod clock;

@@ -16,9 +16,9 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::sync::atomic::AtomicPtr;
 
 use crate::libraries::next;
+use crate::os::address::Address;
 use crate::record::guard;
 
 /// Which word of a `jmp_buf` is the stack pointer.
@@ -45,7 +45,7 @@ macro_rules! jumps {
 
             /// Has a look, and says where the real function is.
             extern "C" fn $look(to: *const usize) -> *mut c_void {
-                static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+                static NEXT: Address = Address::new();
                 look(to);
                 let name = concat!(stringify!($name), "\0").as_bytes();
                 next::behind(&NEXT, CStr::from_bytes_with_nul(name).unwrap_or_default())

@@ -5,8 +5,8 @@
 //! memory with a parent (`vfork`). So there the background thread writes the snapshot while the
 //! caller waits, for a bounded time, on a word. If that fails, the black box still has everything.
 
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::blackbox::Life;
 use memtrace_options::RUN_PID;
@@ -16,6 +16,7 @@ use crate::cuda::{callers, contexts, words};
 use crate::gauges;
 use crate::libraries::{list, loaded, next};
 use crate::nccl::communicators;
+use crate::os::address::Address;
 use crate::os::{age, clock, descriptors, message, signals};
 use crate::process;
 use crate::process::Process;
@@ -98,7 +99,7 @@ fn end(status: c_int) -> ! {
         recorder.mailbox.farewell(PATIENCE_NS);
     }
     tree::ending();
-    let next = NEXT_EXIT.load(Ordering::Relaxed);
+    let next = NEXT_EXIT.get();
     // SAFETY: the C library's (or the next interposer's) function of this name; failing that, the
     // system call that it is made of. Neither returns.
     unsafe {
@@ -113,7 +114,7 @@ fn end(status: c_int) -> ! {
 
 /// The `_exit` behind ours. Looked up when the library is loaded: a forked child of a program with
 /// threads, where the loader's lock may be held for ever, often has nothing to call but `_exit`.
-static NEXT_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NEXT_EXIT: Address = Address::new();
 
 extern "C" fn loading() {
     descriptors::loading();

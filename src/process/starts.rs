@@ -13,9 +13,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::AtomicPtr;
 
 use crate::libraries::next;
+use crate::os::address::Address;
 use crate::os::checked::{Process, Window};
 use crate::os::descriptors;
 use crate::os::errno;
@@ -61,7 +61,7 @@ macro_rules! starters {
 
             /// Has a look, and says where the real function is.
             extern "C" fn $look($($arg: $ty),*) -> *mut c_void {
-                static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+                static NEXT: Address = Address::new();
                 if tree::is_of_a_run() {
                     look($program, $arguments, $environment, $becomes);
                 }
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn execle() {
 extern "C" fn look_execle(saved: *const *const c_char) -> *mut c_void {
     /// `rax`, then the registers from the last one to the first, and the return address.
     const REGISTERS: usize = 6;
-    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    static NEXT: Address = Address::new();
     if !saved.is_null() && tree::is_of_a_run() {
         // SAFETY: the registers and, behind the return address, the caller's arguments, which end
         // in null; then comes the environment.

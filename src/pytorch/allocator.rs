@@ -14,7 +14,8 @@
 //! Must never keep an exception from passing: an out-of-memory error is thrown through our `allocate`.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{
     Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
@@ -24,6 +25,7 @@ use crate::gauges;
 use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::libraries::scopes;
+use crate::os::address::Address;
 use crate::os::locks::Turn;
 use crate::pytorch::methods::{Methods, copy_of_table};
 use crate::pytorch::names::{self, ALLOCATE_SLOT, C10_CUDA, CUDA, LEADING};
@@ -113,24 +115,25 @@ pub struct DataPtr {
     pub device: u64,
 }
 
-static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static OUR_TABLE: AtomicUsize = AtomicUsize::new(0);
+static REAL_ALLOCATE: Address = Address::new();
+static OUR_TABLE: Address = Address::new();
 static SWAPPING: Turn = Turn::new(());
 /// `c10::cuda::CUDACachingAllocator::allocator`, the exported pointer to the allocator in use.
-static ALLOCATOR: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATOR: Address = Address::new();
 
 /// Puts our `allocate` into the table of the allocator object in use, unless it is there already.
 fn replace_allocate() {
-    if ALLOCATOR.load(Ordering::Relaxed) == 0 {
-        let name = names::ALLOCATOR;
-        let Some(at) = scopes::loaded_symbol(name.library, name.symbol) else { return };
-        ALLOCATOR.store(at.as_ptr() as usize, Ordering::Relaxed);
+    let name = names::ALLOCATOR;
+    let find = || scopes::loaded_symbol(name.library, name.symbol);
+    let at = ALLOCATOR.get_or(|| find().map_or(ptr::null_mut(), NonNull::as_ptr));
+    if at.is_null() {
+        return;
     }
     // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer. The object
     // it points to begins with a vtable pointer; it is static and never freed.
     unsafe {
-        let object = *(ALLOCATOR.load(Ordering::Relaxed) as *const *mut usize);
-        if object.is_null() || *object == OUR_TABLE.load(Ordering::Relaxed) {
+        let object = *at.cast::<*mut usize>();
+        if object.is_null() || *object == OUR_TABLE.get() as usize {
             return;
         }
         // One thread is enough.
@@ -153,13 +156,12 @@ unsafe fn is_native(table: usize) -> bool {
 /// Is PyTorch's own allocator in use, so that whatever else allocates does it on its behalf?
 pub fn native_in_charge() -> bool {
     attach();
-    let object = ALLOCATOR.load(Ordering::Relaxed);
+    let object = ALLOCATOR.get();
     // SAFETY: see `replace_allocate`.
-    object != 0
+    !object.is_null()
         && unsafe {
-            let object = *(object as *const *const usize);
-            !object.is_null()
-                && (*object == OUR_TABLE.load(Ordering::Relaxed) || is_native(*object))
+            let object = *object.cast::<*const usize>();
+            !object.is_null() && (*object == OUR_TABLE.get() as usize || is_native(*object))
         }
 }
 
@@ -170,15 +172,16 @@ unsafe fn swap_table(object: *mut usize) {
         let (mut copy, words) = copy_of_table(table, LIBRARY_END.load(Ordering::Relaxed));
         let real = copy[LEADING + ALLOCATE_SLOT];
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
-        REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
+        if REAL_ALLOCATE.set(real as *mut c_void) as usize != real {
+            return; // an allocator of another class, whose function isn't the one that ours calls
+        }
         if let Some(library) = loaded::loaded(C10_CUDA) {
             let mut methods = Methods::of(&mut copy[LEADING..words], &library);
             pools::watch(&mut methods);
             captures::watch(&mut methods);
         }
-        let ours = Box::leak(copy).as_ptr().add(LEADING) as usize;
-        OUR_TABLE.store(ours, Ordering::Release);
-        AtomicUsize::from_ptr(object).store(ours, Ordering::Release);
+        let ours = OUR_TABLE.set(Box::leak(copy).as_mut_ptr().add(LEADING).cast());
+        AtomicUsize::from_ptr(object).store(ours as usize, Ordering::Release);
     }
 }
 
@@ -205,7 +208,7 @@ unsafe extern "C-unwind" fn allocate(
         let _ended = Ended(local);
         // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
         unsafe {
-            let real: Allocate = std::mem::transmute(REAL_ALLOCATE.load(Ordering::Acquire));
+            let real: Allocate = std::mem::transmute(REAL_ALLOCATE.get());
             real(result, this, size)
         }
     })

@@ -15,7 +15,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
 use memtrace_format::labels::Sort;
@@ -23,6 +23,7 @@ use memtrace_format::labels::Sort;
 use crate::gauges;
 use crate::labels::store;
 use crate::libraries::scopes;
+use crate::os::address::Address;
 use crate::os::sync::of_process;
 use crate::pytorch::journal::Journal;
 use crate::pytorch::names::{self, FUNCTION_AT, SCHEMA};
@@ -40,7 +41,7 @@ of_process! {
 /// The number of the dispatch key by which dispatch modes are called.
 static MODES: AtomicU32 = AtomicU32::new(0);
 /// `c10::impl::tls_is_dispatch_key_excluded`, if there is one.
-static IS_EXCLUDED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static IS_EXCLUDED: Address = Address::new();
 /// PyTorch's handle of the callback while it is there, plus 1.
 static HANDLE: AtomicU64 = AtomicU64::new(0);
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -50,7 +51,7 @@ static DEVICE: AtomicU32 = AtomicU32::new(0);
 static THREADS: AtomicU32 = AtomicU32::new(0);
 
 /// `std::uncaught_exceptions`, if there is one.
-static EXCEPTIONS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static EXCEPTIONS: Address = Address::new();
 
 type Exceptions = unsafe extern "C" fn() -> c_int;
 type IsExcluded = unsafe extern "C" fn(u16) -> bool;
@@ -64,9 +65,9 @@ pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     let name = names::IS_KEY_EXCLUDED;
     let found = scopes::loaded_symbol(name.library, name.symbol);
     let found = found.map_or(std::ptr::null_mut(), NonNull::as_ptr);
-    IS_EXCLUDED.store(found, Ordering::Relaxed);
+    IS_EXCLUDED.set(found);
     let found = scopes::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
-    EXCEPTIONS.store(found.map_or(std::ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
+    EXCEPTIONS.set(found.map_or(std::ptr::null_mut(), NonNull::as_ptr));
     record_functions::attach();
     quick::begin(below, views, autocast, begins, ends);
 }
@@ -167,7 +168,7 @@ pub fn range(begins: bool) {
 
 /// Can no dispatch mode see what the calling thread does?
 fn shut_out() -> bool {
-    let asked = IS_EXCLUDED.load(Ordering::Relaxed);
+    let asked = IS_EXCLUDED.get();
     let modes = MODES.load(Ordering::Relaxed) as u16;
     // SAFETY: libc10 exports this name with this signature, of an enumeration of 16 bits, in 2.6 to 2.15.
     !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, IsExcluded>(asked)(modes) }
@@ -175,7 +176,7 @@ fn shut_out() -> bool {
 
 /// Does an exception end what ends here?
 fn failed() -> bool {
-    let asked = EXCEPTIONS.load(Ordering::Relaxed);
+    let asked = EXCEPTIONS.get();
     // SAFETY: the C++ library's function of this name takes nothing and returns an `int`.
     !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, Exceptions>(asked)() } > 0
 }

@@ -13,11 +13,12 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_format::event::{Event, Kind, Layer, What};
 
 use crate::libraries::loaded;
+use crate::os::address::Address;
 use crate::os::signals;
 use crate::pytorch::allocator::{Allocate, DataPtr};
 use crate::pytorch::methods::copy_of_table;
@@ -29,10 +30,10 @@ use crate::stack::Site;
 
 type Delete = unsafe extern "C-unwind" fn(*mut c_void);
 
-static OUR_TABLE: AtomicUsize = AtomicUsize::new(0);
-static REAL_ALLOCATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static OUR_TABLE: Address = Address::new();
+static REAL_ALLOCATE: Address = Address::new();
 /// What PyTorch deletes its blocks with: one function for all of them.
-static REAL_DELETE: AtomicUsize = AtomicUsize::new(0);
+static REAL_DELETE: Address = Address::new();
 
 thread_local! {
     /// A request of this thread's is under way.
@@ -90,7 +91,7 @@ pub unsafe extern "C-unwind" fn get_caching_host_allocator() -> *mut c_void {
 fn watch(allocator: *mut c_void) {
     let object = allocator.cast::<usize>();
     // SAFETY: an object that PyTorch has just answered with; it begins with the pointer to its table, and lives for ever.
-    if object.is_null() || unsafe { *object } == OUR_TABLE.load(Ordering::Acquire) {
+    if object.is_null() || unsafe { *object } == OUR_TABLE.get() as usize {
         return;
     }
     guard::nested(|| signals::uncancelled(|| swap_table(object)));
@@ -110,11 +111,10 @@ fn swap_table(object: *mut usize) {
         }
         let (mut copy, _) = copy_of_table(table, library.end);
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
-        REAL_ALLOCATE.store(real as *mut c_void, Ordering::Release);
-        // Of two threads that come here at once, each has a copy; either serves.
-        let ours = Box::leak(copy).as_ptr().add(LEADING) as usize;
-        OUR_TABLE.store(ours, Ordering::Release);
-        AtomicUsize::from_ptr(object).store(ours, Ordering::Release);
+        REAL_ALLOCATE.set(real as *mut c_void);
+        // Of two threads that come here at once, each has a copy; the first one's serves.
+        let ours = OUR_TABLE.set(Box::leak(copy).as_mut_ptr().add(LEADING).cast());
+        AtomicUsize::from_ptr(object).store(ours as usize, Ordering::Release);
     }
 }
 
@@ -136,7 +136,7 @@ unsafe extern "C-unwind" fn allocate(
     let ended = Ended;
     // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
     let returned = unsafe {
-        let real: Allocate = std::mem::transmute(REAL_ALLOCATE.load(Ordering::Acquire));
+        let real: Allocate = std::mem::transmute(REAL_ALLOCATE.get());
         real(result, this, size)
     };
     drop(ended);
@@ -151,8 +151,7 @@ fn handed_out(data: &mut DataPtr, size: usize) {
     if data.addr == 0 || data.context == 0 || data.delete == 0 {
         return;
     }
-    let known = REAL_DELETE.compare_exchange(0, data.delete, Ordering::AcqRel, Ordering::Acquire);
-    if known.is_err_and(|other| other != data.delete) {
+    if REAL_DELETE.set(data.delete as *mut c_void) as usize != data.delete {
         return; // its end would not be seen
     }
     let written = guard::observe(|recorder, local| {
@@ -182,7 +181,7 @@ unsafe extern "C-unwind" fn delete(block: *mut c_void) {
     });
     // SAFETY: PyTorch's own function, of the type that a `c10::DataPtr` keeps, and the block that it was kept with.
     unsafe {
-        let real: Delete = std::mem::transmute(REAL_DELETE.load(Ordering::Acquire));
+        let real: Delete = std::mem::transmute(REAL_DELETE.get());
         real(block);
     }
 }

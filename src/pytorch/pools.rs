@@ -11,10 +11,11 @@
 //! through.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use memtrace_format::event::Pool;
 
+use crate::os::address::Address;
 use crate::pytorch::captures;
 use crate::pytorch::methods::Methods;
 use crate::pytorch::names;
@@ -120,7 +121,7 @@ unsafe extern "C-unwind" fn manage(to: *mut Storage, from: *const Storage, what:
 
 type Begin = unsafe extern "C-unwind" fn(*mut c_void, c_int, u64, u64, *mut Function);
 
-static REAL_BEGIN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static REAL_BEGIN: Address = Address::new();
 
 /// (this, device, the two numbers of the pool, a hidden reference to the filter)
 unsafe extern "C-unwind" fn begin(
@@ -133,7 +134,7 @@ unsafe extern "C-unwind" fn begin(
     // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's, or a filter
     // that answers as the caller's does.
     unsafe {
-        let real: Begin = std::mem::transmute(REAL_BEGIN.load(Ordering::Acquire));
+        let real: Begin = std::mem::transmute(REAL_BEGIN.get());
         let Some(copy) = Function::copy(filter) else {
             real(this, device, first, second, filter);
             return captures::begins_pool(device);
@@ -150,6 +151,6 @@ unsafe extern "C-unwind" fn begin(
 /// Puts our function into a copy of the allocator's table.
 pub fn watch(methods: &mut Methods) {
     methods.replace(names::BEGIN_POOL, begin as *const (), |real| {
-        REAL_BEGIN.store(real as *mut c_void, Ordering::Release);
+        REAL_BEGIN.set(real as *mut c_void);
     });
 }

@@ -30,6 +30,7 @@ use crate::hot::HOT;
 use crate::labels::store;
 use crate::libraries::loaded;
 use crate::libraries::scopes;
+use crate::os::address::Address;
 use crate::os::locks::ForkLock;
 use crate::pytorch::names;
 use crate::pytorch::operators;
@@ -60,7 +61,7 @@ const _: () = assert!(size_of::<Answer>() == 104 && std::mem::offset_of!(Answer,
 
 /// What is called: the real function, or [`decide`] while operators are tracked.
 static DOOR: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static REAL: Address = Address::new();
 /// Has anybody come through the door since [`begin`]?
 static CAME: AtomicBool = AtomicBool::new(false);
 /// Keys that are excluded below autograd, one that may be, too, and those of autocast.
@@ -69,8 +70,8 @@ static VIEWS: AtomicU64 = AtomicU64::new(0);
 static AUTOCAST: AtomicU64 = AtomicU64::new(0);
 /// Where the code of `libtorch_python` is.
 static PYTHON: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-static START: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static END: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static START: Address = Address::new();
+static END: Address = Address::new();
 
 type Ask = unsafe extern "C-unwind" fn(*mut Answer, u8, usize, *const usize) -> *mut Answer;
 type State = unsafe extern "C" fn() -> *const usize;
@@ -121,7 +122,7 @@ pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -
 extern "C" fn find() -> *mut c_void {
     match scopes::loaded_symbol(names::STEP_CALLBACKS.library, names::STEP_CALLBACKS.symbol) {
         Some(real) if real.as_ptr() != step_callbacks as *mut c_void => {
-            REAL.store(real.as_ptr(), Ordering::Release);
+            REAL.set(real.as_ptr());
             let none = std::ptr::null_mut();
             let _ = DOOR.compare_exchange(none, real.as_ptr(), Ordering::AcqRel, Ordering::Relaxed);
             real.as_ptr()
@@ -169,8 +170,8 @@ pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
         PYTHON[1].store(python.text_end, Ordering::Relaxed);
     }
     AUTOCAST.store(autocast, Ordering::Relaxed);
-    START.store(start as *mut c_void, Ordering::Relaxed);
-    END.store(end as *mut c_void, Ordering::Relaxed);
+    START.set(start as *mut c_void);
+    END.set(end as *mut c_void);
     CAME.store(false, Ordering::Relaxed);
     let known = OPERATORS.lock().is_some();
     if below != 0 && known && find() != nobody as *mut c_void && trusted(start, end) {
@@ -182,7 +183,7 @@ pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
 pub fn end_of_trial() -> bool {
     let came = CAME.load(Ordering::Acquire);
     HOT.quick.store(came, Ordering::Release);
-    let next = if came { decide as *mut c_void } else { REAL.load(Ordering::Acquire) };
+    let next = if came { decide as *mut c_void } else { REAL.get() };
     DOOR.store(next, Ordering::Release);
     came
 }
@@ -190,7 +191,7 @@ pub fn end_of_trial() -> bool {
 /// Operators are no longer seen.
 pub fn end() {
     HOT.quick.store(false, Ordering::Release);
-    DOOR.store(REAL.load(Ordering::Acquire), Ordering::Release);
+    DOOR.store(REAL.get(), Ordering::Release);
 }
 
 unsafe extern "C-unwind" fn trial(
@@ -205,13 +206,13 @@ unsafe extern "C-unwind" fn trial(
 }
 
 unsafe fn real(result: *mut Answer, scope: u8) -> *mut Answer {
-    let real = REAL.load(Ordering::Relaxed);
+    let real = REAL.get();
     // SAFETY: the function of this name has this signature but for the last arguments, which it doesn't look at.
     unsafe { std::mem::transmute::<*mut c_void, Ask>(real)(result, scope, 0, std::ptr::null()) }
 }
 
 fn ours() -> Pair {
-    [&START, &END].map(|f| f.load(Ordering::Relaxed))
+    [&START, &END].map(Address::get)
 }
 
 /// Does PyTorch write its answer as we would?

@@ -17,12 +17,13 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
 
 use crate::labels::{self, store};
 use crate::libraries::scopes;
+use crate::os::address::Address;
 use crate::pytorch::names::{
     self, ACCUMULATE, AUTOGRAD_THREAD, BACKWARD, FORWARD_THREAD_AT, OLDER_STRING, OPERATOR, SCOPES,
     SEQUENCE_AT, STRING, USER,
@@ -55,9 +56,9 @@ type Name = unsafe extern "C" fn(*const u8) -> *const c_char;
 type Number = unsafe extern "C" fn() -> u64;
 
 /// The functions of PyTorch's that are asked; empty until it is there.
-static NAME: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static PEEK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static THREAD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NAME: Address = Address::new();
+static PEEK: Address = Address::new();
+static THREAD: Address = Address::new();
 /// How long this PyTorch's strings are.
 static STRINGS: AtomicUsize = AtomicUsize::new(STRING);
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);
@@ -83,7 +84,7 @@ impl Callback {
 /// Has PyTorch call us around every operator, too. Returns what [`remove`] takes; `None` if it is not there.
 pub fn add_operators(start: Start, end: End) -> Option<u64> {
     attach();
-    if PEEK.load(Ordering::Acquire).is_null() {
+    if PEEK.get().is_null() {
         return None;
     }
     let add = find(names::ADD_CALLBACK)?;
@@ -109,14 +110,14 @@ pub fn remove(handle: u64) {
 pub unsafe fn name<'a>(function: *const u8) -> &'a CStr {
     // SAFETY: promised by the caller; a name is a C string or null.
     unsafe {
-        let name = std::mem::transmute::<*mut c_void, Name>(NAME.load(Ordering::Relaxed))(function);
+        let name = std::mem::transmute::<*mut c_void, Name>(NAME.get())(function);
         if name.is_null() { c"" } else { CStr::from_ptr(name) }
     }
 }
 
 /// PyTorch's own number of the calling thread; 0 before [`attach`].
 pub fn thread() -> u64 {
-    let asked = THREAD.load(Ordering::Relaxed);
+    let asked = THREAD.get();
     // SAFETY: libtorch_cpu exports this name with this signature.
     if asked.is_null() { 0 } else { unsafe { std::mem::transmute::<*mut c_void, Number>(asked)() } }
 }
@@ -191,9 +192,9 @@ pub fn attach() {
     }
     let strings = if find(names::OLDER_STRINGS).is_some() { OLDER_STRING } else { STRING };
     STRINGS.store(strings, Ordering::Relaxed);
-    NAME.store(name, Ordering::Relaxed);
-    THREAD.store(thread, Ordering::Relaxed);
-    PEEK.store(peek, Ordering::Release);
+    NAME.set(name);
+    THREAD.set(thread);
+    PEEK.set(peek);
     // SAFETY: libtorch_cpu exports this name with this signature in 2.6 to 2.15; a trivially copyable class of 40 bytes
     // is passed on the stack, as a C record is.
     unsafe {
@@ -364,7 +365,7 @@ unsafe extern "C" fn backward_ends(_: *const u8, _: *mut c_void) {
 /// The calling thread has another label now: nodes that are made from here on are made under it.
 #[inline]
 pub fn label_changed(label: LabelId) {
-    let peek = PEEK.load(Ordering::Acquire);
+    let peek = PEEK.get();
     if peek.is_null() {
         return;
     }

@@ -11,9 +11,10 @@
 //! leads out of such a frame.
 
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::libraries::next;
+use crate::os::address::Address;
 
 /// Tables that are noted at a time. Of more nobody knows.
 const MOST: usize = 1 << 13;
@@ -177,7 +178,7 @@ macro_rules! registry {
 
             /// Notes it, and says where the real function is.
             extern "C" fn $note($at: u64, _object: u64, $text: u64, $data: u64) -> *mut c_void {
-                static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                static NEXT: Address = Address::new();
                 $what;
                 next(&NEXT, concat!(stringify!($name), "\0"))
             }
@@ -206,7 +207,7 @@ fn note(at: u64, is_list: bool, text: u64, data: u64) {
     add(&Registered { at, is_list, text, data });
 }
 
-fn next(place: &AtomicPtr<c_void>, name: &str) -> *mut c_void {
+fn next(place: &Address, name: &str) -> *mut c_void {
     /// Where nobody has the function nobody can have been bound to it but by us.
     extern "C" fn nothing() -> usize {
         0

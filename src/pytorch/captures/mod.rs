@@ -20,12 +20,13 @@ mod own;
 mod uses;
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memtrace_format::event::{Event, Kind, Layer, NO_STACK};
 
 use crate::gauges::waiting;
 use crate::hot::HOT;
+use crate::os::address::Address;
 use crate::os::locks::ForkLock;
 use crate::pytorch::allocator::{self, DataPtr};
 use crate::pytorch::methods::Methods;
@@ -87,15 +88,17 @@ type RecordStream = unsafe extern "C-unwind" fn(*mut c_void, *const DataPtr, Cud
 type End = unsafe extern "C-unwind" fn(*mut c_void, c_int, u64, u64);
 type Mark = unsafe extern "C-unwind" fn(*mut c_void, c_int);
 
-static RECORD_STREAM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static END: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static MARK_BEGIN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-static MARK_END: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static RECORD_STREAM: Address = Address::new();
+static END: Address = Address::new();
+static MARK_BEGIN: Address = Address::new();
+static MARK_END: Address = Address::new();
 
 /// Puts our functions into a copy of the allocator's table.
 pub(crate) fn watch(methods: &mut Methods) {
-    let keep = |place: &'static AtomicPtr<c_void>| {
-        |real: usize| place.store(real as *mut c_void, Ordering::Release)
+    let keep = |place: &'static Address| {
+        |real: usize| {
+            place.set(real as *mut c_void);
+        }
     };
     methods.replace(names::RECORD_STREAM, record_stream as *const (), keep(&RECORD_STREAM));
     if methods.find(names::BEGIN_CAPTURE).is_some() {
@@ -116,7 +119,7 @@ unsafe extern "C-unwind" fn record_stream(
         local.capturing.set(false);
         // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
         unsafe {
-            let real: RecordStream = std::mem::transmute(RECORD_STREAM.load(Ordering::Acquire));
+            let real: RecordStream = std::mem::transmute(RECORD_STREAM.get());
             real(this, data, stream);
         }
         local.observe(|_, local| {
@@ -136,7 +139,7 @@ unsafe extern "C-unwind" fn record_stream(
 unsafe extern "C-unwind" fn end(this: *mut c_void, device: c_int, first: u64, second: u64) {
     // SAFETY: as in `record_stream`.
     unsafe {
-        let real: End = std::mem::transmute(END.load(Ordering::Acquire));
+        let real: End = std::mem::transmute(END.get());
         real(this, device, first, second);
     }
     ends(device as i8);
@@ -145,7 +148,7 @@ unsafe extern "C-unwind" fn end(this: *mut c_void, device: c_int, first: u64, se
 unsafe extern "C-unwind" fn mark_begin(this: *mut c_void, device: c_int) {
     // SAFETY: as in `record_stream`.
     unsafe {
-        let real: Mark = std::mem::transmute(MARK_BEGIN.load(Ordering::Acquire));
+        let real: Mark = std::mem::transmute(MARK_BEGIN.get());
         real(this, device);
     }
     begins(device as i8);
@@ -154,7 +157,7 @@ unsafe extern "C-unwind" fn mark_begin(this: *mut c_void, device: c_int) {
 unsafe extern "C-unwind" fn mark_end(this: *mut c_void, device: c_int) {
     // SAFETY: as in `record_stream`.
     unsafe {
-        let real: Mark = std::mem::transmute(MARK_END.load(Ordering::Acquire));
+        let real: Mark = std::mem::transmute(MARK_END.get());
         real(this, device);
     }
     ends(device as i8);

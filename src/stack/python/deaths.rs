@@ -13,17 +13,17 @@
 //! its own image, which nothing else ever uses.
 
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::hot::HOT;
+use crate::os::address::Address;
 
 /// Offset of `tp_dealloc` in a type object, the same in every version.
 const TP_DEALLOC: usize = 48;
 
 type Dealloc = unsafe extern "C" fn(*mut c_void);
 
-static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static REAL: Address = Address::new();
 
 /// How many code objects have died, plus 1. Meaningful once [`watch`] has been called.
 #[inline]
@@ -41,7 +41,7 @@ pub unsafe fn watch(code_type: usize) {
     let slot = unsafe { &*((code_type + TP_DEALLOC) as *const AtomicPtr<c_void>) };
     let real = slot.load(Ordering::Acquire);
     if real != counting as *mut c_void {
-        let _ = REAL.compare_exchange(ptr::null_mut(), real, Ordering::AcqRel, Ordering::Acquire);
+        REAL.set(real);
         slot.store(counting as *mut c_void, Ordering::SeqCst);
     }
 }
@@ -50,7 +50,7 @@ unsafe extern "C" fn counting(code: *mut c_void) {
     HOT.deaths.fetch_add(1, Ordering::AcqRel);
     // SAFETY: set before this function was put into the slot, whose function it is; the argument is the caller's.
     unsafe {
-        let real: Dealloc = std::mem::transmute(REAL.load(Ordering::Acquire));
+        let real: Dealloc = std::mem::transmute(REAL.get());
         real(code);
     }
 }
