@@ -53,6 +53,6 @@ fn turn_on() {
     background::start(process);
     pytorch::allocator::attach();
     pytorch::record_functions::attach();
-    cuda::interposers::find();
+    cuda::interposers::find(&cuda::hooks::OURS);
     life::register();
 }

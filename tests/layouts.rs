@@ -27,7 +27,7 @@ const OF_OTHERS: [&str; 6] = [
 /// Nobody else's: code in assembly reads them, or gets them as an answer.
 const OWN: [&str; 5] = [
     "cuda/lookup.rs: Answer",
-    "cuda/routes.rs: Choice",
+    "cuda/choose.rs: Choice",
     "cuda/routes.rs: Line",
     "cuda/routes.rs: Row",
     "pytorch/quick.rs: Answer",

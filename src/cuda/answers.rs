@@ -4,13 +4,15 @@
 //! none was opened in a new way, which the loader's own counts say at each look-up. What was not found is not remembered: the
 //! loader has to say so, each time.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
-use crate::cuda::deepbind::PENDING;
 use crate::cuda::table::Api;
 use crate::libraries::objects;
 use crate::libraries::scopes::{DEEP, GLOBAL};
 use crate::os::locks::Turn;
+
+/// How many more look-ups shall look for new libraries ([`super::deepbind`]).
+pub static PENDING: AtomicU32 = AtomicU32::new(0);
 
 /// What was asked.
 #[derive(Clone, Copy)]

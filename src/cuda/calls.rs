@@ -17,12 +17,11 @@ use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cuda::contexts::{self, is_runtime};
 use crate::cuda::table::{ENTRY_POINTS, EntryPoint};
-use crate::cuda::{callers, resolve};
+use crate::cuda::{callers, devices, resolve};
 use crate::libraries::loaded;
 use crate::libraries::objects;
-use crate::record::door::Door;
+use crate::record::door::{Door, Tier};
 use crate::record::guard;
 use crate::stack::{native, room};
 
@@ -52,7 +51,7 @@ pub(super) fn of_driver(door: Door, f: impl FnOnce() -> c_int) -> c_int {
 
 fn entered(door: Door) {
     crate::record::switch::wake();
-    contexts::entered(door);
+    devices::entered(door);
 }
 
 /// Passes a call on. Says, too, whether the call is the program's own.
@@ -82,7 +81,7 @@ fn inside(door: Door, call: impl FnOnce() -> c_int) -> c_int {
     if guard::is_calling() {
         return call();
     }
-    guard::passes_by(|| is_runtime(door) || !is_by_cuda(door));
+    guard::passes_by(|| door.tier != Tier::Driver || !is_by_cuda(door));
     guard::unseen(door.real, call)
 }
 

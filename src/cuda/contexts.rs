@@ -4,20 +4,17 @@
 //! the others' device is known ([`crate::cuda::place`]) without asking CUDA anything.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use memtrace_format::event::{Event, Kind, Layer, What};
+use memtrace_format::event::{Kind, What};
 
 use crate::cuda::calls::also_inside;
+use crate::cuda::calls::{pass, pass_after};
+use crate::cuda::devices;
+use crate::cuda::notes::{got, note};
 use crate::cuda::place;
-use crate::cuda::resolve;
-use crate::cuda::roles::{got, note, pass, pass_after};
-use crate::cuda::table::{Api, Out};
-use crate::real::Real;
+use crate::cuda::records::Out;
 use crate::record::door::Door;
-use crate::record::guard::event;
-use crate::record::{Recorder, guard};
-use crate::stack::Site;
 
 // --- what is said in passing ---------------------------------------------------------------------------
 
@@ -70,144 +67,6 @@ pub unsafe fn tells_reserved(
         }
     }
     code
-}
-
-// --- devices -------------------------------------------------------------------------------------------
-
-/// One bit for each device that this process has entered.
-static ENTERED: AtomicU64 = AtomicU64::new(0);
-
-/// Has this process entered a device?
-pub fn has_entered(device: i8) -> bool {
-    (0..64).contains(&device) && ENTERED.load(Ordering::Relaxed) & (1 << device) != 0
-}
-
-/// Has it entered any?
-pub fn any_entered() -> bool {
-    ENTERED.load(Ordering::Relaxed) != 0
-}
-
-/// A forked child begins anew, without the parent's other threads.
-pub fn forget_entered() {
-    ENTERED.store(0, Ordering::Relaxed);
-    CALLS.store(0, Ordering::Relaxed);
-}
-
-/// Calls about memory: how many have begun (from bit 32), and how many of them are under way.
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-/// A call about memory, from before the real one until it is in the books.
-pub struct UnderWay(());
-
-impl UnderWay {
-    /// It begins.
-    #[inline]
-    pub fn begin() -> UnderWay {
-        CALLS.fetch_add(1 << 32 | 1, Ordering::SeqCst);
-        UnderWay(())
-    }
-}
-
-impl Drop for UnderWay {
-    #[inline]
-    fn drop(&mut self) {
-        CALLS.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// A piece of physical memory that PyTorch's allocator has taken for a segment, or cut off one. It is the device's, and in no segment of
-/// the books, until [`pieces_end`]: so long this thread has a call about memory under way. PyTorch may ask in between how much is free.
-pub(super) fn piece_begins() {
-    guard::local(|local| {
-        if local.pieces.replace(local.pieces.get().saturating_add(1)) == 0 {
-            std::mem::forget(UnderWay::begin());
-        }
-    });
-}
-
-/// So many of them are in the books, or back.
-pub(super) fn pieces_end(done: u32) {
-    guard::local(|local| {
-        let pieces = local.pieces.get();
-        local.pieces.set(pieces.saturating_sub(done));
-        if (1..=done).contains(&pieces) {
-            drop(UnderWay(()));
-        }
-    });
-}
-
-/// The same answer twice, and not `None`, means that the books were complete and stayed so in between.
-pub fn at_rest() -> Option<u64> {
-    Some(CALLS.load(Ordering::SeqCst)).filter(|calls| *calls as u32 == 0)
-}
-
-/// Writes down what a device has said, beside the books of the moment when it said so: where no call about memory has been
-/// under way since `before`, the answer of [`at_rest`] before the question, and at the very place in the order of events.
-/// Between a look and a write others may have taken or given back gigabytes. `false`: there was no such moment.
-pub fn write_said(recorder: &Recorder, before: Option<u64>, said: &Event) -> bool {
-    /// What comes in between may be about blocks of a framework's, which is nothing to the device.
-    const TRIES: usize = 8;
-    (0..TRIES).any(|_| {
-        let written = recorder.written();
-        before.is_some() && at_rest() == before && recorder.write_at(written, said)
-    })
-}
-
-/// This call has chosen a device or taken memory of it: its primary context is there from now on, whoever makes it.
-/// The first such call is worth knowing, since a context takes hundreds of megabytes.
-pub(super) fn enters(door: Door, device: i8) {
-    if !(0..64).contains(&device) || has_entered(device) {
-        return;
-    }
-    guard::observe(|recorder, local| {
-        if ENTERED.fetch_or(1 << device, Ordering::Relaxed) & (1 << device) == 0 {
-            let stack = recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller);
-            let api = door.api;
-            recorder.write(&Event {
-                api,
-                device,
-                stack,
-                ..event(local, Kind::Entered, Layer::Device)
-            });
-            recorder.mailbox.measure();
-        }
-    });
-}
-
-/// The program asked how much of the current device is free. `before`: [`at_rest`] before it asked.
-pub(super) unsafe fn tells_free(
-    door: Door,
-    code: c_int,
-    (free, total): (*const usize, *const usize),
-    before: Option<u64>,
-) {
-    if code != 0 || free.is_null() || total.is_null() {
-        return;
-    }
-    // SAFETY: the caller's out-parameters, which a successful call has filled.
-    let (free, total) = unsafe { (*free as u64, *total as u64) };
-    guard::observe(|recorder, local| {
-        let said = event(local, Kind::Measured, Layer::Device);
-        let (api, device) = (door.api, place::current().device);
-        let size = total.saturating_sub(free);
-        write_said(recorder, before, &Event { api, device, size, extra: total, ..said });
-    });
-}
-
-/// Bytes that the current device has free, when a request has just failed and its driver is asked anyway; 0 if it doesn't
-/// say. The only call of ours in a hook: a later answer would be about another moment.
-#[cold]
-pub(super) fn free_now() -> u64 {
-    type Ask = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
-    static REAL: Real = Real::new();
-    let Some(real) = resolve::real(&REAL, "cuMemGetInfo_v2", "libcuda.so") else { return 0 };
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: the driver's function of that name has this signature; the places are ours.
-    let code = unsafe {
-        let ask: Ask = std::mem::transmute(real);
-        ask(&raw mut free, &raw mut total)
-    };
-    if code == 0 { free as u64 } else { 0 }
 }
 
 // --- contexts ------------------------------------------------------------------------------------------
@@ -319,20 +178,6 @@ pub unsafe fn pops_context(door: Door, call: impl FnOnce() -> c_int) -> c_int {
 
 /// References to each device's primary context that calls have taken, less those they have given back.
 static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
-/// The runtime has been used: it keeps primary contexts as long as it likes.
-static RUNTIME: AtomicBool = AtomicBool::new(false);
-
-/// Is this a door of the runtime's (or of a library's above it)?
-pub(super) fn is_runtime(door: Door) -> bool {
-    door.api < Api::cuCtxCreate as u16
-}
-
-/// A call came in by this door.
-pub(super) fn entered(door: Door) {
-    if is_runtime(door) && !RUNTIME.load(Ordering::Relaxed) {
-        RUNTIME.store(true, Ordering::Relaxed);
-    }
-}
 
 fn retained(device: c_int) -> Option<&'static AtomicU32> {
     RETAINED.get(usize::try_from(device).ok()?)
@@ -363,7 +208,7 @@ pub unsafe fn releases_primary(door: Door, device: c_int, call: impl FnOnce() ->
     let fewer = |n: u32| n.checked_sub(1);
     let before = retained(device)
         .and_then(|count| count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).ok());
-    let is_last = before == Some(1) && !RUNTIME.load(Ordering::Relaxed);
+    let is_last = before == Some(1) && !devices::is_runtime_used();
     let note = || {
         if is_last {
             reset(door, device as i8);

@@ -11,25 +11,21 @@
 //! which libraries are new. What a library does before, in its constructors, is not seen.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::key::{BoundElsewhere, Kept};
 
-use crate::cuda::table::{Api, ENTRY_POINTS};
-use crate::cuda::{lookup, resolve, routes, words};
+use crate::cuda::answers::PENDING;
+use crate::cuda::table::{self, ENTRY_POINTS, Hooks};
+use crate::cuda::{resolve, routes, words};
 use crate::libraries::elf::{Binding, Tables};
 use crate::libraries::loaded;
 use crate::libraries::next;
 use crate::libraries::scopes;
 use crate::os::address::Address;
 
-/// How many more look-ups shall look for new libraries.
-pub static PENDING: AtomicU32 = AtomicU32::new(0);
 /// Enough for the opening thread to be among those that ask.
 const LOOKS: u32 = 16;
-
-/// The first row of the driver's.
-const FIRST: usize = Api::cuCtxCreate as usize;
 
 static NEXT_DLOPEN: Address = Address::new();
 
@@ -100,16 +96,16 @@ pub fn is_used() -> bool {
     scopes::DEEP.is_used()
 }
 
-/// Looks at the libraries that are new since the last time.
-pub extern "C" fn look() {
+/// Looks at the libraries that are new since the last time. `dlsyms`: our `dlsym` and `dlvsym`.
+pub fn look(ours: &Hooks, dlsyms: [usize; 2]) {
     let left = |n: u32| n.checked_sub(1);
     if PENDING.fetch_update(Ordering::AcqRel, Ordering::Relaxed, left).is_err() {
         return;
     }
-    words::look();
+    words::look(ours);
     let [loaded, _] = loaded::counts();
     if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
-        let doors = Doors::find();
+        let doors = Doors::find(ours, dlsyms);
         let mut are_led = true;
         loaded::visit(|_, tables| {
             for binding in tables.bindings() {
@@ -125,7 +121,9 @@ pub extern "C" fn look() {
 
 /// The real functions behind our doors. Looked up before the loader's list is gone through, in which it must not be asked
 /// anything.
-struct Doors {
+struct Doors<'a> {
+    ours: &'a Hooks,
+    our_dlsyms: [usize; 2],
     dlsym: usize,
     dlvsym: usize,
     dlclose: usize,
@@ -133,8 +131,8 @@ struct Doors {
     nvidias: Vec<Tables>,
 }
 
-impl Doors {
-    fn find() -> Doors {
+impl Doors<'_> {
+    fn find(ours: &Hooks, our_dlsyms: [usize; 2]) -> Doors<'_> {
         let own = |name| next::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
         let mut nvidias = Vec::new();
         loaded::visit(|path, tables| {
@@ -144,26 +142,25 @@ impl Doors {
             false
         });
         let (dlsym, dlclose) = (own(c"dlsym"), own(c"dlclose"));
-        Doors { dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
+        Doors { ours, our_dlsyms, dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
     }
 
     /// Where a call should go that goes to `target` now, or that the loader is yet to bind.
     fn of(&self, binding: &Binding, target: usize, is_bound: bool) -> Option<usize> {
         let ours = |real: usize, ours: usize| (!is_bound || target == real).then_some(ours);
         match binding.name.to_bytes() {
-            b"dlsym" => ours(self.dlsym, lookup::dlsym as *const () as usize),
-            b"dlvsym" => ours(self.dlvsym, lookup::dlvsym as *const () as usize),
+            b"dlsym" => ours(self.dlsym, self.our_dlsyms[0]),
+            b"dlvsym" => ours(self.dlvsym, self.our_dlsyms[1]),
             b"dlclose" => ours(self.dlclose, crate::cuda::closing::dlclose as *const () as usize),
             name @ [b'c', b'u', ..] => {
-                let row =
-                    FIRST + ENTRY_POINTS[FIRST..].iter().position(|e| e.name.as_bytes() == name)?;
+                let (api, _) = table::of_driver().find(|(_, row)| row.name.as_bytes() == name)?;
                 let is_its = |library: &Tables| {
                     library.symbol(binding.name).is_some_and(|f| f.as_ptr() as usize == target)
                 };
                 if !is_bound {
-                    Some(ENTRY_POINTS[row].exported.0 as usize)
+                    Some(self.ours[api as usize].exported.0 as usize)
                 } else if self.nvidias.iter().any(is_its) {
-                    Some(routes::door_for(Api::from_number(row)?, target))
+                    Some(routes::door_for(self.ours, api, target))
                 } else {
                     None
                 }

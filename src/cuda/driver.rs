@@ -11,9 +11,12 @@ use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
 use memtrace_state::PAGE;
 
-use crate::cuda::roles::{note, pass, pass_after};
-use crate::cuda::table::{Out, Ptr, real};
-use crate::cuda::{contexts, lookup};
+use crate::cuda::calls::{pass, pass_after};
+use crate::cuda::notes::note;
+use crate::cuda::real;
+use crate::cuda::records::{Out, Ptr};
+use crate::cuda::table::Hooks;
+use crate::cuda::{devices, procs, under_way};
 use crate::pytorch::{allocator, captures};
 use crate::record::door::Door;
 use crate::record::guard;
@@ -27,11 +30,11 @@ macro_rules! forward {
 }
 
 pub(super) fn cuMemGetInfo_v2(door: Door, free: *mut usize, total: *mut usize) -> c_int {
-    let before = contexts::at_rest();
+    let before = under_way::at_rest();
     let (code, own) = pass(door, || forward!(door, cuMemGetInfo_v2(free, total)));
     if own {
         // SAFETY: the caller's out-parameters, of the call that has just returned.
-        unsafe { contexts::tells_free(door, code, (free, total), before) };
+        unsafe { devices::tells_free(door, code, (free, total), before) };
     }
     code
 }
@@ -63,11 +66,11 @@ pub(super) fn cuMemMap(
     handle: u64,
     flags: c_ulonglong,
 ) -> c_int {
-    let _under_way = contexts::UnderWay::begin();
+    let _under_way = under_way::UnderWay::begin();
     let (code, own) = pass(door, || forward!(door, cuMemMap(addr, size, offset, handle, flags)));
     let by_torch = allocator::is_caller(door.caller);
     if by_torch && code != 0 {
-        contexts::pieces_end(u32::MAX); // PyTorch gives up, and keeps what it has
+        under_way::pieces_end(u32::MAX); // PyTorch gives up, and keeps what it has
     }
     if !own {
         return code;
@@ -92,13 +95,13 @@ pub(super) fn cuMemSetAccess(
     access: *const c_void,
     count: usize,
 ) -> c_int {
-    let _under_way = contexts::UnderWay::begin();
+    let _under_way = under_way::UnderWay::begin();
     let code = forward!(door, cuMemSetAccess(addr, size, access, count));
     if allocator::is_caller(door.caller) {
         if code == 0 {
             mapped(addr as u64, size as u64);
         }
-        contexts::pieces_end(u32::MAX);
+        under_way::pieces_end(u32::MAX);
     }
     code
 }
@@ -127,11 +130,11 @@ fn mapped(addr: u64, size: u64) {
 }
 
 pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
-    let _under_way = contexts::UnderWay::begin();
+    let _under_way = under_way::UnderWay::begin();
     let before = || unmapped(door, addr, size);
     let code = pass_after(door, before, || forward!(door, cuMemUnmap(addr, size)));
     if code == 0 && allocator::is_caller(door.caller) {
-        contexts::piece_begins(); // until PyTorch releases it
+        under_way::piece_begins(); // until PyTorch releases it
     }
     code
 }
@@ -153,6 +156,7 @@ fn unmapped(door: Door, addr: Ptr, size: usize) {
 }
 
 pub(super) fn cuGetProcAddress(
+    ours: &Hooks,
     door: Door,
     name: *const c_char,
     out: Out,
@@ -160,12 +164,13 @@ pub(super) fn cuGetProcAddress(
     flags: u64,
 ) -> c_int {
     let code = forward!(door, cuGetProcAddress(name, out, version, flags));
-    let per_thread = lookup::is_per_thread(flags, false);
+    let per_thread = procs::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }
+    unsafe { procs::hand_out(ours, code, name, out, u32::try_from(version).ok(), per_thread) }
 }
 
 pub(super) fn cuGetProcAddress_v2(
+    ours: &Hooks,
     door: Door,
     name: *const c_char,
     out: Out,
@@ -174,7 +179,7 @@ pub(super) fn cuGetProcAddress_v2(
     status: *mut c_int,
 ) -> c_int {
     let code = forward!(door, cuGetProcAddress_v2(name, out, version, flags, status));
-    let per_thread = lookup::is_per_thread(flags, false);
+    let per_thread = procs::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { lookup::hand_out(code, name, out, u32::try_from(version).ok(), per_thread) }
+    unsafe { procs::hand_out(ours, code, name, out, u32::try_from(version).ok(), per_thread) }
 }

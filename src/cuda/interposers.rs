@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cuda::table::ENTRY_POINTS;
+use crate::cuda::table::Hooks;
 use crate::libraries::loaded;
 use crate::pytorch::allocator;
 use crate::stack::native;
@@ -27,10 +27,10 @@ fn contains(address: usize) -> bool {
 }
 
 /// Looks who is in front. Not for hooks' common path.
-pub fn find() {
+pub fn find(ours: &Hooks) {
     let own = loaded::library_of(find as *const () as usize);
-    for row in ENTRY_POINTS.iter().filter(|row| !row.exported.0.is_null()) {
-        let shown = row.exported.0 as usize;
+    for hook in ours.iter().filter(|hook| !hook.exported.0.is_null()) {
+        let shown = hook.exported.0 as usize;
         if contains(shown) {
             continue;
         }

@@ -12,20 +12,20 @@
 //! `dlsym` is called before anything of ours has run: by the loader's helpers, by other preloaded libraries, by Rust's
 //! standard library. So the real one is found by reading the C library's own symbol table, with no state but one word.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::{CStr, c_char, c_void};
 
 use crate::cuda::answers::{self, Question};
+use crate::cuda::deepbind;
+use crate::cuda::hooks::OURS;
 use crate::cuda::resolve;
 use crate::cuda::routes;
-use crate::cuda::table::{Api, ENTRY_POINTS, EntryPoint, Out};
+use crate::cuda::table::{Api, ENTRY_POINTS};
 use crate::libraries::elf::Version;
 use crate::libraries::loaded;
 use crate::libraries::loaded::Next;
 use crate::libraries::next;
 use crate::libraries::scopes;
 use crate::os::address::Address;
-use crate::os::message;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -102,8 +102,8 @@ macro_rules! jump_or_look {
             "pop rsi",
             "pop rdi",
             "jmp 6b",
-            pending = sym crate::cuda::deepbind::PENDING,
-            look = sym crate::cuda::deepbind::look,
+            pending = sym crate::cuda::answers::PENDING,
+            look = sym look,
             next = sym $next,
             find = sym $find,
             ours = sym $ours,
@@ -134,6 +134,10 @@ pub unsafe extern "C" fn dlvsym(
     version: *const c_char,
 ) -> *mut c_void {
     jump_or_look!(NEXT_DLVSYM, find_dlvsym, versioned, scoped_versioned)
+}
+
+extern "C" fn look() {
+    deepbind::look(&OURS, [dlsym as *const () as usize, dlvsym as *const () as usize]);
 }
 
 extern "C" fn find_dlsym() -> *mut c_void {
@@ -208,7 +212,7 @@ fn shown(api: Api, name: &CStr, version: Option<&CStr>, found: usize) -> usize {
 }
 
 fn door_if(is_cudas: bool, api: Api, found: usize) -> usize {
-    if is_cudas { routes::door_for(api, found) } else { found }
+    if is_cudas { routes::door_for(&OURS, api, found) } else { found }
 }
 
 /// What a look-up that depends on its caller finds; `is_decided` is 0 if it is the loader's to say.
@@ -310,144 +314,5 @@ fn next_in_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<u
             libraries.iter().find_map(look).filter(|found| resolve::is_nvidias(*found))
         }
         Next::Other => None,
-    }
-}
-
-// --- cuGetProcAddress and the runtime's way to it ------------------------------------------------------
-
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`, and the same of the runtime.
-const PER_THREAD: u64 = 2;
-/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`, and the same of the runtime.
-const LEGACY: u64 = 1;
-
-/// Does a look-up with these flags ask for the variants for a default stream per thread?
-pub fn is_per_thread(flags: u64, default: bool) -> bool {
-    flags & PER_THREAD != 0 || default && flags & LEGACY == 0
-}
-
-/// The newest version of CUDA whose interfaces the table was made from.
-const NEWEST: u32 = 13_020;
-
-/// Replaces what a look-up has just found by our own, keeping `code`. `version` is the version of CUDA whose interface
-/// the caller wants, if it said so.
-///
-/// # Safety
-/// `name` is a C string and `out` was filled by the real look-up if `code` is 0.
-pub unsafe fn hand_out(
-    code: c_int,
-    name: *const c_char,
-    out: Out,
-    version: Option<u32>,
-    per_thread: bool,
-) -> c_int {
-    if code != 0 || name.is_null() || out.is_null() {
-        return code;
-    }
-    // SAFETY: promised by the caller.
-    let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *out) };
-    if found.is_null() {
-        return code;
-    }
-    if let Some(ours) = ours_for(name, found, version, per_thread) {
-        // SAFETY: promised by the caller.
-        unsafe { *out = ours };
-    }
-    code
-}
-
-fn driver_rows() -> impl Iterator<Item = (Api, &'static EntryPoint)> {
-    let first = Api::cuCtxCreate as usize;
-    (first..ENTRY_POINTS.len()).filter_map(|i| Some((Api::from_number(i)?, &ENTRY_POINTS[i])))
-}
-
-/// Our function for what was found under this name: the row that the driver exports at that address, or else the one that
-/// the version means.
-fn ours_for(
-    name: &[u8],
-    found: *mut c_void,
-    version: Option<u32>,
-    per_thread: bool,
-) -> Option<*mut c_void> {
-    driver_rows().find(|(_, row)| is_named(row, name))?;
-    if loaded::is_own(found as usize) {
-        return None;
-    }
-    let same = |(_, row): &(Api, &EntryPoint)| is_named(row, name) && resolve::beside(row, found);
-    let chosen = driver_rows().find(same).or_else(|| by_version(name, version, per_thread));
-    let Some((api, _)) = chosen else {
-        unknown_interface(name);
-        return None;
-    };
-    Some(routes::door_for(api, found as usize) as *mut c_void)
-}
-
-fn is_named(row: &EntryPoint, name: &[u8]) -> bool {
-    row.base().as_bytes() == name || row.name.as_bytes() == name
-}
-
-/// The newest interface that isn't newer than the version, for the streams that are asked for if there is one of its own
-/// for them. A name with its suffix means that one interface; without a version, a name must have had one only.
-fn by_version(
-    name: &[u8],
-    version: Option<u32>,
-    per_thread: bool,
-) -> Option<(Api, &'static EntryPoint)> {
-    let of_name = || driver_rows().filter(|(_, row)| is_named(row, name));
-    let since = of_name().next()?.1.since;
-    let is_only = of_name().all(|(_, row)| row.since == since);
-    let fits = |row: &EntryPoint| match version {
-        Some(version) => row.since <= version && version <= NEWEST,
-        None => is_only,
-    };
-    of_name()
-        .filter(|(_, row)| per_thread || !row.is_per_thread())
-        .filter(|(_, row)| row.base().as_bytes() != name || fits(row))
-        .max_by_key(|(_, row)| (row.since, row.is_per_thread()))
-}
-
-/// A driver newer than the table may have an interface with other arguments: it is left alone, and said once.
-fn unknown_interface(name: &[u8]) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        message!(
-            "the driver has an interface of {} that this version of memtrace doesn't know: calls through it are not \
-             recorded; a newer memtrace may know it",
-            String::from_utf8_lossy(name)
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_version_chooses_the_interface() {
-        let chosen = |name: &str, version, per_thread| {
-            by_version(name.as_bytes(), version, per_thread).map(|(_, row)| row.name)
-        };
-        for (name, version, symbol) in [
-            ("cuMemAlloc", 2000, "cuMemAlloc"),
-            ("cuMemAlloc", 3020, "cuMemAlloc_v2"),
-            ("cuMemAlloc", 13_020, "cuMemAlloc_v2"),
-            ("cuIpcOpenMemHandle", 4010, "cuIpcOpenMemHandle"),
-            ("cuIpcOpenMemHandle", 12_000, "cuIpcOpenMemHandle_v2"),
-            ("cuCtxCreate", 11_040, "cuCtxCreate_v3"),
-            ("cuGetProcAddress", 11_030, "cuGetProcAddress"),
-            ("cuGetProcAddress", 12_000, "cuGetProcAddress_v2"),
-        ] {
-            assert_eq!(chosen(name, Some(version), false), Some(symbol), "{name} {version}");
-        }
-        assert_eq!(chosen("cuMemAllocAsync", Some(12_000), true), Some("cuMemAllocAsync_ptsz"));
-        assert_eq!(
-            chosen("cuMemAlloc", Some(12_000), true),
-            Some("cuMemAlloc_v2"),
-            "it has no other"
-        );
-        assert_eq!(chosen("cuMemAlloc_v2", None, false), Some("cuMemAlloc_v2"));
-        assert_eq!(chosen("cuMemAllocAsync", Some(11_010), false), None, "older than the function");
-        assert_eq!(chosen("cuMemAlloc", Some(NEWEST + 10), false), None, "newer than the table");
-        assert_eq!(chosen("cuMemAlloc", None, false), None, "no version, no guess");
-        assert_eq!(chosen("cuMemMap", None, false), Some("cuMemMap"), "nothing to guess");
     }
 }

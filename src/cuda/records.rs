@@ -3,7 +3,14 @@
 //! Fields that nobody here reads are left out where they come last. Sizes that overflow are capped, not wrapped: the
 //! real call will have failed.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
+
+/// `void *`, or a device address.
+pub type Ptr = *mut c_void;
+/// `void **`: where an allocation's address or an object's handle goes.
+pub type Out = *mut *mut c_void;
+/// A handle, of which only the value matters.
+pub type Handle = usize;
 
 /// `cudaIpcMemHandle_t`, `CUipcMemHandle`: 64 bytes, passed by value.
 #[repr(C)]

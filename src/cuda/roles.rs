@@ -12,46 +12,28 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::event::{
-    Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool,
-    What,
+    Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, Kind, Layer, OUT_OF_MEMORY, What,
 };
 
+use crate::cuda::calls::{pass, pass_after};
+pub use crate::cuda::contexts::*;
+use crate::cuda::devices::enters;
+use crate::cuda::notes::{failed, got, layer_of, note, of_door};
 use crate::cuda::place;
 use crate::cuda::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
 };
-use crate::cuda::table::{Api, Out, Ptr};
-use crate::nccl::communicators;
+use crate::cuda::records::{Out, Ptr};
+use crate::cuda::table::Api;
+use crate::cuda::under_way::{piece_begins, pieces_end};
 use crate::pytorch::{allocator, captures, pinned};
 
-pub(super) use super::calls::{pass, pass_after};
-pub use super::contexts::*;
 use crate::os::message;
 use crate::record::Recorder;
 use crate::record::door::Door;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local};
 use crate::stack::Site;
-
-/// The handle or address that a successful call has put there; 0 if none.
-///
-/// # Safety
-/// `out` is null or the out-parameter of a call that has just returned `code`.
-pub(super) unsafe fn got<T: Copy>(code: c_int, out: *const T) -> u64 {
-    const { assert!(size_of::<T>() == 8) };
-    // SAFETY: promised by the caller; 8 bytes, whatever the caller calls them.
-    if code == 0 && !out.is_null() { unsafe { out.cast::<u64>().read_unaligned() } } else { 0 }
-}
-
-fn layer_of(what: What) -> Layer {
-    if matches!(what, What::Pinned | What::Registered) { Layer::Host } else { Layer::Device }
-}
-
-/// An event of this door, here and now.
-fn of_door(door: Door, local: &Local, kind: Kind, what: What) -> Event {
-    let pool = Pool(communicators::at_work());
-    Event { api: door.api, what, pool, ..event(local, kind, layer_of(what)) }
-}
 
 // --- allocations and frees -----------------------------------------------------------------------------
 
@@ -102,20 +84,6 @@ fn allocated(door: Door, it: Allocated) {
             failed(recorder, Event { flags: event.flags | FLAG_FAILED, ..event });
         }
     });
-}
-
-/// Writes an event about a call that failed.
-#[cold]
-fn failed(recorder: &Recorder, mut event: Event) {
-    let is_oom = event.extra == OUT_OF_MEMORY && event.layer == Layer::Device;
-    if is_oom && event.device == place::current().device {
-        event.addr = free_now();
-    }
-    let ticket = recorder.write(&event);
-    // PyTorch tries again, and reports what came of it.
-    if event.extra == OUT_OF_MEMORY && event.layer != Layer::Framework {
-        recorder.mailbox.out_of_memory(ticket);
-    }
 }
 
 /// PyTorch's allocator got a segment for the request that is under way.
@@ -277,38 +245,6 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
 }
 
 // --- physical memory and addresses ---------------------------------------------------------------------
-
-/// Writes an event about a handle or a range, unless PyTorch's allocator is at work. Call outside the real call.
-pub fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Event)) {
-    if allocator::is_caller(door.caller) {
-        return;
-    }
-    guard::observe(|recorder, local| {
-        let mut event = of_door(door, local, kind, what);
-        event.stack = match kind {
-            Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
-                recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller)
-            }
-            Kind::Destroy | Kind::HandleRelease | Kind::Unmap | Kind::Reset => {
-                recorder.stack_of_freeing_call(local, door.caller)
-            }
-            _ => NO_STACK,
-        };
-        fill(&mut event);
-        if event.flags & FLAG_FAILED == 0 {
-            recorder.write(&event);
-        } else {
-            failed(recorder, event);
-        }
-        // What has no size shows in how full the device is.
-        let sized = !matches!(what, What::Context | What::Module | What::Executable);
-        match kind {
-            Kind::Create | Kind::Destroy if sized => {}
-            Kind::Create | Kind::Destroy | Kind::Reset => recorder.mailbox.measure(),
-            _ => {}
-        }
-    });
-}
 
 /// Physical memory.
 pub unsafe fn creates_physical(

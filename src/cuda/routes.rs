@@ -3,7 +3,7 @@
 //! A symbol of ours stands in front of every other one of its name, whoever calls it: also in front of a library's own function,
 //! which may have nothing to do with CUDA and any signature. So the first question is always: what would the loader have bound
 //! this *caller* to? Each row of the table remembers the answer for the libraries that call it, in lines that a few instructions
-//! read (`table.rs`). Who is in no line is looked for among many more callers ([`crate::cuda::callers`]) and then looked up ([`choose`]),
+//! read (`hooks.rs`). Who is in no line is looked for among many more callers ([`crate::cuda::callers`]) and then looked up ([`super::choose`]),
 //! with all registers saved. If the answer is CUDA's function, the call goes to the row's handler. If it is somebody else's, the
 //! call jumps there as if we had never been in between.
 //!
@@ -16,38 +16,31 @@
 //! Must never keep a library from being unloaded that would be without us, nor call into one that was: lines are forgotten before a
 //! library is closed, and none is written until that is over, since another thread may open one in its place at once.
 
-use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::cuda::callers::{self, Goes};
-use crate::cuda::table::{Api, ENTRY_POINTS, ROWS};
-use crate::cuda::{calls, resolve, words};
+use crate::cuda::calls;
+use crate::cuda::table::{Api, DOORS, ENTRY_POINTS, Hooks, ROWS};
 use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::os::locks::Turn;
 use crate::os::message;
-use crate::stack::room;
 
 /// Libraries whose calls of one function go to CUDA and are told apart at once.
 const LINES: usize = 4;
 /// Libraries whose calls go to somebody else's function.
 const FOREIGN: usize = 4;
-/// Real functions of one name that look-ups give out.
-pub const DOORS: usize = 4;
-
-/// No function of this name is loaded. Below any function's address; 0 is a door whose function is gone.
-pub const NOWHERE: usize = 1;
-
 /// The calls from one library: its first address, its length, and the function.
 #[repr(C)]
 pub struct Line([AtomicUsize; 3]);
 
-/// What is known of one row's callers. The first lines are read by `table.rs`, whose offsets follow from this layout.
+/// What is known of one row's callers. The first lines are read by `hooks.rs`, whose offsets follow from this layout.
 #[repr(C)]
 pub struct Row {
     known: [Line; LINES],
-    foreign: [Line; FOREIGN],
+    /// Those whose calls go to somebody else's function.
+    pub foreign: [Line; FOREIGN],
     /// Lines written so far: the next one takes the place of the oldest.
     written: [AtomicUsize; 2],
     writing: Turn,
@@ -75,8 +68,8 @@ impl Line {
         caller.wrapping_sub(start.load(Ordering::Acquire)) < length.load(Ordering::Acquire)
     }
 
-    /// As the instructions in `table.rs` read it.
-    fn of(&self, caller: usize) -> Option<usize> {
+    /// As the instructions in `hooks.rs` read it.
+    pub fn of(&self, caller: usize) -> Option<usize> {
         let found = self.has(caller).then(|| self.0[2].load(Ordering::Acquire));
         found.filter(|_| self.has(caller))
     }
@@ -107,7 +100,7 @@ impl Row {
     }
 
     /// A call has come from a library that has no line.
-    fn has_called(&self, range: Range<usize>, goes: Goes) {
+    pub fn has_called(&self, range: Range<usize>, goes: Goes) {
         let (Goes::Cuda(function) | Goes::Elsewhere(function)) = goes else { return };
         let (lines, written) = self.lines(goes);
         let others = self.others.load(Ordering::Relaxed);
@@ -140,97 +133,10 @@ impl Row {
     }
 }
 
-/// Where a call jumps, and the real function for a handler; 0: it is nobody's whom a handler knows.
-#[repr(C)]
-pub struct Choice {
-    jump: usize,
-    real: usize,
-}
-
-/// A call by symbol from a library that none of the lines is for: `r11` is the row. Every register that an argument may lie in
-/// is as it was when this jumps on.
-#[unsafe(naked)]
-pub unsafe extern "C" fn unknown() {
-    core::arch::naked_asm!(
-        "sub rsp, 216", // for the alignment, too
-        "mov [rsp], rdi",
-        "mov [rsp + 8], rsi",
-        "mov [rsp + 16], rdx",
-        "mov [rsp + 24], rcx",
-        "mov [rsp + 32], r8",
-        "mov [rsp + 40], r9",
-        "mov [rsp + 48], rax", // how many vector registers an argument list uses
-        "movups [rsp + 64], xmm0",
-        "movups [rsp + 80], xmm1",
-        "movups [rsp + 96], xmm2",
-        "movups [rsp + 112], xmm3",
-        "movups [rsp + 128], xmm4",
-        "movups [rsp + 144], xmm5",
-        "movups [rsp + 160], xmm6",
-        "movups [rsp + 176], xmm7",
-        "mov rdi, r11",
-        "mov rsi, [rsp + 216]",
-        "call {choose}",
-        "mov r11, rax",
-        "mov r10, rdx",
-        "mov rdi, [rsp]",
-        "mov rsi, [rsp + 8]",
-        "mov rdx, [rsp + 16]",
-        "mov rcx, [rsp + 24]",
-        "mov r8, [rsp + 32]",
-        "mov r9, [rsp + 40]",
-        "mov rax, [rsp + 48]",
-        "movups xmm0, [rsp + 64]",
-        "movups xmm1, [rsp + 80]",
-        "movups xmm2, [rsp + 96]",
-        "movups xmm3, [rsp + 112]",
-        "movups xmm4, [rsp + 128]",
-        "movups xmm5, [rsp + 144]",
-        "movups xmm6, [rsp + 160]",
-        "movups xmm7, [rsp + 176]",
-        "add rsp, 216",
-        "test r10, r10",
-        "jz 2f",
-        "movq xmm0, qword ptr [rsp]",
-        "movq xmm1, r10",
-        "2:",
-        "jmp r11",
-        choose = sym choose,
-    )
-}
-
-extern "C" fn choose(api: usize, caller: usize) -> Choice {
-    let row = &ROUTES[api];
-    if let Some(function) = row.foreign.iter().find_map(|line| line.of(caller)) {
-        return Choice { jump: function, real: 0 };
-    }
-    let (range, goes) =
-        callers::find(api, caller).unwrap_or_else(|| room::aside(|| find_out(api, caller)));
-    row.has_called(range, goes);
-    let handler = ENTRY_POINTS[api].handler.0 as usize;
-    match goes {
-        Goes::Cuda(function) => Choice { jump: handler, real: function },
-        Goes::Elsewhere(function) => Choice { jump: function, real: 0 },
-        Goes::Nowhere => Choice { jump: handler, real: NOWHERE },
-    }
-}
-
-fn find_out(api: usize, caller: usize) -> (Range<usize>, Goes) {
-    let entry = &ENTRY_POINTS[api];
-    let found = resolve::behind(entry, caller);
-    words::look();
-    let goes = match found {
-        Some(found) if resolve::is_cudas(entry, found) => Goes::Cuda(found),
-        Some(found) => Goes::Elsewhere(found),
-        None => Goes::Nowhere,
-    };
-    (callers::remember(api, caller, goes), goes)
-}
-
 /// Ours for a real function that was looked up; itself if there are more of this name than doors.
-pub fn door_for(api: Api, function: usize) -> usize {
+pub fn door_for(ours: &Hooks, api: Api, function: usize) -> usize {
     static SAID: AtomicBool = AtomicBool::new(false);
-    for (target, door) in TARGETS[api as usize].iter().zip(&ENTRY_POINTS[api as usize].doors) {
+    for (target, door) in TARGETS[api as usize].iter().zip(&ours[api as usize].doors) {
         let claimed = target.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
         if claimed.is_ok() || claimed == Err(function) {
             return door.0 as usize;
@@ -283,23 +189,10 @@ fn forget() {
     }
 }
 
-/// What a call answers whose real function is nowhere: a documented code of that library's. Said once a function.
-#[cold]
-pub fn missing(api: u16) -> c_int {
-    static SAID: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];
-    let row = &ENTRY_POINTS[usize::from(api)];
-    if !SAID[usize::from(api)].swap(true, Ordering::Relaxed) {
-        message!(
-            "no loaded library has {}: the call fails as if memtrace were not there",
-            row.name
-        );
-    }
-    resolve::missing_in(row.library)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::hooks::OURS;
     use crate::os::locks::tests::held_elsewhere;
 
     #[test]
@@ -321,12 +214,16 @@ mod tests {
     fn each_real_function_has_a_door_as_long_as_there_are_doors() {
         let _steady = crate::stack::testing::steady(); // nobody closes a library
         let api = Api::cuMulticastCreate;
-        let doors: Vec<usize> = (1..=DOORS).map(|n| door_for(api, n << 40)).collect();
-        assert_eq!(doors, ENTRY_POINTS[api as usize].doors.map(|d| d.0 as usize));
-        assert_eq!(door_for(api, 2 << 40), doors[1], "the same again");
-        assert_eq!(door_for(api, 9 << 40), 9 << 40, "no door left: itself");
+        let doors: Vec<usize> = (1..=DOORS).map(|n| door_for(&OURS, api, n << 40)).collect();
+        assert_eq!(doors, OURS[api as usize].doors.map(|d| d.0 as usize));
+        assert_eq!(door_for(&OURS, api, 2 << 40), doors[1], "the same again");
+        assert_eq!(door_for(&OURS, api, 9 << 40), 9 << 40, "no door left: itself");
         forget();
-        assert_eq!(door_for(api, 9 << 40), doors[0], "those lie in no library: they are gone");
+        assert_eq!(
+            door_for(&OURS, api, 9 << 40),
+            doors[0],
+            "those lie in no library: they are gone"
+        );
         forget();
     }
 

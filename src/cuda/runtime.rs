@@ -6,8 +6,10 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 use memtrace_format::event::{Event, Kind, Layer};
 
-use crate::cuda::table::{Handle, Out, Ptr, real};
-use crate::cuda::{contexts, lookup, place};
+use crate::cuda::real;
+use crate::cuda::records::{Handle, Out, Ptr};
+use crate::cuda::table::Hooks;
+use crate::cuda::{devices, place, procs, under_way};
 use crate::pytorch::{allocator, captures, sites};
 use crate::record::door::Door;
 use crate::record::guard::event;
@@ -32,20 +34,20 @@ pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
     let code = forward!(door, cudaSetDevice(device));
     if code == 0 {
         place::set_device(device as i8);
-        contexts::enters(door, device as i8);
+        devices::enters(door, device as i8);
     }
     code
 }
 
 pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) -> c_int {
-    let before = contexts::at_rest();
+    let before = under_way::at_rest();
     let code = forward!(door, cudaMemGetInfo(free, total));
     if code == 0 && !free.is_null() && allocator::is_caller(door.caller) {
         // SAFETY: the real function succeeded with this out-parameter.
         guard::local(|l| l.device_free.set(unsafe { *free } as u64));
     }
     // SAFETY: the caller's out-parameters, of the call that has just returned.
-    unsafe { contexts::tells_free(door, code, (free, total), before) };
+    unsafe { devices::tells_free(door, code, (free, total), before) };
     code
 }
 
@@ -122,6 +124,7 @@ tells_capture!(cudaStreamGetCaptureInfo_v3(id, graph, dependencies, edges, count
 macro_rules! looks_up {
     ($name:ident ($version:expr, $per_thread:expr $(, $arg:ident : $ty:ty)*)) => {
         pub(super) fn $name(
+            ours: &Hooks,
             door: Door,
             name: *const c_char,
             out: Out,
@@ -130,9 +133,9 @@ macro_rules! looks_up {
             status: *mut c_int,
         ) -> c_int {
             let code = forward!(door, $name(name, out $(, $arg)*, flags, status));
-            let per_thread = lookup::is_per_thread(flags, $per_thread);
+            let per_thread = procs::is_per_thread(flags, $per_thread);
             // SAFETY: name and out are the caller's, as the real function has just used them.
-            unsafe { lookup::hand_out(code, name, out, $version, per_thread) }
+            unsafe { procs::hand_out(ours, code, name, out, $version, per_thread) }
         }
     };
 }

@@ -11,8 +11,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::cuda::table::{Api, ENTRY_POINTS, ROWS};
-use crate::cuda::{deepbind, resolve, routes};
+use crate::cuda::table::{Api, ENTRY_POINTS, Hooks, ROWS};
+use crate::cuda::{resolve, routes};
 use crate::libraries::elf::{Binding, Tables};
 use crate::libraries::loaded;
 use crate::libraries::scopes;
@@ -38,7 +38,7 @@ struct Word {
 static LOOKING: Turn = Turn::new(());
 
 /// Looks at the libraries that are new.
-pub fn look() {
+pub fn look(ours: &Hooks) {
     let now = loaded::counts();
     let is_new = || SEEN.iter().zip(now).any(|(seen, now)| seen.load(Ordering::Acquire) != now);
     if !is_new() {
@@ -54,8 +54,8 @@ pub fn look() {
         }
     }
     let (count, is_changed) = define(from);
-    let (words, are_bound) = words(if is_changed { 0 } else { from });
-    let is_done = (words.is_empty() || send(&words)) && are_bound;
+    let (words, are_bound) = words(ours, if is_changed { 0 } else { from });
+    let is_done = (words.is_empty() || send(ours, &words)) && are_bound;
     if is_done || is_enough(now) {
         KNOWN.store(count, Ordering::Relaxed);
         for (seen, now) in SEEN.iter().zip(now) {
@@ -103,7 +103,7 @@ fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
 }
 
 /// Words for names that mean several functions, as far as they are bound to us. Says, too, whether the loader has bound all.
-fn words(from: usize) -> (Vec<Word>, bool) {
+fn words(ours: &Hooks, from: usize) -> (Vec<Word>, bool) {
     let (mut found, mut are_bound) = (Vec::new(), true);
     let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
     let rows: Vec<usize> = (1..ROWS).filter(several).collect();
@@ -114,7 +114,7 @@ fn words(from: usize) -> (Vec<Word>, bool) {
         for word in tables.references().filter(|_| !loaded::is_own(tables.start())) {
             let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
             let Some(row) = row else { continue };
-            if is_ours(*row, &word, tables) {
+            if is_ours(ours, *row, &word, tables) {
                 found.push(Word { row: *row, library: tables.start(), place: word.place });
             }
             are_bound &= word.is_settled();
@@ -126,14 +126,14 @@ fn words(from: usize) -> (Vec<Word>, bool) {
 
 /// Does a call through this word come to us, or will it when the loader has bound it? What it does for a library that was opened
 /// so that its own come first can't be told from here.
-fn is_ours(row: usize, word: &Binding, tables: &Tables) -> bool {
-    let will_be = || loaded::is_own(ENTRY_POINTS[row].exported.0 as usize) && !deepbind::is_used();
+fn is_ours(ours: &Hooks, row: usize, word: &Binding, tables: &Tables) -> bool {
+    let will_be = || loaded::is_own(ours[row].exported.0 as usize) && !scopes::DEEP.is_used();
     loaded::is_own(word.target()) || word.is_lazy && tables.contains(word.target()) && will_be()
 }
 
 /// Sends words where the loader would have sent them. It is asked before its list is gone through again, in which a library
 /// can't go away. Says whether all could be sent.
-fn send(words: &[Word]) -> bool {
+fn send(ours: &Hooks, words: &[Word]) -> bool {
     let find = |all: &scopes::Libraries<'_>, word: &Word| {
         let row = &ENTRY_POINTS[word.row];
         let found = resolve::bound_among(all, row, word.library)?;
@@ -143,7 +143,7 @@ fn send(words: &[Word]) -> bool {
     let target = |(word, found): (&Word, Option<(usize, bool)>)| {
         let (found, is_cudas) = found?;
         let api = Api::from_number(word.row)?;
-        Some(if is_cudas { routes::door_for(api, found) } else { found })
+        Some(if is_cudas { routes::door_for(ours, api, found) } else { found })
     };
     let targets: Vec<Option<usize>> =
         words.iter().zip(found.unwrap_or_default()).map(target).collect();
@@ -154,7 +154,7 @@ fn send(words: &[Word]) -> bool {
         for word in tables.references().filter(|_| !own.is_empty()) {
             if let Some((wanted, Some(target))) =
                 own.iter().find(|(own, _)| own.place == word.place)
-                && is_ours(wanted.row, &word, tables)
+                && is_ours(ours, wanted.row, &word, tables)
             {
                 are_sent &= word.bind(*target);
             }

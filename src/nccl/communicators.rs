@@ -276,6 +276,36 @@ pub unsafe fn sends(_: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
     working(number, call)
 }
 
+/// NCCL's rows of the table of entry points: put behind those that stand there already, and handed on to the next macro of the list.
+macro_rules! rows {
+    ([$next:ident $($later:ident)*] { $($before:tt)* }) => {
+        $next! { [$($later)*] {
+            $($before)*
+            "libnccl.so" Library nccl {
+                ncclCommInitRank(out: Out, ranks: c_int, id: UniqueId, rank: c_int) => makes(out, ranks, rank);
+                ncclCommInitRankConfig(out: Out, ranks: c_int, id: UniqueId, rank: c_int, config: Ptr) => makes(out, ranks, rank);
+                ncclCommInitRankScalable(out: Out, ranks: c_int, rank: c_int, ids: c_int, id: Ptr, config: Ptr) => makes(out, ranks, rank);
+                ncclCommInitAll(out: Out, count: c_int, devices: *const c_int) => makes_all(out, count);
+                ncclCommSplit(of: Handle, color: c_int, key: c_int, out: Out, config: Ptr) => splits(out);
+                ncclCommFinalize(of: Handle) => works(of);
+                ncclCommDestroy(of: Handle) => ends(of);
+                ncclCommAbort(of: Handle) => ends(of);
+                ncclGroupStart() => starts_group();
+                ncclGroupEnd() => ends_group();
+                ncclAllReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => sends(of);
+                ncclReduce(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, root: c_int, of: Handle, stream: Handle) => sends(of);
+                ncclReduceScatter(from: *const c_void, to: Ptr, count: usize, kind: c_int, op: c_int, of: Handle, stream: Handle) => sends(of);
+                ncclAllGather(from: *const c_void, to: Ptr, count: usize, kind: c_int, of: Handle, stream: Handle) => sends(of);
+                ncclBroadcast(from: *const c_void, to: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => sends(of);
+                ncclBcast(at: Ptr, count: usize, kind: c_int, root: c_int, of: Handle, stream: Handle) => sends(of);
+                ncclSend(from: *const c_void, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => sends(of);
+                ncclRecv(to: Ptr, count: usize, kind: c_int, peer: c_int, of: Handle, stream: Handle) => sends(of);
+            }
+        } }
+    };
+}
+pub(crate) use rows;
+
 #[cfg(test)]
 mod tests {
     use super::*;

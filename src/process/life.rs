@@ -12,7 +12,8 @@ use memtrace_format::blackbox::Life;
 use memtrace_options::RUN_PID;
 use memtrace_snapshot::Moment;
 
-use crate::cuda::{callers, contexts, words};
+use crate::cuda::hooks::OURS;
+use crate::cuda::{callers, devices, under_way, words};
 use crate::gauges;
 use crate::libraries::{list, loaded, next};
 use crate::nccl::communicators;
@@ -123,7 +124,7 @@ extern "C" fn loading() {
     next::loading();
     list::loading();
     loaded::loading();
-    words::look();
+    words::look(&OURS);
     starts::loading();
     registered::loading();
     jumps::loading();
@@ -140,7 +141,8 @@ extern "C" fn forked() {
     switch::forget();
     age::forget();
     WOKEN.store(ASLEEP, Ordering::Release);
-    contexts::forget_entered();
+    devices::forget_entered();
+    under_way::forget_others();
     communicators::forget_work();
     gauges::forget();
     callers::forget_others();

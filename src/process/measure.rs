@@ -11,8 +11,8 @@
 //! answers that pass by (`cudaMemGetInfo`).
 //!
 //! An allocation is booked a moment after the device has made it: so a measurement counts
-//! only if no call about memory is under way ([`contexts::at_rest`]), and if it gets the
-//! place in the order of events that it had then ([`contexts::write_said`]); if there never
+//! only if no call about memory is under way ([`under_way::at_rest`]), and if it gets the
+//! place in the order of events that it had then ([`under_way::write_said`]); if there never
 //! is such a moment, it is tried again later.
 //!
 //! NVML is opened by a thread of its own: the loader's lock may be held by somebody who waits for
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
-use crate::cuda::contexts;
+use crate::cuda::{devices, under_way};
 use crate::libraries::scopes;
 use crate::libraries::{list, next};
 use crate::os::clock;
@@ -94,7 +94,7 @@ pub struct Asked(ForkLock<Option<Devices>>);
 /// Asks every device that this process has entered, and writes down what is new. Not for hooks.
 pub fn sample(process: &Process) {
     let recorder = &process.recorder;
-    if !contexts::any_entered() {
+    if !devices::any_entered() {
         return;
     }
     guard::nested(|| {
@@ -287,15 +287,15 @@ impl Device {
         const TRIES: usize = 20;
         let handle = self.handle as Handle;
         for _ in 0..TRIES {
-            let before = contexts::at_rest();
+            let before = under_way::at_rest();
             let Some(memory) = nvml.memory(handle) else { return true };
             let processes = nvml.processes(handle);
             let mine = processes.is_some();
             // Elsewhere this process has nothing.
-            if memory.used == 0 || !mine && !contexts::has_entered(ordinal) {
+            if memory.used == 0 || !mine && !devices::has_entered(ordinal) {
                 return true;
             }
-            if before.is_none() || contexts::at_rest() != before {
+            if before.is_none() || under_way::at_rest() != before {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
@@ -314,7 +314,7 @@ impl Device {
                     stream: others,
                     ..event(local, Kind::Measured, Layer::Device)
                 };
-                contexts::write_said(recorder, before, &said)
+                under_way::write_said(recorder, before, &said)
             });
             if is_written {
                 self.last = now;

@@ -17,3 +17,22 @@ pub fn takes_workspace(_: Door, workspace: *mut c_void, call: impl FnOnce() -> c
     changes::workspace(workspace as u64);
     call()
 }
+
+/// cuBLAS's rows of the table of entry points: put behind those that stand there already, and handed on to the next macro of the list.
+macro_rules! rows {
+    ([$next:ident $($later:ident)*] { $($before:tt)* }) => {
+        $next! { [$($later)*] {
+            $($before)*
+            "libcublas.so" Library cublas {
+                cublasSetWorkspace_v2(of: Handle, workspace: Ptr, size: usize) => takes_workspace(workspace);
+            }
+            "libcublasLt.so" Library cublas {
+                cublasLtMatmul(
+                    of: Handle, computation: Ptr, alpha: Ptr, a: Ptr, a_layout: Ptr, b: Ptr, b_layout: Ptr, beta: Ptr, c: Ptr, c_layout: Ptr,
+                    d: Ptr, d_layout: Ptr, algorithm: Ptr, workspace: Ptr, size: usize, stream: Handle,
+                ) => takes_workspace(workspace);
+            }
+        } }
+    };
+}
+pub(crate) use rows;

@@ -2,11 +2,24 @@
 
 use crate::record::switch;
 
+/// Which of NVIDIA's libraries, that stand on one another, an entry point is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    /// The driver.
+    Driver,
+    /// The runtime, which calls the driver.
+    Runtime,
+    /// A library above both.
+    Library,
+}
+
 /// See the module's essay.
 #[derive(Clone, Copy)]
 pub struct Door {
     /// The number of the entry point, as events carry it.
     pub api: u16,
+    /// Whose it is.
+    pub tier: Tier,
     /// The address that the call will return to.
     pub caller: usize,
     /// The real function.

@@ -1,0 +1,199 @@
+//! Our symbols, and the handlers behind them.
+//!
+//! Each row of the table makes a symbol that the loader finds before CUDA's own, because the library is preloaded. Behind it are
+//! a few instructions: where the caller's calls go to CUDA ([`super::routes`]), they put the address that the call will
+//! return to and the real function's into the first two floating-point registers and jump to the row's handler. None of
+//! CUDA's functions has a floating-point argument, so these registers are free, however many other arguments there are,
+//! in registers or on the stack. So a handler is an ordinary Rust function that also knows who called, which is how
+//! PyTorch's allocator is told from everybody else; no frame of ours is pushed in between, and the caller's stack stays
+//! as it was. Until it is known that a call is CUDA's, no register that an argument may lie in is touched: a library's own
+//! function may have the same name and any signature.
+//!
+//! What is below and must know where they are is handed [`OURS`].
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use memtrace_format::event::What;
+
+use crate::cuda::contexts::Keeper;
+use crate::cuda::real;
+use crate::cuda::records::{
+    ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,
+    GraphNode, Handle, IpcHandle, Location, MemoryProperties, Out, PitchedPtr, PoolProperties, Ptr,
+};
+use crate::cuda::routes::{ROUTES, Row, TARGETS};
+use crate::cuda::table::{
+    Api, Code, DOORS, Hook, Hooks, cublas_rows, driver_rows, nccl_rows, runtime_rows,
+};
+use crate::nccl::communicators::UniqueId;
+use crate::record::door::{Door, Tier};
+
+/// A word in a register that no argument needs.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Word(f64);
+
+impl Word {
+    fn get(self) -> usize {
+        self.0.to_bits() as usize
+    }
+}
+
+/// One line of a row of [`ROUTES`]: is the caller in this library, then and after the function is read? See `Line`.
+macro_rules! line {
+    ($first:literal, $length:literal, $real:literal) => {
+        concat!(
+            "mov r11, qword ptr [rsp]\n",
+            "sub r11, qword ptr [rip + {row} + {at} + ",
+            $first,
+            "]\n",
+            "cmp r11, qword ptr [rip + {row} + {at} + ",
+            $length,
+            "]\n",
+            "jae 2f\n",
+            "mov r10, qword ptr [rip + {row} + {at} + ",
+            $real,
+            "]\n",
+            "mov r11, qword ptr [rsp]\n",
+            "sub r11, qword ptr [rip + {row} + {at} + ",
+            $first,
+            "]\n",
+            "cmp r11, qword ptr [rip + {row} + {at} + ",
+            $length,
+            "]\n",
+            "jae 2f\n",
+            "movq xmm0, qword ptr [rsp]\n",
+            "movq xmm1, r10\n",
+            "jmp {handler}\n",
+            "2:\n",
+        )
+    };
+}
+
+/// The first lines of a row of [`ROUTES`], one after the other; falls through where the caller is in none.
+macro_rules! by_caller {
+    () => {
+        concat!(line!(0, 8, 16), line!(24, 32, 40), line!(48, 56, 64), line!(72, 80, 88))
+    };
+}
+
+macro_rules! hooks {
+    ([] { $( $library:literal $tier:ident $module:ident {
+        $( $($since:literal)? $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) => $role:ident $( ( $($what:expr),* ) )? ; )*
+    } )* }) => {
+        /// All of them.
+        pub static OURS: Hooks = [
+            Hook {
+                handler: Code(std::ptr::null()),
+                doors: [Code(std::ptr::null()); DOORS],
+                exported: Code(std::ptr::null()),
+            },
+            $($( Hook {
+                handler: Code(handlers::$name as *const ()),
+                doors: [
+                    Code(doors::$name::<0> as *const ()),
+                    Code(doors::$name::<1> as *const ()),
+                    Code(doors::$name::<2> as *const ()),
+                    Code(doors::$name::<3> as *const ()),
+                ],
+                exported: Code(exports::$name as *const ()),
+            }, )*)*
+        ];
+
+        /// The exported symbols.
+        pub mod exports {
+            use super::*;
+            $($(
+                #[doc = concat!("`", stringify!($name), "`, recorded and passed on.")]
+                ///
+                /// # Safety
+                /// As NVIDIA documents for the function of this name.
+                #[unsafe(naked)]
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+                    core::arch::naked_asm!(
+                        by_caller!(),
+                        "mov r11d, {api}",
+                        "lea r10, [rip + {ours}]",
+                        "jmp {unknown}",
+                        row = sym ROUTES,
+                        at = const Api::$name as usize * size_of::<Row>(),
+                        api = const Api::$name as u32,
+                        ours = sym OURS,
+                        handler = sym super::handlers::$name,
+                        unknown = sym crate::cuda::choose::unknown,
+                    )
+                }
+            )*)*
+        }
+
+        /// What look-ups give out. Not the exported symbols: these may stand for an interposer in front of us, which may be
+        /// the one that asks; and where they lead depends on who calls.
+        mod doors {
+            use super::*;
+            $($(
+                #[allow(non_snake_case)]
+                #[unsafe(naked)]
+                pub(super) unsafe extern "C" fn $name<const DOOR: usize>() {
+                    core::arch::naked_asm!(
+                        "movq xmm0, qword ptr [rsp]",
+                        "movq xmm1, qword ptr [rip + {targets} + {at}]",
+                        "jmp {handler}",
+                        targets = sym TARGETS,
+                        at = const (Api::$name as usize * DOORS + DOOR) * size_of::<usize>(),
+                        handler = sym super::handlers::$name,
+                    )
+                }
+            )*)*
+        }
+
+        /// What the symbols and the doors jump to.
+        mod handlers {
+            use super::*;
+            $($(
+                #[allow(non_snake_case, clippy::too_many_arguments)]
+                pub(super) unsafe extern "C-unwind" fn $name($($arg: $ty,)* caller: Word, real: Word) -> c_int {
+                    let caller = crate::cuda::interposers::behind(caller.get());
+                    let (api, tier) = (Api::$name as u16, Tier::$tier);
+                    let door = Door { api, tier, caller, real: real.get() };
+                    let code = hooks!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
+                    door.used();
+                    code
+                }
+            )*)*
+        }
+    };
+    (@do $door:ident runtime $name:ident ($($arg:ident),*) own) => {
+        crate::cuda::runtime::$name($door $(, $arg)*)
+    };
+    (@do $door:ident runtime $name:ident ($($arg:ident),*) shows) => {
+        crate::cuda::runtime::$name(&OURS, $door $(, $arg)*)
+    };
+    (@do $door:ident driver $name:ident ($($arg:ident),*) own) => {
+        crate::cuda::calls::of_driver($door, || crate::cuda::driver::$name($door $(, $arg)*))
+    };
+    (@do $door:ident driver $name:ident ($($arg:ident),*) shows) => {
+        crate::cuda::calls::of_driver($door, || crate::cuda::driver::$name(&OURS, $door $(, $arg)*))
+    };
+    (@do $door:ident cublas $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+        // SAFETY: the arguments are the caller's own, passed on unchanged.
+        crate::pytorch::workspaces::$role($door $(, $what)*, || unsafe { real::$name($door $(, $arg)*) })
+    };
+    (@do $door:ident nccl $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+        // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
+        unsafe { crate::nccl::communicators::$role($door $(, $what)*, || real::$name($door $(, $arg)*)) }
+    };
+    (@do $door:ident $module:ident $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+        // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
+        unsafe {
+            let _under_way = crate::cuda::under_way::UnderWay::begin();
+            hooks!(@by $module)($door, || {
+                crate::cuda::roles::$role($door $(, $what)*, || real::$name($door $(, $arg)*))
+            })
+        }
+    };
+    (@by runtime) => { crate::cuda::calls::of_runtime };
+    (@by driver) => { crate::cuda::calls::of_driver };
+}
+
+runtime_rows! { [cublas_rows nccl_rows driver_rows hooks] {} }

@@ -1,0 +1,73 @@
+//! Which calls about memory are under way, so that what a device says of itself is held against books that are complete.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_format::event::Event;
+
+use crate::record::Recorder;
+use crate::record::guard;
+
+/// Calls about memory: how many have begun (from bit 32), and how many of them are under way.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// A call about memory, from before the real one until it is in the books.
+pub struct UnderWay(());
+
+impl UnderWay {
+    /// It begins.
+    #[inline]
+    pub fn begin() -> UnderWay {
+        CALLS.fetch_add(1 << 32 | 1, Ordering::SeqCst);
+        UnderWay(())
+    }
+}
+
+impl Drop for UnderWay {
+    #[inline]
+    fn drop(&mut self) {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A piece of physical memory that PyTorch's allocator has taken for a segment, or cut off one. It is the device's, and in no segment of
+/// the books, until [`pieces_end`]: so long this thread has a call about memory under way. PyTorch may ask in between how much is free.
+pub(super) fn piece_begins() {
+    guard::local(|local| {
+        if local.pieces.replace(local.pieces.get().saturating_add(1)) == 0 {
+            std::mem::forget(UnderWay::begin());
+        }
+    });
+}
+
+/// So many of them are in the books, or back.
+pub(super) fn pieces_end(done: u32) {
+    guard::local(|local| {
+        let pieces = local.pieces.get();
+        local.pieces.set(pieces.saturating_sub(done));
+        if (1..=done).contains(&pieces) {
+            drop(UnderWay(()));
+        }
+    });
+}
+
+/// The same answer twice, and not `None`, means that the books were complete and stayed so in between.
+pub fn at_rest() -> Option<u64> {
+    Some(CALLS.load(Ordering::SeqCst)).filter(|calls| *calls as u32 == 0)
+}
+
+/// Writes down what a device has said, beside the books of the moment when it said so: where no call about memory has been
+/// under way since `before`, the answer of [`at_rest`] before the question, and at the very place in the order of events.
+/// Between a look and a write others may have taken or given back gigabytes. `false`: there was no such moment.
+pub fn write_said(recorder: &Recorder, before: Option<u64>, said: &Event) -> bool {
+    /// What comes in between may be about blocks of a framework's, which is nothing to the device.
+    const TRIES: usize = 8;
+    (0..TRIES).any(|_| {
+        let written = recorder.written();
+        before.is_some() && at_rest() == before && recorder.write_at(written, said)
+    })
+}
+
+/// A forked child is without the parent's other threads.
+pub fn forget_others() {
+    CALLS.store(0, Ordering::Relaxed);
+}
