@@ -1,7 +1,7 @@
 //! What of PyTorch is known by name or by place, and of which releases that is known. All of it stands here.
 //!
 //! PyTorch promises none of it. So each name says with which releases it was checked, and
-//! `tests/e2e/test_names.py` looks for it in the libraries of the release that the tests run with: a release that
+//! `tests/e2e/test_pytorch_names.py` looks for it in the libraries of the release that the tests run with: a release that
 //! has lost one fails there by its name. For a new release: run that test with it, add the release to [`RELEASES`], and to
 //! those of each name; where a name or a place has moved, add the new one beside the old one. What is known by its place in a
 //! record can't be looked up: the tests beside PyTorch's own recorder and callbacks (`tests/e2e`) tell.
