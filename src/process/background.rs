@@ -19,6 +19,7 @@ use memtrace_snapshot::Moment;
 
 use crate::os::clock;
 use crate::os::locks::SetOnce;
+use crate::os::memory;
 use crate::os::message;
 use crate::os::threads;
 use crate::process::Process;
@@ -107,6 +108,7 @@ pub fn start(process: &'static Process) {
 }
 
 /// What the thread is given.
+#[derive(Clone, Copy)]
 struct Start {
     process: &'static Process,
     /// The signals that its maker blocks.
@@ -114,8 +116,10 @@ struct Start {
 }
 
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
-    // SAFETY: `start` passes what it has boxed, to this function alone.
-    let Start { process, mask } = *unsafe { Box::from_raw(start.cast::<Start>()) };
+    memory::be_frugal();
+    // It is left where it is: what is given back makes the C library set an arena aside.
+    // SAFETY: `start` passes what it has boxed, and the box is nobody else's.
+    let Start { process, mask } = *unsafe { &*start.cast::<Start>() };
     // What this thread does is none of the program's doing.
     let recorder = &process.recorder;
     crate::record::guard::nested(|| {
@@ -146,6 +150,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
             recorder.mailbox.wait(calls);
         }
     });
+    memory::be_as_others();
     recorder.mailbox.gone();
     // If it is the last one, the program's exit handlers run here.
     // SAFETY: a set of signals that came from the same function.

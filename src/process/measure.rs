@@ -32,7 +32,7 @@ use crate::libraries::scopes;
 use crate::libraries::{list, next};
 use crate::os::clock;
 use crate::os::locks::ForkLock;
-use crate::os::{futex, threads};
+use crate::os::{futex, memory, threads};
 use crate::process::Process;
 use crate::process::last;
 use crate::record::guard::event;
@@ -178,8 +178,15 @@ pub fn forget_others() {
     STATE.store(CLOSED, Ordering::Release);
 }
 
+/// NVML and its driver don't fit into less. Where so little is left, the thread that tries to open it
+/// would only take an arena of the C library's from the program, which is 64 MiB of addresses.
+const ROOM: u64 = 1 << 30;
+
 /// Opens NVML, unless that was done. Says whether it is, after a moment at most.
 fn is_open() -> bool {
+    if STATE.load(Ordering::Acquire) != OPEN && memory::left().0 < ROOM {
+        return false;
+    }
     let first = STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire);
     // The C library ends the process with its last thread: with one that is made here
     // when there is no other any more, too, in the middle of the last snapshot. Then

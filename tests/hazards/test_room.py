@@ -174,6 +174,14 @@ def test_a_limit_of_which_much_is_taken(name, value, leaves, room):
     assert len(said) == (leaves == "the last"), said
 
 
+def test_no_thread_of_ours_takes_an_arena(room):
+    """The C library sets 64 MiB of addresses aside for each thread that takes memory or gives some back, if a piece that
+    suits it comes to lie there: with one thread, in one of fifteen runs. Where addresses are limited they are the program's."""
+    for _ in range(60):
+        said, found, _, _ = room("limit", "as", (4 << 30) + 100 * MIB, 20_000, 10, 4 << 30, MEMTRACE_STACKS="all")
+        assert len(found) == 1, said
+
+
 @pytest.mark.parametrize("name, value", [*(("as", n) for n in (50, 60, 70)), *(("data", n) for n in (40, 48, 56))])
 def test_more_is_alive_than_a_snapshot_has_memory_for(name, value, room):
     """None is begun, which would end the program. What had no room anywhere is counted."""
