@@ -316,6 +316,7 @@ pub extern "C" fn memtrace_operators_prepare(
     autocast: u64,
 ) {
     let device = u32::try_from(device).unwrap_or(0);
+    pytorch::callbacks::attach();
     pytorch::operators::prepare(device, modes, [below, views, autocast]);
 }
 
@@ -323,6 +324,7 @@ pub extern "C" fn memtrace_operators_prepare(
 /// its operators, 1 if it says them by callbacks, 2 if they are seen as they begin.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_start() -> c_int {
+    pytorch::callbacks::attach();
     pytorch::operators::start() as c_int
 }
 
@@ -384,7 +386,7 @@ pub extern "C" fn memtrace_operators_release(upto: u64) {
 /// every change of a thread's label leaves a record; without, one less.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_changes_ask(on: c_int) {
-    pytorch::record_functions::attach();
+    pytorch::callbacks::attach();
     pytorch::changes::ask(on != 0);
 }
 

@@ -52,7 +52,7 @@ fn turn_on() {
     tree::began(recorder);
     background::start(process);
     pytorch::allocator::attach();
-    pytorch::record_functions::attach();
+    pytorch::callbacks::attach();
     cuda::interposers::find(&cuda::hooks::OURS);
     life::register();
 }

@@ -17,7 +17,7 @@ const NOT_IN_CUDARC: [&str; 3] =
 /// PyTorch's and C++'s.
 const OF_OTHERS: [&str; 6] = [
     "allocator/throw.rs: Location",
-    "pytorch/allocator.rs: DataPtr",
+    "pytorch/methods.rs: DataPtr",
     "pytorch/pools.rs: Function",
     "pytorch/record_functions.rs: Callback",
     "pytorch/settings.rs: Text",

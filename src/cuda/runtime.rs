@@ -109,7 +109,9 @@ macro_rules! tells_capture {
             if code == 0 && !status.is_null() {
                 // SAFETY: the real function succeeded with this out-parameter.
                 let status = unsafe { *status };
-                guard::local(|local| captures::told(local, door.caller, status));
+                if sites::is_allocator(door.caller) {
+                    guard::local(|local| captures::told(local, status));
+                }
             }
             code
         }

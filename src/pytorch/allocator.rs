@@ -15,7 +15,7 @@
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{
     Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
@@ -23,51 +23,44 @@ use memtrace_format::event::{
 
 use crate::gauges;
 use crate::libraries::loaded;
-use crate::libraries::objects;
 use crate::libraries::scopes;
 use crate::os::address::Address;
 use crate::os::locks::Turn;
-use crate::pytorch::methods::{Methods, copy_of_table};
+use crate::pytorch::methods::{Allocate, Methods, copy_of_table};
 use crate::pytorch::names::{self, ALLOCATE_SLOT, C10_CUDA, CUDA, LEADING};
-use crate::pytorch::{captures, pools, streams};
-use crate::pytorch::{changes, quick};
+use crate::pytorch::{callbacks, captures, changes, library, pools, quick, streams};
 use crate::real::Real;
 use crate::record::Recorder;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
 
-static TEXT_START: AtomicUsize = AtomicUsize::new(usize::MAX);
-static TEXT_END: AtomicUsize = AtomicUsize::new(0);
-static LIBRARY_END: AtomicUsize = AtomicUsize::new(0);
+/// Whether its doors are open.
+static ATTACHED: AtomicBool = AtomicBool::new(false);
 
-/// Does this return address lie in PyTorch's allocator library?
+/// Does this return address lie in PyTorch's allocator library? The first time that it does, its doors are opened: it may be
+/// loaded long after the first CUDA call.
 pub fn is_caller(address: usize) -> bool {
-    if TEXT_END.load(Ordering::Acquire) == 0 && !find_library(address) {
-        return false;
-    }
-    (TEXT_START.load(Ordering::Relaxed)..TEXT_END.load(Ordering::Relaxed)).contains(&address)
-}
-
-/// The library may be loaded long after the first CUDA call: look whose address this is.
-fn find_library(address: usize) -> bool {
-    let path = objects::name_at(address as u64);
-    let file = path.and_then(|path| path.to_bytes().rsplit(|b| *b == b'/').next());
-    file == Some(C10_CUDA.as_bytes()) && attach()
+    let is_it = library::contains(address) || !library::is_known() && library::is_at(address);
+    is_it && attach() && library::contains(address)
 }
 
 /// Learns where the library lies and opens its doors, if it is loaded.
+#[inline]
 pub fn attach() -> bool {
-    if TEXT_END.load(Ordering::Acquire) != 0 {
-        return true;
+    ATTACHED.load(Ordering::Acquire) || open()
+}
+
+#[cold]
+#[inline(never)]
+fn open() -> bool {
+    if !library::locate() {
+        return false;
     }
-    let Some(library) = loaded::loaded(C10_CUDA) else { return false };
-    TEXT_START.store(library.text_start, Ordering::Relaxed);
-    LIBRARY_END.store(library.end, Ordering::Relaxed);
-    TEXT_END.store(library.text_end, Ordering::Release);
+    ATTACHED.store(true, Ordering::Release);
     replace_allocate();
     streams::attach();
-    crate::pytorch::record_functions::attach();
+    callbacks::attach();
     true
 }
 
@@ -98,22 +91,6 @@ pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
 }
 
 // --- allocate(size_t) ----------------------------------------------------------------------------------
-
-/// `c10::Allocator::allocate`: hidden pointer to the result, this, size.
-pub type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
-
-/// `c10::DataPtr`: the address, what gives it back, a context, a device (type and index, a byte each).
-#[repr(C)]
-pub struct DataPtr {
-    /// The address.
-    pub addr: usize,
-    /// The function that gives it back.
-    pub delete: usize,
-    /// What that gets.
-    pub context: usize,
-    /// The device.
-    pub device: u64,
-}
 
 static REAL_ALLOCATE: Address = Address::new();
 static OUR_TABLE: Address = Address::new();
@@ -150,7 +127,7 @@ fn replace_allocate() {
 unsafe fn is_native(table: usize) -> bool {
     // SAFETY: the caller vouches for the table.
     let allocate = unsafe { *(table as *const usize).add(ALLOCATE_SLOT) };
-    (TEXT_START.load(Ordering::Relaxed)..TEXT_END.load(Ordering::Relaxed)).contains(&allocate)
+    library::contains(allocate)
 }
 
 /// Is PyTorch's own allocator in use, so that whatever else allocates does it on its behalf?
@@ -169,7 +146,7 @@ unsafe fn swap_table(object: *mut usize) {
     // SAFETY: see `replace_allocate`.
     unsafe {
         let table = *object as *const usize;
-        let (mut copy, words) = copy_of_table(table, LIBRARY_END.load(Ordering::Relaxed));
+        let (mut copy, words) = copy_of_table(table, library::end());
         let real = copy[LEADING + ALLOCATE_SLOT];
         copy[LEADING + ALLOCATE_SLOT] = allocate as *const () as usize;
         if REAL_ALLOCATE.set(real as *mut c_void) as usize != real {

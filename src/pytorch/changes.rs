@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 
 use crate::hot::HOT;
 use crate::os::sync::of_process;
+use crate::pytorch::backward;
 use crate::pytorch::journal::Journal;
 use crate::pytorch::operators;
-use crate::pytorch::record_functions;
 use crate::record::guard::{self, Local};
 
 /// Words of a record: sort, work (from bit 4), device (bit 8), thread (bit 16) and label (bit 40); address; bytes; the operator
@@ -93,7 +93,7 @@ pub fn workspace(addr: u64) {
 }
 
 fn write(local: &Local, first: u64, addr: u64, size: u64) {
-    let work = record_functions::work(local) as u64;
+    let work = backward::work(local) as u64;
     let (thread, label) = (u64::from(local.tid()), u64::from(local.label.get()));
     let first = first | work << 4 | (thread & 0xff_ffff) << 16 | label << 40;
     JOURNAL.write([first, addr, size, operators::inside(local)]);

@@ -4,7 +4,7 @@
 //! name: the wheels' `libc10_cuda.so` has its symbol table. Where it hasn't, these doors stay closed, and that is
 //! said once.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -14,6 +14,22 @@ use crate::libraries::loaded::Loaded;
 use crate::os::message;
 use crate::os::signals;
 use crate::pytorch::names::{CLASS, LEADING, SLOTS};
+
+/// `c10::Allocator::allocate`: hidden pointer to the result, this, size.
+pub type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+
+/// `c10::DataPtr`: the address, what gives it back, a context, a device (type and index, a byte each).
+#[repr(C)]
+pub struct DataPtr {
+    /// The address.
+    pub addr: usize,
+    /// The function that gives it back.
+    pub delete: usize,
+    /// What that gets.
+    pub context: usize,
+    /// The device.
+    pub device: u64,
+}
 
 /// A copy of the table, in which functions can be replaced.
 pub struct Methods<'a> {

@@ -1,13 +1,16 @@
 //! PyTorch, watched from outside while it stays as it is: its allocators, its streams and captures, its settings, its
 //! operators and backward passes.
 //!
-//! [`allocator`] is where its blocks are seen, [`record_functions`] where it says what it is doing.
+//! [`names`] is what is known of it; [`allocator`] is where its blocks are seen, [`callbacks`] where it says what it is doing.
 
 pub mod allocator;
+pub mod backward;
+pub mod callbacks;
 pub mod captures;
 pub mod changes;
 pub mod journal;
-mod label_log;
+pub mod label_log;
+pub mod library;
 pub mod methods;
 pub mod modules;
 pub mod names;

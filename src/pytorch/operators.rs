@@ -26,8 +26,8 @@ use crate::libraries::scopes;
 use crate::os::address::Address;
 use crate::os::sync::of_process;
 use crate::pytorch::journal::Journal;
-use crate::pytorch::names::{self, FUNCTION_AT, SCHEMA};
-use crate::pytorch::{quick, record_functions};
+use crate::pytorch::names::{self, FUNCTION_AT, OPERATOR, SCHEMA};
+use crate::pytorch::{backward, quick, record_functions};
 use crate::record::guard::{self, Local};
 
 /// The longest name that is believed.
@@ -68,7 +68,6 @@ pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     IS_EXCLUDED.set(found);
     let found = scopes::loaded_symbol("libstdc++.so.6", c"_ZSt19uncaught_exceptionsv");
     EXCEPTIONS.set(found.map_or(std::ptr::null_mut(), NonNull::as_ptr));
-    record_functions::attach();
     quick::begin(below, views, autocast, begins, ends);
 }
 
@@ -79,7 +78,7 @@ pub fn start() -> u32 {
         RUNNING.store(true, Ordering::Release);
         return QUICKLY;
     }
-    let Some(handle) = record_functions::add_operators(begins, ends) else { return NOT };
+    let Some(handle) = record_functions::add(OPERATOR, begins, ends) else { return NOT };
     HANDLE.store(handle + 1, Ordering::Release);
     RUNNING.store(true, Ordering::Release);
     BY_CALLBACKS
@@ -236,7 +235,7 @@ const FAILED_AT: u32 = 45;
 fn add(local: &Local, operator: LabelId, bits: u64) -> Option<u64> {
     let label = local.label.get();
     let depth = local.operators.depth.get();
-    let backward = u64::from(record_functions::in_backward());
+    let backward = u64::from(backward::in_backward());
     let first = u64::from(operator)
         | u64::from(depth.min(0x1fff)) << 32
         | bits

@@ -59,7 +59,7 @@ pub struct Local {
     pub device: Cell<i8>,
     /// What the thread says it is doing ([`crate::labels`]).
     pub label: Cell<LabelId>,
-    /// What it does for autograd ([`crate::pytorch::record_functions::work`]).
+    /// What it does for autograd ([`crate::pytorch::backward::work`]).
     pub work: Cell<Work>,
     /// The block that was handed out to the thread last, if a tracker asks and none was taken back since.
     pub taken: Cell<u64>,

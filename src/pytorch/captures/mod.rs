@@ -28,10 +28,9 @@ use crate::gauges::waiting;
 use crate::hot::HOT;
 use crate::os::address::Address;
 use crate::os::locks::ForkLock;
-use crate::pytorch::allocator::{self, DataPtr};
-use crate::pytorch::methods::Methods;
+use crate::pytorch::library;
+use crate::pytorch::methods::{DataPtr, Methods};
 use crate::pytorch::names;
-use crate::pytorch::sites;
 use crate::pytorch::streams::{self, CudaStream};
 use crate::record::Recorder;
 use crate::record::guard::event;
@@ -68,11 +67,9 @@ fn capturing(local: &Local, device: i8) -> bool {
 }
 
 /// What the allocator was answered when it asked whether the current stream captures.
-pub fn told(local: &Local, caller: usize, status: c_int) {
+pub fn told(local: &Local, status: c_int) {
     const NONE: c_int = 0; // cudaStreamCaptureStatusNone
-    if sites::is_allocator(caller) {
-        local.capturing.set(status != NONE);
-    }
+    local.capturing.set(status != NONE);
 }
 
 /// Allocations to a pool begin, which used to be the same.
@@ -126,7 +123,7 @@ unsafe extern "C-unwind" fn record_stream(
             // SAFETY: the caller's, of the call that has just returned.
             let Some(block) = (unsafe { data.as_ref() }) else { return };
             // Another deleter is another allocator's.
-            if block.addr != 0 && allocator::is_caller(block.delete) {
+            if block.addr != 0 && library::contains(block.delete) {
                 let captured = capturing(local, (block.device >> 8) as i8);
                 let how = if captured { Use::Captured } else { Use::Outside };
                 uses::note(block.addr as u64, how, streams::raw(local, stream));
