@@ -1,7 +1,7 @@
 //! Functions of other libraries, found by their names when they are first called.
 //!
-//! Like [`crate::libraries::scopes::next`] first whatever the loader would have found without us, and only if that has nothing
-//! the library itself, found by its file name among the loaded ones.
+//! Like [`crate::libraries::scopes::next`] first whatever the loader would have found without us,
+//! and only if that has nothing the library itself, found by its file name among the loaded ones.
 
 use std::ffi::{CString, c_void};
 use std::ptr::NonNull;
@@ -35,7 +35,8 @@ impl Real {
         self.find_where(symbol, library, |_, _| true)
     }
 
-    /// The same, where what is behind us may be somebody else's function of that name: `is_it` says.
+    /// The same, where what is behind us may be somebody else's function
+    /// of that name: `is_it` says.
     #[inline]
     pub fn find_where(
         &self,

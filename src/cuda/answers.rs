@@ -1,8 +1,9 @@
-//! What look-ups by name were answered, so that the next one of its kind costs no search through libraries.
+//! What look-ups by name were answered, so that the next one of its kind
+//! costs no search through libraries.
 //!
-//! An answer follows from the libraries that are loaded and how they were opened. It holds while no library has come or gone and
-//! none was opened in a new way, which the loader's own counts say at each look-up. What was not found is not remembered: the
-//! loader has to say so, each time.
+//! An answer follows from the libraries that are loaded and how they were opened. It holds while no
+//! library has come or gone and none was opened in a new way, which the loader's own counts say at
+//! each look-up. What was not found is not remembered: the loader has to say so, each time.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
@@ -28,7 +29,8 @@ pub enum Question {
 
 const ENTRIES: usize = 512;
 
-/// A number that is odd while the entry is written; an address, the question and row, the state of the loader, and the answer.
+/// A number that is odd while the entry is written; an address, the question and row, the
+/// state of the loader, and the answer.
 struct Entry([AtomicUsize; 5]);
 
 static KNOWN: [Entry; ENTRIES] = [const { Entry([const { AtomicUsize::new(0) }; 5]) }; ENTRIES];
@@ -79,7 +81,8 @@ pub fn known(
         return (answer != NONE).then_some(answer);
     }
     let found = find();
-    // Somebody may be opening a library, of which the loader has counted no more than the beginning.
+    // Somebody may be opening a library, of which the loader has counted
+    // no more than the beginning.
     let is_steady = PENDING.load(Ordering::Acquire) == 0 && state() == key[2];
     if found != Some(0)
         && is_steady

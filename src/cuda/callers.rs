@@ -1,10 +1,11 @@
-//! Where calls of each caller go, for more callers than a row has lines ([`crate::cuda::routes`]): the second look, where no line knows
-//! who calls.
+//! Where calls of each caller go, for more callers than a row has lines ([`crate::cuda::routes`]):
+//! the second look, where no line knows who calls.
 //!
-//! An entry is found by the address that calls, which also serves code in no library, or by the first address of its library.
-//! What it says holds as long as no library was unloaded. So while one is being closed, and until the loader's count has been
-//! seen after that, the count is asked each time; at all other times reading is a few loads. A name that is nowhere is
-//! remembered, too, until a library has come or gone.
+//! An entry is found by the address that calls, which also serves code in no library, or by the
+//! first address of its library. What it says holds as long as no library was unloaded. So while
+//! one is being closed, and until the loader's count has been seen after that, the count is asked
+//! each time; at all other times reading is a few loads. A name that is nowhere is remembered,
+//! too, until a library has come or gone.
 //!
 //! Must never wait: who finds somebody writing writes nothing.
 
@@ -29,8 +30,8 @@ pub enum Goes {
     Nowhere,
 }
 
-/// A number that is odd while the entry is written; first address and length of the library; the function, over it the row and
-/// what sort of function.
+/// A number that is odd while the entry is written; first address and length of the library; the
+/// function, over it the row and what sort of function.
 struct Entry([AtomicUsize; 4]);
 
 static KNOWN: [Entry; ENTRIES] = [const { Entry([const { AtomicUsize::new(0) }; 4]) }; ENTRIES];
@@ -38,7 +39,8 @@ static WRITING: Turn = Turn::new(());
 
 /// Threads that are closing a library.
 static CLOSING: AtomicU32 = AtomicU32::new(0);
-/// How often a library was closed, and of these the last time after which nothing that we know was found to be gone.
+/// How often a library was closed, and of these the last time after which
+/// nothing that we know was found to be gone.
 static CLOSED: AtomicU64 = AtomicU64::new(0);
 static PROVEN: AtomicU64 = AtomicU64::new(0);
 /// How many libraries had been unloaded by then.
@@ -85,7 +87,8 @@ fn coming_and_going() -> usize {
     (loaded + unloaded) as usize & ((1 << FUNCTION) - 1)
 }
 
-/// Where calls of a row's function from this address go, and from where else; `None` if that isn't known.
+/// Where calls of a row's function from this address go, and from where
+/// else; `None` if that isn't known.
 pub fn find(row: usize, caller: usize) -> Option<(Range<usize>, Goes)> {
     if !holds() {
         return None;
@@ -143,7 +146,7 @@ pub fn forget_others() {
     doubt();
 }
 
-// --- when a library goes ---------------------------------------------------------------------------------
+// --- when a library goes -------------------------------------------------------------------------
 
 /// Is a library being closed?
 pub fn is_closing() -> bool {
@@ -167,7 +170,8 @@ pub fn doubt() {
     CLOSED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Does what is known hold? What is about a caller whose code runs was right when no library is gone since.
+/// Does what is known hold? What is about a caller whose code runs was
+/// right when no library is gone since.
 fn holds() -> bool {
     let closed = CLOSED.load(Ordering::SeqCst);
     let is_closing = is_closing();

@@ -1,17 +1,20 @@
 //! Whose call it is: the program's, or one that CUDA makes inside a call of the program's.
 //!
-//! A runtime call that calls the driver is one event, that of the call which the program made. But a signal can interrupt a thread
-//! anywhere, also inside CUDA, and what its handler calls is the program's own. A runtime call is hardly ever CUDA's: only a library that
-//! stands for it calls its own public functions. A driver call is CUDA's if it returns into CUDA: into the library that the program's call
-//! went to, or one that has a name of NVIDIA's. Another tool may have put its own function in between; then the stack is followed
-//! out of that tool's library.
+//! A runtime call that calls the driver is one event, that of the call which the program made. But
+//! a signal can interrupt a thread anywhere, also inside CUDA, and what its handler calls is the
+//! program's own. A runtime call is hardly ever CUDA's: only a library that stands for it calls its
+//! own public functions. A driver call is CUDA's if it returns into CUDA: into the library that the
+//! program's call went to, or one that has a name of NVIDIA's. Another tool may have put its own
+//! function in between; then the stack is followed out of that tool's library.
 //!
-//! A handler's call can be recorded inside a real call, where nothing of ours is held. Where it has interrupted the recorder, or work
-//! of ours, it is counted ([`guard::passes_by`]). What can't be told: the driver call behind a runtime function that has no
-//! door, called by a handler, is taken for that of the call it has interrupted.
+//! A handler's call can be recorded inside a real call, where nothing of ours is held. Where it has
+//! interrupted the recorder, or work of ours, it is counted ([`guard::passes_by`]). What can't be
+//! told: the driver call behind a runtime function that has no door, called by a handler, is taken
+//! for that of the call it has interrupted.
 //!
-//! Must leave the program's stack alone: a hook may run on a fiber's, of a few kilobytes. What is rarely asked is a function of its
-//! own here, never inlined, or what it needs would lie on that stack in every call.
+//! Must leave the program's stack alone: a hook may run on a fiber's, of a few kilobytes.
+//! What is rarely asked is a function of its own here, never inlined, or what it needs
+//! would lie on that stack in every call.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -30,8 +33,9 @@ pub(super) fn also_inside(f: impl FnOnce()) {
     if guard::is_calling() { guard::reopened(f) } else { f() }
 }
 
-/// A call of the runtime inside a real call is the program's own, from a signal handler. But another tool's library that stands
-/// for CUDA may call its own functions by symbol, and so may a runtime; that is part of the call.
+/// A call of the runtime inside a real call is the program's own, from a signal handler. But
+/// another tool's library that stands for CUDA may call its own functions by symbol, and so may
+/// a runtime; that is part of the call.
 pub(super) fn of_runtime(door: Door, f: impl FnOnce() -> c_int) -> c_int {
     if guard::is_calling() && !is_part(door) { guard::reopened(f) } else { f() }
 }
@@ -74,7 +78,8 @@ pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() 
     guard::calling(door.real, call)
 }
 
-/// Passes a call on that is not written down: it is CUDA's, or it is a handler's that has interrupted us, and is counted, once.
+/// Passes a call on that is not written down: it is CUDA's, or it is a handler's that has
+/// interrupted us, and is counted, once.
 #[cold]
 #[inline(never)]
 fn inside(door: Door, call: impl FnOnce() -> c_int) -> c_int {
@@ -85,7 +90,7 @@ fn inside(door: Door, call: impl FnOnce() -> c_int) -> c_int {
     guard::unseen(door.real, call)
 }
 
-// --- who calls -----------------------------------------------------------------------------------------
+// --- who calls -----------------------------------------------------------------------------------
 
 /// What a library that calls the driver is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,7 +104,8 @@ enum Whose {
     Programs,
 }
 
-/// Libraries that have been looked at: first address, the one after the last, and whose ([`Whose`]).
+/// Libraries that have been looked at: first address, the one after the
+/// last, and whose ([`Whose`]).
 static KNOWN: [[AtomicUsize; 3]; 16] = [const { [const { AtomicUsize::new(0) }; 3] }; 16];
 
 /// A library was unloaded: another one may come to lie in its place.

@@ -1,4 +1,5 @@
-//! Where a call goes whose caller is in none of its row's lines ([`super::routes`]): it is looked up, with all registers saved.
+//! Where a call goes whose caller is in none of its row's lines ([`super::routes`]): it is
+//! looked up, with all registers saved.
 
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ pub struct Choice {
     real: usize,
 }
 
-/// A call by symbol from a library that none of the lines is for: `r11` is the row, `r10` where our hooks are. Every register that an argument may lie in
-/// is as it was when this jumps on.
+/// A call by symbol from a library that none of the lines is for: `r11` is the row, `r10` where our
+/// hooks are. Every register that an argument may lie in is as it was when this jumps on.
 #[unsafe(naked)]
 pub unsafe extern "C" fn unknown() {
     core::arch::naked_asm!(

@@ -7,7 +7,8 @@ use crate::libraries::next;
 use crate::record::guard;
 use crate::record::switch::recorder;
 
-/// `dlclose`: what was learnt from a library's unwind tables, and where its calls go, ends with the library.
+/// `dlclose`: what was learnt from a library's unwind tables, and where
+/// its calls go, ends with the library.
 ///
 /// # Safety
 /// As the C library documents.

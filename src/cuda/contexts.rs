@@ -1,7 +1,8 @@
 //! Roles of calls that are about contexts, and of those that say in passing what is worth knowing.
 //!
-//! None of these calls takes memory by itself; but what a context holds goes with it, and what these calls say is how
-//! the others' device is known ([`crate::cuda::place`]) without asking CUDA anything.
+//! None of these calls takes memory by itself; but what a context holds goes with it,
+//! and what these calls say is how the others' device is known
+//! ([`crate::cuda::place`]) without asking CUDA anything.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +17,7 @@ use crate::cuda::place;
 use crate::cuda::records::Out;
 use crate::record::door::Door;
 
-// --- what is said in passing ---------------------------------------------------------------------------
+// --- what is said in passing ---------------------------------------------------------------------
 
 /// The program asks for a device's pool.
 pub unsafe fn tells_pool(
@@ -69,7 +70,7 @@ pub unsafe fn tells_reserved(
     code
 }
 
-// --- contexts ------------------------------------------------------------------------------------------
+// --- contexts ------------------------------------------------------------------------------------
 
 /// A context is there, whoever made it: the runtime does so inside calls of the program's, too.
 fn made(door: Door, handle: u64, device: c_int) {
@@ -96,7 +97,8 @@ pub unsafe fn creates_context(
     code
 }
 
-/// A green context, a share of a device's processors with a context of its own; it does not become current by itself.
+/// A green context, a share of a device's processors with a context of its own;
+/// it does not become current by itself.
 pub unsafe fn creates_green(
     door: Door,
     out: Out,
@@ -176,7 +178,8 @@ pub unsafe fn pops_context(door: Door, call: impl FnOnce() -> c_int) -> c_int {
     code
 }
 
-/// References to each device's primary context that calls have taken, less those they have given back.
+/// References to each device's primary context that calls have taken, less
+/// those they have given back.
 static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
 fn retained(device: c_int) -> Option<&'static AtomicU32> {

@@ -1,14 +1,17 @@
-//! Libraries that bind past us, because they were opened so that their own dependencies come first (`RTLD_DEEPBIND`).
+//! Libraries that bind past us, because they were opened so that their own
+//! dependencies come first (`RTLD_DEEPBIND`).
 //!
-//! Such a library calls the driver, and the C library's `dlsym`, as if nothing were preloaded. Who opens it asks for
-//! that so that it finds *its* functions, not to hide what it does; and the driver is one. So the words in which such
-//! calls are bound are sent to where every other library's go, with the real functions behind it as before. Only
-//! functions of the driver's and `dlsym`, `dlvsym` and `dlclose` are, and only where they are bound to the real ones: a runtime
+//! Such a library calls the driver, and the C library's `dlsym`, as if nothing were preloaded. Who
+//! opens it asks for that so that it finds *its* functions, not to hide what it does; and the
+//! driver is one. So the words in which such calls are bound are sent to where every other
+//! library's go, with the real functions behind it as before. Only functions of the driver's and
+//! `dlsym`, `dlvsym` and `dlclose` are, and only where they are bound to the real ones: a runtime
 //! of the library's own stays its own.
 //!
-//! `dlopen` itself must be a jump (it looks at its caller for the search path), so nothing can follow it. What it leaves
-//! behind is a note, and the next `dlsym` (whoever opened the library asks for something in it) finds that and looks
-//! which libraries are new. What a library does before, in its constructors, is not seen.
+//! `dlopen` itself must be a jump (it looks at its caller for the search path), so nothing can
+//! follow it. What it leaves behind is a note, and the next `dlsym` (whoever opened the library
+//! asks for something in it) finds that and looks which libraries are new. What a library does
+//! before, in its constructors, is not seen.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -119,8 +122,8 @@ pub fn look(ours: &Hooks, dlsyms: [usize; 2]) {
     }
 }
 
-/// The real functions behind our doors. Looked up before the loader's list is gone through, in which it must not be asked
-/// anything.
+/// The real functions behind our doors. Looked up before the loader's list is gone through, in
+/// which it must not be asked anything.
 struct Doors<'a> {
     ours: &'a Hooks,
     our_dlsyms: [usize; 2],
@@ -175,18 +178,19 @@ impl Doors<'_> {
         if loaded::is_own(target) {
             return true;
         }
-        // A stub of the library's own would ask the loader, which would bind the call past us, or as any other.
+        // A stub of the library's own would ask the loader, which would
+        // bind the call past us, or as any other.
         let is_bound = !tables.contains(target);
         let ours = self.of(binding, target, is_bound).filter(|ours| *ours != target);
         ours.is_none_or(|ours| binding.bind(ours))
     }
 }
 
-// --- what goes past us all the same ----------------------------------------------------------------------
+// --- what goes past us all the same --------------------------------------------------------------
 
-/// Calls of libraries that are bound to somebody else's function of one of our names: another interposer's, a runtime of
-/// the library's own, the real one. As bound now; a call that the loader is yet to bind is not among them. For a snapshot's
-/// `memtrace` key: allocates.
+/// Calls of libraries that are bound to somebody else's function of one of our names: another
+/// interposer's, a runtime of the library's own, the real one. As bound now; a call that the loader
+/// is yet to bind is not among them. For a snapshot's `memtrace` key: allocates.
 pub fn bound_elsewhere() -> Vec<BoundElsewhere> {
     let mut found: Vec<(String, &'static CStr, usize)> = Vec::new();
     loaded::visit(|path, tables| {

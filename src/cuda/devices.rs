@@ -31,8 +31,9 @@ pub fn forget_entered() {
     ENTERED.store(0, Ordering::Relaxed);
 }
 
-/// This call has chosen a device or taken memory of it: its primary context is there from now on, whoever makes it.
-/// The first such call is worth knowing, since a context takes hundreds of megabytes.
+/// This call has chosen a device or taken memory of it: its primary context is there
+/// from now on, whoever makes it. The first such call is worth knowing, since a
+/// context takes hundreds of megabytes.
 pub(super) fn enters(door: Door, device: i8) {
     if !(0..64).contains(&device) || has_entered(device) {
         return;
@@ -72,8 +73,9 @@ pub(super) unsafe fn tells_free(
     });
 }
 
-/// Bytes that the current device has free, when a request has just failed and its driver is asked anyway; 0 if it doesn't
-/// say. The only call of ours in a hook: a later answer would be about another moment.
+/// Bytes that the current device has free, when a request has just failed and its
+/// driver is asked anyway; 0 if it doesn't say. The only call of ours in a hook: a
+/// later answer would be about another moment.
 #[cold]
 pub(super) fn free_now() -> u64 {
     type Ask = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;

@@ -1,8 +1,8 @@
-//! Handlers for the CUDA driver that no role describes: mappings, which are PyTorch's expandable segments if its
-//! allocator makes them, and look-ups by name.
+//! Handlers for the CUDA driver that no role describes: mappings, which are PyTorch's expandable
+//! segments if its allocator makes them, and look-ups by name.
 //!
-//! PyTorch's allocator maps a range piece by piece (`cuMemMap`), then makes the whole range accessible
-//! (`cuMemSetAccess`, once more for each peer device) and writes one trace entry for it.
+//! PyTorch's allocator maps a range piece by piece (`cuMemMap`), then makes the whole range
+//! accessible (`cuMemSetAccess`, once more for each peer device) and writes one trace entry for it.
 
 #![allow(non_snake_case)]
 

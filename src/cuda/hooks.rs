@@ -1,12 +1,14 @@
 //! Our symbols, and the handlers behind them.
 //!
-//! Each row of the table makes a symbol that the loader finds before CUDA's own, because the library is preloaded. Behind it are
-//! a few instructions: where the caller's calls go to CUDA ([`super::routes`]), they put the address that the call will
-//! return to and the real function's into the first two floating-point registers and jump to the row's handler. None of
-//! CUDA's functions has a floating-point argument, so these registers are free, however many other arguments there are,
-//! in registers or on the stack. So a handler is an ordinary Rust function that also knows who called, which is how
-//! PyTorch's allocator is told from everybody else; no frame of ours is pushed in between, and the caller's stack stays
-//! as it was. Until it is known that a call is CUDA's, no register that an argument may lie in is touched: a library's own
+//! Each row of the table makes a symbol that the loader finds before CUDA's own, because the
+//! library is preloaded. Behind it are a few instructions: where the caller's calls go to CUDA
+//! ([`super::routes`]), they put the address that the call will return to and the real function's
+//! into the first two floating-point registers and jump to the row's handler. None of CUDA's
+//! functions has a floating-point argument, so these registers are free, however many other
+//! arguments there are, in registers or on the stack. So a handler is an ordinary Rust function
+//! that also knows who called, which is how PyTorch's allocator is told from everybody else; no
+//! frame of ours is pushed in between, and the caller's stack stays as it was. Until it is known
+//! that a call is CUDA's, no register that an argument may lie in is touched: a library's own
 //! function may have the same name and any signature.
 //!
 //! What is below and must know where they are is handed [`OURS`].
@@ -39,7 +41,8 @@ impl Word {
     }
 }
 
-/// One line of a row of [`ROUTES`]: is the caller in this library, then and after the function is read? See `Line`.
+/// One line of a row of [`ROUTES`]: is the caller in this library, then and
+/// after the function is read? See `Line`.
 macro_rules! line {
     ($first:literal, $length:literal, $real:literal) => {
         concat!(
@@ -70,7 +73,8 @@ macro_rules! line {
     };
 }
 
-/// The first lines of a row of [`ROUTES`], one after the other; falls through where the caller is in none.
+/// The first lines of a row of [`ROUTES`], one after the other; falls
+/// through where the caller is in none.
 macro_rules! by_caller {
     () => {
         concat!(line!(0, 8, 16), line!(24, 32, 40), line!(48, 56, 64), line!(72, 80, 88))
@@ -127,8 +131,8 @@ macro_rules! hooks {
             )*)*
         }
 
-        /// What look-ups give out. Not the exported symbols: these may stand for an interposer in front of us, which may be
-        /// the one that asks; and where they lead depends on who calls.
+        /// What look-ups give out. Not the exported symbols: these may stand for an interposer in
+        /// front of us, which may be the one that asks; and where they lead depends on who calls.
         mod doors {
             use super::*;
             $($(
@@ -180,11 +184,13 @@ macro_rules! hooks {
         crate::pytorch::workspaces::$role($door $(, $what)*, || unsafe { real::$name($door $(, $arg)*) })
     };
     (@do $door:ident nccl $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
-        // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
+        // SAFETY: the arguments are the caller's own: passed on unchanged,
+        // and read as the real function does.
         unsafe { crate::nccl::communicators::$role($door $(, $what)*, || real::$name($door $(, $arg)*)) }
     };
     (@do $door:ident $module:ident $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
-        // SAFETY: the arguments are the caller's own: passed on unchanged, and read as the real function does.
+        // SAFETY: the arguments are the caller's own: passed on unchanged,
+        // and read as the real function does.
         unsafe {
             let _under_way = crate::cuda::under_way::UnderWay::begin();
             hooks!(@by $module)($door, || {

@@ -1,10 +1,13 @@
-//! Other interposers in front of us: libraries that were preloaded before and have functions of the same names.
+//! Other interposers in front of us: libraries that were preloaded before
+//! and have functions of the same names.
 //!
-//! A call then comes to us from there, and not from whom it is. For nearly everything that makes no difference; but PyTorch's
-//! allocator is known by the address that its calls return to ([`crate::pytorch::allocator`]). So where a call comes from an interposer,
-//! the stack is followed until it leaves that library, and if it was PyTorch's allocator that called, that is the caller.
+//! A call then comes to us from there, and not from whom it is. For nearly everything that makes no
+//! difference; but PyTorch's allocator is known by the address that its calls return to
+//! ([`crate::pytorch::allocator`]). So where a call comes from an interposer, the stack is followed
+//! until it leaves that library, and if it was PyTorch's allocator that called, that is the caller.
 //!
-//! Who is in front is looked at once, when the recorder wakes. Without any, which is the rule, a call pays one load.
+//! Who is in front is looked at once, when the recorder wakes. Without any,
+//! which is the rule, a call pays one load.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -47,7 +50,8 @@ pub fn find(ours: &Hooks) {
     }
 }
 
-/// Who called, if a call comes from this address: PyTorch's allocator if it is behind an interposer.
+/// Who called, if a call comes from this address: PyTorch's allocator if
+/// it is behind an interposer.
 #[inline]
 pub fn behind(caller: usize) -> usize {
     if COUNT.load(Ordering::Relaxed) == 0 { caller } else { follow(caller) }

@@ -1,16 +1,19 @@
 //! Functions by name: whoever asks for one of ours gets ours.
 //!
-//! A program with a static CUDA runtime (NCCL, cuBLAS and most libraries have one) calls no symbol of CUDA's. It
-//! asks `dlsym` for `cuGetProcAddress`, and asks that for everything else, itself included. `ctypes` and whoever opens
-//! `libcuda.so.1` on his own ask `dlsym`, too. So these look-ups are doors like the others.
+//! A program with a static CUDA runtime (NCCL, cuBLAS and most libraries have one) calls no symbol
+//! of CUDA's. It asks `dlsym` for `cuGetProcAddress`, and asks that for everything else, itself
+//! included. `ctypes` and whoever opens `libcuda.so.1` on his own ask `dlsym`, too. So these
+//! look-ups are doors like the others.
 //!
-//! `dlsym` and `dlvsym` are the most delicate ones: the C library answers `RTLD_NEXT` by looking at who called. So
-//! everything that doesn't concern us must be no call but a *jump*: the real function sees its caller as if we weren't
-//! here. Only a name that begins like one of ours, asked of a library's own handle (where the caller plays no part),
-//! gets as far as Rust. `RTLD_DEFAULT` and `RTLD_NEXT` need nothing: the loader's own order finds us, or whoever is next.
+//! `dlsym` and `dlvsym` are the most delicate ones: the C library answers `RTLD_NEXT` by looking at
+//! who called. So everything that doesn't concern us must be no call but a *jump*: the real
+//! function sees its caller as if we weren't here. Only a name that begins like one of ours, asked
+//! of a library's own handle (where the caller plays no part), gets as far as Rust. `RTLD_DEFAULT`
+//! and `RTLD_NEXT` need nothing: the loader's own order finds us, or whoever is next.
 //!
-//! `dlsym` is called before anything of ours has run: by the loader's helpers, by other preloaded libraries, by Rust's
-//! standard library. So the real one is found by reading the C library's own symbol table, with no state but one word.
+//! `dlsym` is called before anything of ours has run: by the loader's helpers, by other preloaded
+//! libraries, by Rust's standard library. So the real one is found by reading the C library's own
+//! symbol table, with no state but one word.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -34,8 +37,9 @@ type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) ->
 static NEXT_DLSYM: Address = Address::new();
 static NEXT_DLVSYM: Address = Address::new();
 
-/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu", "nc" or "dl". A handle (rdi)
-/// goes to `ours`; `RTLD_DEFAULT` (0) and `RTLD_NEXT` (-1), which depend on the caller, to `scope`, which may say to jump.
+/// The body of `dlsym` and `dlvsym`: jumps to the real one unless the name (rsi) begins with "cu",
+/// "nc" or "dl". A handle (rdi) goes to `ours`; `RTLD_DEFAULT` (0) and `RTLD_NEXT` (-1), which
+/// depend on the caller, to `scope`, which may say to jump.
 macro_rules! jump_or_look {
     ($next:ident, $find:ident, $ours:ident, $scope:ident) => {
         core::arch::naked_asm!(
@@ -174,9 +178,10 @@ fn row_named(name: &CStr) -> Option<Api> {
     Api::from_number(found)
 }
 
-/// Ours instead of what a library's handle gave, if that is CUDA's. A program may have a second runtime (bundled, or linked
-/// statically into a library), with errors and streams of its own: it keeps it, and is seen at the driver's doors.
-/// Nothing that fails is asked of the loader after a look-up that was successful: what `dlerror` says is about the program's.
+/// Ours instead of what a library's handle gave, if that is CUDA's. A program may have a second
+/// runtime (bundled, or linked statically into a library), with errors and streams of its own: it
+/// keeps it, and is seen at the driver's doors. Nothing that fails is asked of the loader after a
+/// look-up that was successful: what `dlerror` says is about the program's.
 fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void {
     if found.is_null() {
         return found;
@@ -254,7 +259,8 @@ fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usiz
         let question = if handle == libc::RTLD_DEFAULT { Question::First } else { Question::Next };
         let found = answers::known(question, api, caller, find)?;
         if found != 0 {
-            // SAFETY: a look-up by name, of what is there: the loader forgets what it may have had to say of an earlier one.
+            // SAFETY: a look-up by name, of what is there: the loader forgets what it
+            // may have had to say of an earlier one.
             unsafe { next::really(libc::RTLD_DEFAULT, name, None) };
         }
         Some(found)
@@ -278,14 +284,16 @@ fn in_scope(
     Some(door_if(found != 0 && !loaded::is_own(found) && is_cudas(), api, found))
 }
 
-/// `RTLD_DEFAULT`: the scope that all have in common, then the caller's own. 0 is nothing, `None` that we are not in the way.
+/// `RTLD_DEFAULT`: the scope that all have in common, then the caller's own. 0 is
+/// nothing, `None` that we are not in the way.
 fn in_default_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
     // SAFETY: a look-up by name.
     let first = unsafe { next::really(libc::RTLD_DEFAULT, name, version) } as usize;
     if !loaded::is_own(first) {
         return None;
     }
-    // A library that was opened so that its own come first: the loader knows best, unless that is a function of CUDA's.
+    // A library that was opened so that its own come first: the loader knows best,
+    // unless that is a function of CUDA's.
     let wanted = version.map_or(Version::Default, Version::Wanted);
     if let Some(own) = scopes::deep(caller, name, wanted) {
         return resolve::is_nvidias(own).then_some(own);
@@ -301,8 +309,9 @@ fn in_default_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Optio
     Some(loaded::in_own_scope(caller, find).unwrap_or_else(|| find(libc::RTLD_NEXT)))
 }
 
-/// `RTLD_NEXT`: whoever is in front of us has us next, unless there is nobody behind us. A library that was opened later looks
-/// among those that it needs; what is there and NVIDIA's is shown as ours.
+/// `RTLD_NEXT`: whoever is in front of us has us next, unless there is nobody behind
+/// us. A library that was opened later looks among those that it needs; what is
+/// there and NVIDIA's is shown as ours.
 fn next_in_scope(name: &CStr, version: Option<&CStr>, caller: usize) -> Option<usize> {
     match loaded::next_after(caller, name) {
         // SAFETY: a look-up by name; if it fails the loader says so.

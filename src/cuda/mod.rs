@@ -1,7 +1,8 @@
 //! CUDA's entry points: where memory passes by. A hook is guard, record, forward; nothing else.
 //!
-//! [`table`] lists the entry points, [`roles`] says what each does to memory, [`lookup`] sees to it that a program that asks
-//! for a function by name is shown the same one, [`routes`] which real function is behind it, and [`place`] knows which device a call is about.
+//! [`table`] lists the entry points, [`roles`] says what each does to memory, [`lookup`] sees to it
+//! that a program that asks for a function by name is shown the same one, [`routes`] which real
+//! function is behind it, and [`place`] knows which device a call is about.
 
 pub mod answers;
 pub mod callers;

@@ -49,7 +49,8 @@ pub(super) fn failed(recorder: &Recorder, mut event: Event) {
     }
 }
 
-/// Writes an event about a handle or a range, unless PyTorch's allocator is at work. Call outside the real call.
+/// Writes an event about a handle or a range, unless PyTorch's allocator is
+/// at work. Call outside the real call.
 pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Event)) {
     if allocator::is_caller(door.caller) {
         return;

@@ -1,11 +1,12 @@
 //! Which device and which context a call is about.
 //!
-//! A call about memory rarely says it: it goes to the calling thread's current context, or to the device of a stream
-//! or a pool. All of that has passed by before, in calls that choose a device, push a context, make a stream: so it is
-//! remembered here, and nobody has to be asked. What did not pass by is said to be unknown (−1), never guessed.
+//! A call about memory rarely says it: it goes to the calling thread's current context, or to the
+//! device of a stream or a pool. All of that has passed by before, in calls that choose a device,
+//! push a context, make a stream: so it is remembered here, and nobody has to be asked. What did
+//! not pass by is said to be unknown (−1), never guessed.
 //!
-//! The table of handles has a fixed size, no lock and one word for an entry. If it is full, what comes later is
-//! unknown.
+//! The table of handles has a fixed size, no lock and one word for an entry. If it
+//! is full, what comes later is unknown.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,7 +102,7 @@ pub fn pop() {
     });
 }
 
-// --- handles -------------------------------------------------------------------------------------------
+// --- handles -------------------------------------------------------------------------------------
 
 /// Handles that are remembered at a time: contexts, streams, pools.
 const SLOTS: usize = 8192;
@@ -166,12 +167,13 @@ pub fn forget(handle: usize) {
     }
 }
 
-/// The device of a stream; the current one for a default stream, and for one that has not passed by.
+/// The device of a stream; the current one for a default stream, and for
+/// one that has not passed by.
 pub fn of_stream(stream: usize) -> i8 {
     of(stream).unwrap_or_else(|| current().device)
 }
 
-// --- primary contexts ----------------------------------------------------------------------------------
+// --- primary contexts ----------------------------------------------------------------------------
 
 static PRIMARY: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 

@@ -22,8 +22,8 @@ pub fn is_per_thread(flags: u64, default: bool) -> bool {
 /// The newest version of CUDA whose interfaces the table was made from.
 const NEWEST: u32 = 13_020;
 
-/// Replaces what a look-up has just found by our own, keeping `code`. `version` is the version of CUDA whose interface
-/// the caller wants, if it said so.
+/// Replaces what a look-up has just found by our own, keeping `code`. `version` is the version of
+/// CUDA whose interface the caller wants, if it said so.
 ///
 /// # Safety
 /// `name` is a C string and `out` was filled by the real look-up if `code` is 0.
@@ -50,8 +50,8 @@ pub unsafe fn hand_out(
     code
 }
 
-/// Our function for what was found under this name: the row that the driver exports at that address, or else the one that
-/// the version means.
+/// Our function for what was found under this name: the row that the driver exports at that
+/// address, or else the one that the version means.
 fn ours_for(
     ours: &Hooks,
     name: &[u8],
@@ -76,8 +76,9 @@ fn is_named(row: &EntryPoint, name: &[u8]) -> bool {
     row.base().as_bytes() == name || row.name.as_bytes() == name
 }
 
-/// The newest interface that isn't newer than the version, for the streams that are asked for if there is one of its own
-/// for them. A name with its suffix means that one interface; without a version, a name must have had one only.
+/// The newest interface that isn't newer than the version, for the streams that are asked for if
+/// there is one of its own for them. A name with its suffix means that one interface; without a
+/// version, a name must have had one only.
 fn by_version(
     name: &[u8],
     version: Option<u32>,
@@ -96,7 +97,8 @@ fn by_version(
         .max_by_key(|(_, row)| (row.since, row.is_per_thread()))
 }
 
-/// A driver newer than the table may have an interface with other arguments: it is left alone, and said once.
+/// A driver newer than the table may have an interface with other
+/// arguments: it is left alone, and said once.
 fn unknown_interface(name: &[u8]) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {

@@ -1,7 +1,8 @@
-//! Records of NVIDIA's public headers, as far as a hook reads them: where memory is to lie, and how much of it.
+//! Records of NVIDIA's public headers, as far as a hook reads them: where
+//! memory is to lie, and how much of it.
 //!
-//! Fields that nobody here reads are left out where they come last. Sizes that overflow are capped, not wrapped: the
-//! real call will have failed.
+//! Fields that nobody here reads are left out where they come last. Sizes that overflow are capped,
+//! not wrapped: the real call will have failed.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -121,7 +122,8 @@ pub struct BufferDescriptor {
 #[cfg(test)]
 mod layouts;
 
-/// Elements of all levels, the first of which has this extent. Each further level has half of it in each dimension.
+/// Elements of all levels, the first of which has this extent. Each further
+/// level has half of it in each dimension.
 fn elements(extent: Extent, levels: c_uint) -> usize {
     let mut sizes = [extent.width, extent.height, extent.depth];
     let mut sum = 0_usize;
@@ -146,7 +148,8 @@ impl ChannelFormat {
     }
 }
 
-/// Bytes of one channel; 0 for formats whose elements have no whole size of their own (compressed and planar ones).
+/// Bytes of one channel; 0 for formats whose elements have no whole size of
+/// their own (compressed and planar ones).
 fn channel_bytes(format: c_int) -> usize {
     match format {
         0x01 | 0x08 | 0xc0..=0xc2 | 0xc6..=0xc8 => 1,
@@ -212,7 +215,8 @@ impl GraphNode {
     pub unsafe fn memory<'a>(node: *const GraphNode) -> Option<NodeMemory<'a>> {
         const ALLOCATION: c_int = 10; // CU_GRAPH_NODE_TYPE_MEM_ALLOC
         const FREE: c_int = 11; // CU_GRAPH_NODE_TYPE_MEM_FREE
-        // SAFETY: promised by the caller. The record is a union behind its kind; a free node's address comes first.
+        // SAFETY: promised by the caller. The record is a union behind its
+        // kind; a free node's address comes first.
         unsafe {
             let node = node.as_ref()?;
             match node.kind {

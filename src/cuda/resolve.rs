@@ -1,11 +1,13 @@
 //! Where the real functions are.
 //!
-//! First whatever the loader would have found without us (`RTLD_NEXT`: the next interposer, or CUDA's
-//! library in the global scope). Python opens PyTorch's libraries privately, where that can't see: so then the scope of whoever
-//! calls, and only if that has nothing the library itself, found by its file name among the loaded ones.
+//! First whatever the loader would have found without us (`RTLD_NEXT`: the next interposer, or
+//! CUDA's library in the global scope). Python opens PyTorch's libraries privately, where that
+//! can't see: so then the scope of whoever calls, and only if that has nothing the library itself,
+//! found by its file name among the loaded ones.
 //!
-//! A function of CUDA's name is not always CUDA's. By symbol a library may mean its own, and a look-up may have found one that
-//! does something else; that is for [`crate::cuda::routes`] to know, which asks here.
+//! A function of CUDA's name is not always CUDA's. By symbol a library may mean its own, and
+//! a look-up may have found one that does something else; that is for
+//! [`crate::cuda::routes`] to know, which asks here.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -16,8 +18,8 @@ use crate::libraries::scopes;
 use crate::libraries::scopes::Libraries;
 use crate::real::Real;
 
-/// What CUDA's functions answer that are nowhere: both APIs have 500 for a symbol that was not found
-/// (`cudaErrorSymbolNotFound`, `CUDA_ERROR_NOT_FOUND`).
+/// What CUDA's functions answer that are nowhere: both APIs have 500 for a symbol that was not
+/// found (`cudaErrorSymbolNotFound`, `CUDA_ERROR_NOT_FOUND`).
 pub const MISSING: c_int = 500;
 
 /// The same for a function of this library: `CUBLAS_STATUS_NOT_INITIALIZED`, `ncclSystemError`.
@@ -29,7 +31,8 @@ pub fn missing_in(library: &str) -> c_int {
     }
 }
 
-/// The address of a function of CUDA's, looked up at its first use. What is behind us may be somebody else's function of its name.
+/// The address of a function of CUDA's, looked up at its first use. What is behind us may be
+/// somebody else's function of its name.
 pub fn real(place: &Real, symbol: &str, library: &str) -> Option<*mut c_void> {
     place.find_where(symbol, library, |symbol, found| {
         let row = ENTRY_POINTS.iter().find(|row| row.name == symbol);
@@ -37,10 +40,11 @@ pub fn real(place: &Real, symbol: &str, library: &str) -> Option<*mut c_void> {
     })
 }
 
-// --- what the loader would have found ------------------------------------------------------------------
+// --- what the loader would have found ------------------------------------------------------------
 
-/// What a call of ours by symbol from this address would go to without us. Where the caller's library names no such function,
-/// the call has jumped here from another one, or got the address from there: it means what that one means.
+/// What a call of ours by symbol from this address would go to without us. Where the caller's
+/// library names no such function, the call has jumped here from another one, or got the address
+/// from there: it means what that one means.
 pub fn behind(row: &EntryPoint, caller: usize) -> Option<usize> {
     let found = scopes::ask(|all| {
         let names = |tables: &Tables| tables.references().any(|word| word.name == row.symbol);
@@ -58,15 +62,17 @@ pub fn behind(row: &EntryPoint, caller: usize) -> Option<usize> {
         .or_else(|| scopes::loaded_symbol(row.library, row.symbol).map(|f| f.as_ptr() as usize))
 }
 
-/// What the loader would have bound a row's name to for the library that has this address, in the version that it wants.
+/// What the loader would have bound a row's name to for the library that has this
+/// address, in the version that it wants.
 pub fn bound_among(all: &Libraries<'_>, row: &EntryPoint, caller: usize) -> Option<usize> {
     let wanted = all.library(caller).and_then(|l| l.tables.version_wanted(row.symbol));
     all.bound(caller, row.symbol, wanted.map_or(Version::Default, Version::Wanted))
 }
 
-/// Is a function of a row's name CUDA's: in a library that has the name of one of NVIDIA's, or in one that stands for it? Such a
-/// one is behind us for everybody, and either uses CUDA itself, as what another tool puts in between does, or is where everything
-/// of CUDA's begins. Nearly every library asks for *some* function by name; one that stands for CUDA's asks for CUDA's.
+/// Is a function of a row's name CUDA's: in a library that has the name of one of NVIDIA's, or in
+/// one that stands for it? Such a one is behind us for everybody, and either uses CUDA itself, as
+/// what another tool puts in between does, or is where everything of CUDA's begins. Nearly every
+/// library asks for *some* function by name; one that stands for CUDA's asks for CUDA's.
 pub fn is_cudas(row: &EntryPoint, function: usize) -> bool {
     scopes::ask(|all| is_cudas_among(all, row, function)) == Some(true)
 }
@@ -87,9 +93,9 @@ pub fn is_cudas_among(all: &Libraries<'_>, row: &EntryPoint, function: usize) ->
     all.next(row.symbol) == Some(function) && stands(&library.tables)
 }
 
-/// Might a library that asks for functions by name ask for this one, or do with another one what this one does? Then it has the
-/// name in its data, or that of one more function that it stands for, or of what gives out functions by name; or it needs a
-/// library of NVIDIA's.
+/// Might a library that asks for functions by name ask for this one, or do with another one what
+/// this one does? Then it has the name in its data, or that of one more function that it stands
+/// for, or of what gives out functions by name; or it needs a library of NVIDIA's.
 fn asks_for(row: &EntryPoint, tables: &Tables) -> bool {
     let base = [row.base().as_bytes(), b"\0"].concat();
     let stands_for = ENTRY_POINTS.iter().skip(1).filter(|row| tables.symbol(row.symbol).is_some());
@@ -98,7 +104,8 @@ fn asks_for(row: &EntryPoint, tables: &Tables) -> bool {
     tables.needed().iter().any(|name| is_nvidias_name(name.to_bytes())) || tables.says(&names)
 }
 
-/// Does this address lie in a library that has the name of one of NVIDIA's that we know, as its file's or its own?
+/// Does this address lie in a library that has the name of one of NVIDIA's
+/// that we know, as its file's or its own?
 pub fn is_nvidias(address: usize) -> bool {
     loaded::with_library(address, is_one_of_nvidias) == Some(true)
 }
@@ -113,7 +120,8 @@ fn has_nvidias_name(tables: &Tables) -> bool {
     tables.own_name().is_some_and(|name| is_nvidias_name(name.to_bytes()))
 }
 
-/// `libcudart.so.12`, and as it is called when it was packed into a Python package: `libcudart-d0da41ae.so.12`.
+/// `libcudart.so.12`, and as it is called when it was packed into a Python
+/// package: `libcudart-d0da41ae.so.12`.
 pub fn is_nvidias_name(path: &[u8]) -> bool {
     let file = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     ENTRY_POINTS.iter().skip(1).any(|row| {

@@ -1,12 +1,14 @@
 //! What calls do to memory: one function for each role of the table.
 //!
-//! A role gets the door, what the row says of its arguments, and the real call. It passes the call on, and if the call
-//! is the program's own (and not one that a call of the program's makes inside CUDA), writes down what became
-//! of it. A call that gives something back is written down *before* the real call, one that gets something *after* it:
-//! so what is used again never seems to exist twice. The real function's answer is passed on untouched.
+//! A role gets the door, what the row says of its arguments, and the real call. It passes the call
+//! on, and if the call is the program's own (and not one that a call of the program's makes inside
+//! CUDA), writes down what became of it. A call that gives something back is written down *before*
+//! the real call, one that gets something *after* it: so what is used again never seems to exist
+//! twice. The real function's answer is passed on untouched.
 //!
-//! What PyTorch's allocator gets is written down as its segments, in [`crate::pytorch::allocator`]'s terms; that it makes them of
-//! physical memory and mappings stays its own business, so nothing is counted twice.
+//! What PyTorch's allocator gets is written down as its segments, in
+//! [`crate::pytorch::allocator`]'s terms; that it makes them of physical memory and mappings stays
+//! its own business, so nothing is counted twice.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +37,7 @@ use crate::record::guard::event;
 use crate::record::guard::{self, Local};
 use crate::stack::Site;
 
-// --- allocations and frees -----------------------------------------------------------------------------
+// --- allocations and frees -----------------------------------------------------------------------
 
 /// An allocation that has returned.
 #[derive(Clone, Copy)]
@@ -244,7 +246,7 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
     });
 }
 
-// --- physical memory and addresses ---------------------------------------------------------------------
+// --- physical memory and addresses ---------------------------------------------------------------
 
 /// Physical memory.
 pub unsafe fn creates_physical(
@@ -278,8 +280,8 @@ pub unsafe fn creates_physical(
     code
 }
 
-/// PyTorch's allocator has asked for a piece of a segment. Where there is no memory it gives back what it got; after any other failure it
-/// keeps that, and raises.
+/// PyTorch's allocator has asked for a piece of a segment. Where there is no memory it gives back
+/// what it got; after any other failure it keeps that, and raises.
 fn piece(code: c_int) {
     if code == 0 {
         piece_begins();
@@ -295,8 +297,8 @@ fn piece(code: c_int) {
     }
 }
 
-/// A handle to what has no memory of this process's own: physical memory of another process's, or something through which
-/// several devices write together.
+/// A handle to what has no memory of this process's own: physical memory of another process's, or
+/// something through which several devices write together.
 pub unsafe fn names_physical(
     door: Door,
     what: What,
@@ -348,7 +350,7 @@ pub unsafe fn unreserves(
     pass_after(door, before, call)
 }
 
-// --- objects -------------------------------------------------------------------------------------------
+// --- objects -------------------------------------------------------------------------------------
 
 /// Something whose size nobody says.
 pub unsafe fn creates(door: Door, what: What, out: Out, call: impl FnOnce() -> c_int) -> c_int {
@@ -449,7 +451,7 @@ fn promised(door: Door, node: &GraphAllocation) {
     });
 }
 
-// --- interfaces of 32-bit days -------------------------------------------------------------------------
+// --- interfaces of 32-bit days -------------------------------------------------------------------
 
 /// An interface with addresses and sizes of 32 bits: passed on, not recorded, and said once.
 pub unsafe fn passes_old(door: Door, call: impl FnOnce() -> c_int) -> c_int {

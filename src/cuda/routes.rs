@@ -1,20 +1,26 @@
-//! Where a call goes that has come to one of our symbols or doors: to the function that the loader would have found without us.
+//! Where a call goes that has come to one of our symbols or doors: to the function that the
+//! loader would have found without us.
 //!
-//! A symbol of ours stands in front of every other one of its name, whoever calls it: also in front of a library's own function,
-//! which may have nothing to do with CUDA and any signature. So the first question is always: what would the loader have bound
-//! this *caller* to? Each row of the table remembers the answer for the libraries that call it, in lines that a few instructions
-//! read (`hooks.rs`). Who is in no line is looked for among many more callers ([`crate::cuda::callers`]) and then looked up ([`super::choose`]),
-//! with all registers saved. If the answer is CUDA's function, the call goes to the row's handler. If it is somebody else's, the
-//! call jumps there as if we had never been in between.
+//! A symbol of ours stands in front of every other one of its name, whoever calls it: also in
+//! front of a library's own function, which may have nothing to do with CUDA and any signature. So
+//! the first question is always: what would the loader have bound this *caller* to? Each row of
+//! the table remembers the answer for the libraries that call it, in lines that a few instructions
+//! read (`hooks.rs`). Who is in no line is looked for among many more callers
+//! ([`crate::cuda::callers`]) and then looked up ([`super::choose`]), with all registers saved. If
+//! the answer is CUDA's function, the call goes to the row's handler. If it is somebody else's,
+//! the call jumps there as if we had never been in between.
 //!
-//! What a look-up finds is given out as a *door* if it is CUDA's: a function of ours for that row and that one real function. A
-//! process may have two drivers' worth of each (copies, versions), so a row has several doors.
+//! What a look-up finds is given out as a *door* if it is CUDA's: a function of ours for that
+//! row and that one real function. A process may have two drivers' worth of each (copies,
+//! versions), so a row has several doors.
 //!
-//! A line is written while others read it. Its length is zero meanwhile, and a reader looks at the line again after it has read
-//! the function: a library whose code is running can't be replaced by another one in the same place.
+//! A line is written while others read it. Its length is zero meanwhile, and a reader looks at
+//! the line again after it has read the function: a library whose code is running can't be
+//! replaced by another one in the same place.
 //!
-//! Must never keep a library from being unloaded that would be without us, nor call into one that was: lines are forgotten before a
-//! library is closed, and none is written until that is over, since another thread may open one in its place at once.
+//! Must never keep a library from being unloaded that would be without us, nor call into one that
+//! was: lines are forgotten before a library is closed, and none is written until that is over,
+//! since another thread may open one in its place at once.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -35,7 +41,8 @@ const FOREIGN: usize = 4;
 #[repr(C)]
 pub struct Line([AtomicUsize; 3]);
 
-/// What is known of one row's callers. The first lines are read by `hooks.rs`, whose offsets follow from this layout.
+/// What is known of one row's callers. The first lines are read by `hooks.rs`,
+/// whose offsets follow from this layout.
 #[repr(C)]
 pub struct Row {
     known: [Line; LINES],
@@ -48,7 +55,8 @@ pub struct Row {
     others: AtomicUsize,
 }
 
-/// One in so many calls from libraries that have no line takes the place of one that has: whoever calls often gets one.
+/// One in so many calls from libraries that have no line takes the place of one
+/// that has: whoever calls often gets one.
 const TURN: usize = 64;
 
 /// All rows, by number.
@@ -111,7 +119,8 @@ impl Row {
         }
     }
 
-    /// Remembers where calls from a library go; not if another thread is at it, or while a library is being closed.
+    /// Remembers where calls from a library go; not if another thread is at it,
+    /// or while a library is being closed.
     fn remember(
         &self,
         lines: &[Line],
@@ -151,7 +160,8 @@ pub fn door_for(ours: &Hooks, api: Api, function: usize) -> usize {
     function
 }
 
-/// Runs `close`, which closes a library: another one may come to lie in its place as soon as it is gone.
+/// Runs `close`, which closes a library: another one may come to lie in
+/// its place as soon as it is gone.
 pub fn closing<T>(close: impl FnOnce() -> T) -> T {
     loaded::keep();
     let result = callers::closing(forget_lines, close);

@@ -1,4 +1,5 @@
-//! Handlers for the CUDA runtime that no role describes: what PyTorch's allocator asks and records, and look-ups.
+//! Handlers for the CUDA runtime that no role describes: what PyTorch's
+//! allocator asks and records, and look-ups.
 
 #![allow(non_snake_case)]
 
@@ -51,7 +52,8 @@ pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) ->
     code
 }
 
-/// PyTorch's allocator records one event for each stream that a freed block was used on, then reports the free.
+/// PyTorch's allocator records one event for each stream that a freed block
+/// was used on, then reports the free.
 pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
     let code = forward!(door, cudaEventRecord(ev, stream));
     if code == 0 && sites::is_allocator(door.caller) {

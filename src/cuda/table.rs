@@ -1,14 +1,17 @@
-//! The one table of interposed entry points. Exports, handlers, look-ups and documentation come from it.
+//! The one table of interposed entry points. Exports, handlers, look-ups
+//! and documentation come from it.
 //!
-//! A row is a function of NVIDIA's public headers, with its arguments and its *role* ([`super::roles`]): what the call
-//! does to memory, and which argument says what. A new entry point is one line. Rows whose role is `own` have a
-//! handler written by hand, in the module that the section names; those that `shows` give out functions by name, too, and are
-//! handed ours for that. A driver row begins with the version of CUDA in
-//! which its interface appeared: `cuGetProcAddress` chooses by that.
+//! A row is a function of NVIDIA's public headers, with its arguments and its *role*
+//! ([`super::roles`]): what the call does to memory, and which argument says what. A new entry
+//! point is one line. Rows whose role is `own` have a handler written by hand, in the module that
+//! the section names; those that `shows` give out functions by name, too, and are handed ours for
+//! that. A driver row begins with the version of CUDA in which its interface appeared:
+//! `cuGetProcAddress` chooses by that.
 //!
-//! Each room keeps its own rows ([`crate::nccl::communicators`], [`crate::pytorch::workspaces`], and here CUDA's), as a macro that hands them
-//! on. What is made of all of them: here their numbers and what is known of each, in [`super::real`] the functions behind them,
-//! in [`super::hooks`] our symbols and handlers. Nothing follows from the order of the rows.
+//! Each room keeps its own rows ([`crate::nccl::communicators`], [`crate::pytorch::workspaces`],
+//! and here CUDA's), as a macro that hands them on. What is made of all of them: here their numbers
+//! and what is known of each, in [`super::real`] the functions behind them, in [`super::hooks`] our
+//! symbols and handlers. Nothing follows from the order of the rows.
 
 use std::ffi::CStr;
 
@@ -26,12 +29,14 @@ pub struct EntryPoint {
     pub library: &'static str,
     /// Which of the libraries that stand on one another that is.
     pub tier: Tier,
-    /// The version of CUDA in which a driver function's interface appeared; 0 if that doesn't matter.
+    /// The version of CUDA in which a driver function's interface
+    /// appeared; 0 if that doesn't matter.
     pub since: u32,
 }
 
 impl EntryPoint {
-    /// The name under which `cuGetProcAddress` knows the function: without the suffixes of its interface.
+    /// The name under which `cuGetProcAddress` knows the function: without
+    /// the suffixes of its interface.
     pub fn base(&self) -> &'static str {
         let name = self.plain();
         let (start, version) = name.rsplit_once("_v").unwrap_or((name, ""));
@@ -59,9 +64,11 @@ pub const DOORS: usize = 4;
 pub struct Hook {
     /// What our symbols and doors jump to.
     pub handler: Code,
-    /// Our functions that look-ups give out, each for one real function ([`super::routes::door_for`]).
+    /// Our functions that look-ups give out, each for one real function
+    /// ([`super::routes::door_for`]).
     pub doors: [Code; DOORS],
-    /// Whom the loader shows under the row's name: our symbol, or that of an interposer in front of us.
+    /// Whom the loader shows under the row's name: our symbol, or that of
+    /// an interposer in front of us.
     pub exported: Code,
 }
 
@@ -107,7 +114,8 @@ macro_rules! entry_points {
     };
 }
 
-/// The runtime's rows, put behind those that stand there already and handed on to the next macro of the list.
+/// The runtime's rows, put behind those that stand there already and
+/// handed on to the next macro of the list.
 macro_rules! runtime_rows {
     ([$next:ident $($later:ident)*] { $($before:tt)* }) => {
         $next! { [$($later)*] {
@@ -239,7 +247,8 @@ macro_rules! driver_rows {
                 7000 cuDevicePrimaryCtxReset(device: c_int) => resets(Some(device));
                 11000 cuDevicePrimaryCtxReset_v2(device: c_int) => resets(Some(device));
 
-                // memory. The oldest interfaces are from 32-bit days: addresses and sizes of 32 bits.
+                // memory. The oldest interfaces are from 32-bit days:
+                // addresses and sizes of 32 bits.
                 2000 cuMemAlloc(out: *mut u32, size: c_uint) => passes_old();
                 2000 cuMemAllocPitch(out: *mut u32, pitch: *mut u32, width: c_uint, height: c_uint, element: c_uint) => passes_old();
                 2000 cuMemFree(addr: u32) => passes_old();

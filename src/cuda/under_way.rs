@@ -1,4 +1,5 @@
-//! Which calls about memory are under way, so that what a device says of itself is held against books that are complete.
+//! Which calls about memory are under way, so that what a device says of itself is
+//! held against books that are complete.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,8 +30,9 @@ impl Drop for UnderWay {
     }
 }
 
-/// A piece of physical memory that PyTorch's allocator has taken for a segment, or cut off one. It is the device's, and in no segment of
-/// the books, until [`pieces_end`]: so long this thread has a call about memory under way. PyTorch may ask in between how much is free.
+/// A piece of physical memory that PyTorch's allocator has taken for a segment, or cut off one. It
+/// is the device's, and in no segment of the books, until [`pieces_end`]: so long this thread has a
+/// call about memory under way. PyTorch may ask in between how much is free.
 pub(super) fn piece_begins() {
     guard::local(|local| {
         if local.pieces.replace(local.pieces.get().saturating_add(1)) == 0 {
@@ -50,14 +52,16 @@ pub(super) fn pieces_end(done: u32) {
     });
 }
 
-/// The same answer twice, and not `None`, means that the books were complete and stayed so in between.
+/// The same answer twice, and not `None`, means that the books were
+/// complete and stayed so in between.
 pub fn at_rest() -> Option<u64> {
     Some(CALLS.load(Ordering::SeqCst)).filter(|calls| *calls as u32 == 0)
 }
 
-/// Writes down what a device has said, beside the books of the moment when it said so: where no call about memory has been
-/// under way since `before`, the answer of [`at_rest`] before the question, and at the very place in the order of events.
-/// Between a look and a write others may have taken or given back gigabytes. `false`: there was no such moment.
+/// Writes down what a device has said, beside the books of the moment when it said so: where no
+/// call about memory has been under way since `before`, the answer of [`at_rest`] before the
+/// question, and at the very place in the order of events. Between a look and a write others may
+/// have taken or given back gigabytes. `false`: there was no such moment.
 pub fn write_said(recorder: &Recorder, before: Option<u64>, said: &Event) -> bool {
     /// What comes in between may be about blocks of a framework's, which is nothing to the device.
     const TRIES: usize = 8;

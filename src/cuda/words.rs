@@ -1,13 +1,15 @@
 //! Names of ours that several loaded libraries define: which function each library means by one.
 //!
-//! A library's own function of CUDA's name, two versions of cuBLAS, a runtime that was brought along: all their users were bound to
-//! our one symbol. Who calls it tells them apart (`routes.rs`), but not always: a call at a function's end is a jump and comes
-//! from the function before, and an address that was put into a table is called from anywhere. So for such names, and only for
-//! those, the words that the loader has bound to us are sent where the loader would have sent them: to our door for a function
-//! of CUDA's, or to somebody else's function itself.
+//! A library's own function of CUDA's name, two versions of cuBLAS, a runtime that was brought
+//! along: all their users were bound to our one symbol. Who calls it tells them apart
+//! (`routes.rs`), but not always: a call at a function's end is a jump and comes from the function
+//! before, and an address that was put into a table is called from anywhere. So for such names, and
+//! only for those, the words that the loader has bound to us are sent where the loader would have
+//! sent them: to our door for a function of CUDA's, or to somebody else's function itself.
 //!
-//! That is looked at when the program begins and when libraries have come: at the next look-up by name, as for `deepbind.rs`,
-//! and when a caller is new. Most processes have no such name and pay for a look at each library's table of symbols.
+//! That is looked at when the program begins and when libraries have come: at the next look-up by
+//! name, as for `deepbind.rs`, and when a caller is new. Most processes have no such name and pay
+//! for a look at each library's table of symbols.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -18,7 +20,8 @@ use crate::libraries::loaded;
 use crate::libraries::scopes;
 use crate::os::locks::Turn;
 
-/// Libraries that have been looked at: how many the loader had loaded and unloaded by then, and how many it knew.
+/// Libraries that have been looked at: how many the loader had loaded and
+/// unloaded by then, and how many it knew.
 static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// Libraries that define a row's name: none, one of NVIDIA's, or more than that is enough for.
@@ -66,8 +69,8 @@ pub fn look(ours: &Hooks) {
     }
 }
 
-/// The loader is at work on a library, and what it has not done yet will have to be looked at again. A program may keep a library's
-/// tables writable, which looks the same: so not for ever.
+/// The loader is at work on a library, and what it has not done yet will have to be looked at
+/// again. A program may keep a library's tables writable, which looks the same: so not for ever.
 fn is_enough([loaded, unloaded]: [u64; 2]) -> bool {
     const LOOKS: u32 = 8;
     static OF: AtomicU64 = AtomicU64::new(0);
@@ -78,8 +81,8 @@ fn is_enough([loaded, unloaded]: [u64; 2]) -> bool {
     LEFT.fetch_sub(1, Ordering::Relaxed) == 1
 }
 
-/// Takes down who defines what, of the libraries from a place in the loader's list on. Says how many there are, and whether a
-/// name has come to mean several functions.
+/// Takes down who defines what, of the libraries from a place in the loader's list on. Says how
+/// many there are, and whether a name has come to mean several functions.
 fn define(from: usize) -> (usize, bool) {
     let mut is_changed = false;
     let count = loaded::visit_from(from, |path, tables| {
@@ -102,7 +105,8 @@ fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
     (1..ROWS).filter(|row| tables.symbol(ENTRY_POINTS[*row].symbol).is_some())
 }
 
-/// Words for names that mean several functions, as far as they are bound to us. Says, too, whether the loader has bound all.
+/// Words for names that mean several functions, as far as they are bound to us. Says,
+/// too, whether the loader has bound all.
 fn words(ours: &Hooks, from: usize) -> (Vec<Word>, bool) {
     let (mut found, mut are_bound) = (Vec::new(), true);
     let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
@@ -124,15 +128,15 @@ fn words(ours: &Hooks, from: usize) -> (Vec<Word>, bool) {
     (found, are_bound)
 }
 
-/// Does a call through this word come to us, or will it when the loader has bound it? What it does for a library that was opened
-/// so that its own come first can't be told from here.
+/// Does a call through this word come to us, or will it when the loader has bound it? What it does
+/// for a library that was opened so that its own come first can't be told from here.
 fn is_ours(ours: &Hooks, row: usize, word: &Binding, tables: &Tables) -> bool {
     let will_be = || loaded::is_own(ours[row].exported.0 as usize) && !scopes::DEEP.is_used();
     loaded::is_own(word.target()) || word.is_lazy && tables.contains(word.target()) && will_be()
 }
 
-/// Sends words where the loader would have sent them. It is asked before its list is gone through again, in which a library
-/// can't go away. Says whether all could be sent.
+/// Sends words where the loader would have sent them. It is asked before its list is gone through
+/// again, in which a library can't go away. Says whether all could be sent.
 fn send(ours: &Hooks, words: &[Word]) -> bool {
     let find = |all: &scopes::Libraries<'_>, word: &Word| {
         let row = &ENTRY_POINTS[word.row];

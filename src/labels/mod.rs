@@ -1,12 +1,14 @@
 //! What the program says it is doing: named ranges of each thread, carried by every event.
 //!
-//! A thread has one current label, a number; an event copies it, so a range costs nothing per event. Ranges come from
-//! the C functions (and through them from the Python package), from NVTX ([`nvtx`]), and from PyTorch's own
-//! `record_function`, all of which open and close on the same stack. Whoever has to hear of a thread's new label registers for
-//! that ([`listen`]). Names are kept in [`store`].
+//! A thread has one current label, a number; an event copies it, so a range costs nothing per
+//! event. Ranges come from the C functions (and through them from the Python package), from
+//! NVTX ([`nvtx`]), and from PyTorch's own `record_function`, all of which open and close on
+//! the same stack. Whoever has to hear of a thread's new label registers for that
+//! ([`listen`]). Names are kept in [`store`].
 //!
-//! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a name's first sight. A range
-//! that is closed on another thread than it was opened on is left alone there; on its own it ends with the one around it.
+//! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a
+//! name's first sight. A range that is closed on another thread than it was opened on is left alone
+//! there; on its own it ends with the one around it.
 
 pub mod nvtx;
 pub mod store;
@@ -21,7 +23,8 @@ use crate::record::activity::Work;
 use crate::record::guard;
 use crate::record::guard::event;
 
-/// Ranges of one thread that can be open at a time; those further inside are counted and change nothing.
+/// Ranges of one thread that can be open at a time; those further inside
+/// are counted and change nothing.
 const DEPTH: usize = 48;
 
 struct Open {
@@ -39,7 +42,8 @@ pub fn current() -> LabelId {
     guard::local(|local| local.label.get())
 }
 
-/// Makes this the calling thread's label and returns what it was before. What is no label changes nothing.
+/// Makes this the calling thread's label and returns what it was before.
+/// What is no label changes nothing.
 #[inline]
 pub fn enter(label: LabelId) -> LabelId {
     guard::local(|local| {
@@ -79,7 +83,8 @@ fn tell(local: &guard::Local, label: LabelId) {
     }
 }
 
-/// A range of the calling thread was opened or closed, which makes a difference inside a backward pass.
+/// A range of the calling thread was opened or closed, which makes a
+/// difference inside a backward pass.
 #[inline]
 fn opened_or_closed(local: &guard::Local) {
     if local.work.get() != Work::Forward {
@@ -119,8 +124,9 @@ fn unpair(words: u64) -> (LabelId, LabelId) {
     ((words >> 32) as LabelId, words as LabelId)
 }
 
-/// Opens a phase, and writes its beginning down. What a backward pass computes again belongs to that pass, and a phase
-/// inside itself is the same one. What an optimizer's step begins, by the closure that it was given, is no part of the step.
+/// Opens a phase, and writes its beginning down. What a backward pass computes again belongs to
+/// that pass, and a phase inside itself is the same one. What an optimizer's step begins, by the
+/// closure that it was given, is no part of the step.
 pub fn push_phase(name: &[u8]) -> u32 {
     let inside = |phase| store::existing().is_some_and(|s| s.is_inside(current(), phase));
     let again = inside(store::BACKWARD) || inside(name);
@@ -151,7 +157,8 @@ fn open(label: impl FnOnce(LabelId) -> LabelId) -> u32 {
     })
 }
 
-/// Closes the innermost range of this thread. Returns how many are still open; `None` if there was none.
+/// Closes the innermost range of this thread. Returns how many are still
+/// open; `None` if there was none.
 pub fn pop() -> Option<u32> {
     OPEN.with(|open| {
         let depth = open.depth.get().checked_sub(1)?;

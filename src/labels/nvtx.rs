@@ -1,13 +1,14 @@
 //! NVTX: the ranges that programs and libraries mark for NVIDIA's profilers.
 //!
-//! NVTX is a set of headers; each library that uses it has a copy, and at its first range it asks the library that
-//! `NVTX_INJECTION64_PATH` names to take part: it calls `InitializeInjectionNvtx2` there with a function that
-//! gives a table of its entry points, into which we put ours (NVTX's documented way for tools, `nvtxDetail/nvtxTypes.h`).
-//! `memtrace run` sets the variable to our library if nobody has set it: a profiler that wants NVTX for itself
-//! comes first.
+//! NVTX is a set of headers; each library that uses it has a copy, and at its first range it asks
+//! the library that `NVTX_INJECTION64_PATH` names to take part: it calls `InitializeInjectionNvtx2`
+//! there with a function that gives a table of its entry points, into which we put ours (NVTX's
+//! documented way for tools, `nvtxDetail/nvtxTypes.h`). `memtrace run` sets the variable to our
+//! library if nobody has set it: a profiler that wants NVTX for itself comes first.
 //!
-//! Push and pop ranges, of the default domain and of others, become ranges of the thread; marks become marks. Ranges
-//! by `nvtxRangeStart`, which may end on another thread, don't say what a thread is doing, and are left alone.
+//! Push and pop ranges, of the default domain and of others, become ranges of the thread; marks
+//! become marks. Ranges by `nvtxRangeStart`, which may end on another thread, don't say what a
+//! thread is doing, and are left alone.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -100,8 +101,8 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(
 
 unsafe fn fill(exports: &Exports, module: c_uint, ours: &[(usize, *const c_void)]) -> bool {
     let (mut table, mut length) = (std::ptr::null_mut(), 0);
-    // SAFETY: NVTX fills both and answers 1; each entry of the table leads to the function pointer that it calls
-    // through, or is null.
+    // SAFETY: NVTX fills both and answers 1; each entry of the table leads to the function
+    // pointer that it calls through, or is null.
     unsafe {
         if (exports.functions)(module, &raw mut table, &raw mut length) != 1 || table.is_null() {
             return false;
@@ -135,7 +136,8 @@ unsafe fn with_wide<T>(text: *const u32, f: impl FnOnce(&[u8]) -> T) -> T {
 }
 
 unsafe fn with_message<T>(attributes: *const Attributes, f: impl FnOnce(&[u8]) -> T) -> T {
-    // SAFETY: NVTX's callers hand in their record; what its message is, it says itself. A registered string is ours.
+    // SAFETY: NVTX's callers hand in their record; what its message is, it says
+    // itself. A registered string is ours.
     unsafe {
         match attributes.as_ref() {
             Some(a) if usize::from(a.size) >= size_of::<Attributes>() => match a.message_type {

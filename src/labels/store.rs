@@ -1,12 +1,14 @@
-//! The tree of labels: each (parent, sort, name) once, made by every thread at the same time without a lock.
+//! The tree of labels: each (parent, sort, name) once, made by every
+//! thread at the same time without a lock.
 //!
-//! It lives in memory of the process's own, because a program names what it does before its first CUDA call, when
-//! there is no black box yet, and because a forked child goes on inside the ranges that its parent was in. A black box
-//! has a copy, at the same positions: a new label is written into both, and a box that begins takes over all that is
-//! there. Whichever of the two comes second sees what the other did, so no label is missed.
+//! It lives in memory of the process's own, because a program names what it does before its first
+//! CUDA call, when there is no black box yet, and because a forked child goes on inside the ranges
+//! that its parent was in. A black box has a copy, at the same positions: a new label is written
+//! into both, and a box that begins takes over all that is there. Whichever of the two comes second
+//! sees what the other did, so no label is missed.
 //!
-//! A label is never forgotten. When there is no room, a range has no label of its own and stays in the one around it,
-//! which is true as far as it goes, and counted.
+//! A label is never forgotten. When there is no room, a range has no label of its own and stays in
+//! the one around it, which is true as far as it goes, and counted.
 
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::{LabelId, NO_LABEL};
@@ -216,8 +218,9 @@ impl Store {
         name
     }
 
-    /// The label that stands for the work that undoes what was done under `label`: the same, with the phase `backward` in
-    /// place of the one it was in. Remembered beside the label, so that it is worked out once.
+    /// The label that stands for the work that undoes what was done under `label`: the
+    /// same, with the phase `backward` in place of the one it was in. Remembered beside the
+    /// label, so that it is worked out once.
     pub fn backward_of(&self, label: LabelId) -> LabelId {
         let inside = |parent| self.intern(parent, Sort::Phase, BACKWARD).unwrap_or(parent);
         if label == NO_LABEL {
@@ -244,8 +247,8 @@ impl Store {
         }
     }
 
-    /// The label of a module that is called while `current` is: inside what the program named itself, beside the module
-    /// around it, whose full name says that it is inside.
+    /// The label of a module that is called while `current` is: inside what the program named
+    /// itself, beside the module around it, whose full name says that it is inside.
     pub fn module(&self, current: LabelId, name: &[u8]) -> LabelId {
         let mut parent = current;
         while parent != NO_LABEL && matches!(self.sort(parent), Sort::Module | Sort::Operator) {

@@ -1,12 +1,14 @@
 //! Which of NCCL's communicators a thread is at work for.
 //!
-//! NCCL takes its memory inside its own public functions, some of it in threads that it starts for the call and waits for.
-//! So the doors are those functions, and an allocation meanwhile is charged to the communicator whose call is under way:
-//! in this thread if there is one, or else in the process. If several are, nobody can tell, and that is what is recorded
-//! ([`ONE_OF_SEVERAL`]); what a thread of NCCL's takes on its own later belongs to no known one.
+//! NCCL takes its memory inside its own public functions, some of it in threads that it starts for
+//! the call and waits for. So the doors are those functions, and an allocation meanwhile is charged
+//! to the communicator whose call is under way: in this thread if there is one, or else in the
+//! process. If several are, nobody can tell, and that is what is recorded ([`ONE_OF_SEVERAL`]);
+//! what a thread of NCCL's takes on its own later belongs to no known one.
 //!
-//! Between `ncclGroupStart` and `ncclGroupEnd` calls are only put down, and everything happens in the last: it is at work
-//! for all of them. A communicator has a number from the moment when its making begins, because that is when most is taken.
+//! Between `ncclGroupStart` and `ncclGroupEnd` calls are only put down, and everything happens in
+//! the last: it is at work for all of them. A communicator has a number from the moment when its
+//! making begins, because that is when most is taken.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -183,7 +185,7 @@ fn joined(code: c_int, ranks: c_int, rank: c_int) {
     }
 }
 
-// --- what calls do: the roles of NCCL's rows -------------------------------------------------------------
+// --- what calls do: the roles of NCCL's rows -----------------------------------------------------
 
 /// A call that makes one communicator.
 pub unsafe fn makes(
@@ -222,7 +224,8 @@ pub unsafe fn makes_all(door: Door, out: Out, count: c_int, call: impl FnOnce() 
     code
 }
 
-/// Neither the number of the new one's ranks nor which one this is, is said by the call: 0 ranks are not known.
+/// Neither the number of the new one's ranks nor which one this is, is said
+/// by the call: 0 ranks are not known.
 pub unsafe fn splits(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
     if is_inside() {
         return call();
@@ -276,7 +279,8 @@ pub unsafe fn sends(_: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
     working(number, call)
 }
 
-/// NCCL's rows of the table of entry points: put behind those that stand there already, and handed on to the next macro of the list.
+/// NCCL's rows of the table of entry points: put behind those that stand there already, and
+/// handed on to the next macro of the list.
 macro_rules! rows {
     ([$next:ident $($later:ident)*] { $($before:tt)* }) => {
         $next! { [$($later)*] {

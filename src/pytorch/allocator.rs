@@ -1,17 +1,19 @@
 //! PyTorch's caching allocator, watched from outside while it stays in place.
 //!
-//! Three stable doors of `libc10_cuda.so` give its trace entry for entry (checked on PyTorch 2.6, 2.11 and
-//! 2.15 against its own recorder in the same process):
-//! - it reports every block it hands out or takes back to `c10::reportMemoryUsageToProfiler`, and every
-//!   failure to `c10::reportOutOfMemoryToProfiler`, through its PLT: with the block's address, its rounded
-//!   size and its device, under the device's lock, in the calling thread. We define these symbols;
-//! - slot 2 of the allocator's vtable is `allocate(size_t)` in every 2.x: it knows the size that was asked
-//!   for, and it is the place to take the stack, before any lock. We put our own function there, in a copy of
-//!   the table; the object itself stays;
-//! - its calls into the CUDA runtime are known by their return address ([`crate::pytorch::sites`]). An event it records belongs to the
-//!   block whose free it reports next: that free waits.
+//! Three stable doors of `libc10_cuda.so` give its trace entry for entry (checked on PyTorch 2.6,
+//! 2.11 and 2.15 against its own recorder in the same process):
+//! - it reports every block it hands out or takes back to `c10::reportMemoryUsageToProfiler`,
+//!   and every failure to `c10::reportOutOfMemoryToProfiler`, through its PLT: with the
+//!   block's address, its rounded size and its device, under the device's lock, in the
+//!   calling thread. We define these symbols;
+//! - slot 2 of the allocator's vtable is `allocate(size_t)` in every 2.x: it knows the size that
+//!   was asked for, and it is the place to take the stack, before any lock. We put our own function
+//!   there, in a copy of the table; the object itself stays;
+//! - its calls into the CUDA runtime are known by their return address ([`crate::pytorch::sites`]).
+//!   An event it records belongs to the block whose free it reports next: that free waits.
 //!
-//! Must never keep an exception from passing: an out-of-memory error is thrown through our `allocate`.
+//! Must never keep an exception from passing: an out-of-memory error is
+//! thrown through our `allocate`.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -38,8 +40,8 @@ use crate::stack::Site;
 /// Whether its doors are open.
 static ATTACHED: AtomicBool = AtomicBool::new(false);
 
-/// Does this return address lie in PyTorch's allocator library? The first time that it does, its doors are opened: it may be
-/// loaded long after the first CUDA call.
+/// Does this return address lie in PyTorch's allocator library? The first time that it does, its
+/// doors are opened: it may be loaded long after the first CUDA call.
 pub fn is_caller(address: usize) -> bool {
     let is_it = library::contains(address) || !library::is_known() && library::is_at(address);
     is_it && attach() && library::contains(address)
@@ -64,7 +66,7 @@ fn open() -> bool {
     true
 }
 
-// --- the request that is under way ---------------------------------------------------------------------
+// --- the request that is under way ---------------------------------------------------------------
 
 /// What PyTorch is about in this thread.
 #[derive(Clone, Copy)]
@@ -90,7 +92,7 @@ pub fn doing(recorder: &Recorder, local: &Local, device: i8) -> Doing {
     Doing { size: request.map_or(0, |r| r.size), stream, device, stack, pool: local.pool.get() }
 }
 
-// --- allocate(size_t) ----------------------------------------------------------------------------------
+// --- allocate(size_t) ----------------------------------------------------------------------------
 
 static REAL_ALLOCATE: Address = Address::new();
 static OUR_TABLE: Address = Address::new();
@@ -106,8 +108,8 @@ fn replace_allocate() {
     if at.is_null() {
         return;
     }
-    // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer. The object
-    // it points to begins with a vtable pointer; it is static and never freed.
+    // SAFETY: the symbol is an `std::atomic<CUDAAllocator*>`, which has the layout of a pointer.
+    // The object it points to begins with a vtable pointer; it is static and never freed.
     unsafe {
         let object = *at.cast::<*mut usize>();
         if object.is_null() || *object == OUR_TABLE.get() as usize {
@@ -123,7 +125,8 @@ fn replace_allocate() {
     }
 }
 
-/// Only the allocator that lives in `libc10_cuda.so` reports its blocks; a table elsewhere is somebody else's.
+/// Only the allocator that lives in `libc10_cuda.so` reports its blocks; a
+/// table elsewhere is somebody else's.
 unsafe fn is_native(table: usize) -> bool {
     // SAFETY: the caller vouches for the table.
     let allocate = unsafe { *(table as *const usize).add(ALLOCATE_SLOT) };
@@ -183,7 +186,8 @@ unsafe extern "C-unwind" fn allocate(
             local.pool.set(Pool::DEFAULT);
         });
         let _ended = Ended(local);
-        // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
+        // SAFETY: the address came from the slot that this function stands
+        // in; the arguments are the caller's.
         unsafe {
             let real: Allocate = std::mem::transmute(REAL_ALLOCATE.get());
             real(result, this, size)
@@ -191,13 +195,13 @@ unsafe extern "C-unwind" fn allocate(
     })
 }
 
-// --- reports -------------------------------------------------------------------------------------------
+// --- reports -------------------------------------------------------------------------------------
 
 /// `c10::Device` as it is passed: type in the low byte (1 is CUDA), index in the next.
 type Device = u16;
 
-/// `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, Device)`: a block handed out (`change`
-/// is its rounded size) or taken back (minus that).
+/// `c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t,
+/// Device)`: a block handed out (`change` is its rounded size) or taken back (minus that).
 ///
 /// # Safety
 /// Called by PyTorch's allocator.
@@ -233,7 +237,8 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
     forward_usage(addr, change, allocated, reserved, device);
 }
 
-/// Tells PyTorch's profiler of a block that was handed out (`change` is its size) or taken back (minus that).
+/// Tells PyTorch's profiler of a block that was handed out (`change` is
+/// its size) or taken back (minus that).
 pub fn tell_profiler(addr: u64, change: i64, allocated: usize, reserved: usize, device: i8) {
     let device = u16::from(device as u8) << 8 | CUDA;
     forward_usage(addr as *mut c_void, change, allocated, reserved, device);
@@ -346,15 +351,15 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
     }
 }
 
-// --- reservations of expandable segments ---------------------------------------------------------------
+// --- reservations of expandable segments ---------------------------------------------------------
 
 const RESERVATIONS: usize = 1024;
 static RESERVED: [[AtomicU64; 2]; RESERVATIONS] =
     [const { [const { AtomicU64::new(0) }; 2] }; RESERVATIONS];
 static RESERVED_LEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Remembers a range of reserved addresses. PyTorch makes a handful in the life of a process; a longer list
-/// forgets the oldest.
+/// Remembers a range of reserved addresses. PyTorch makes a handful in the life of a
+/// process; a longer list forgets the oldest.
 pub fn remember_reservation(addr: u64, size: u64) {
     let i = RESERVED_LEN.fetch_add(1, Ordering::Relaxed) % RESERVATIONS;
     RESERVED[i][1].store(size, Ordering::Relaxed);

@@ -1,14 +1,15 @@
 //! Which forward work a gradient belongs to: what a thread is at while a backward pass runs.
 //!
-//! A node of autograd's graph runs as a *backward function*, for which PyTorch calls us. It carries the number that it got when the forward
-//! operator made it, counted per thread. Each thread keeps a log of the numbers at which its label changed ([`label_log`]), so the label
-//! of the forward operator is found, exactly, on the thread that computes the gradient: no hook in Python, and no
-//! change to the graph.
+//! A node of autograd's graph runs as a *backward function*, for which PyTorch calls us. It
+//! carries the number that it got when the forward operator made it, counted per thread. Each
+//! thread keeps a log of the numbers at which its label changed ([`label_log`]), so the label of
+//! the forward operator is found, exactly, on the thread that computes the gradient: no hook in
+//! Python, and no change to the graph.
 //!
-//! The number and the forward thread of a `RecordFunction` lie at known places ([`super::names`]). An accumulation of a gradient has no
-//! number; it belongs to the node before it.
-//! Nodes run newest first, so what autograd itself allocates between two nodes (sums of gradients) is taken for the
-//! last one's.
+//! The number and the forward thread of a `RecordFunction` lie at known places
+//! ([`super::names`]). An accumulation of a gradient has no number; it belongs to the node before
+//! it. Nodes run newest first, so what autograd itself allocates between two nodes (sums of
+//! gradients) is taken for the last one's.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -55,7 +56,8 @@ pub fn in_backward() -> bool {
     BACKWARD_OF.with(|backward| backward.depth.get() > 0)
 }
 
-/// Nodes of one thread that run inside each other (checkpoints run a whole backward pass inside one).
+/// Nodes of one thread that run inside each other (checkpoints run a whole
+/// backward pass inside one).
 const NESTED: usize = 16;
 
 struct Backward {
@@ -90,7 +92,8 @@ thread_local! {
 }
 
 impl Backward {
-    /// Does this thread do nothing but run nodes? Then what comes between two of them belongs to the first.
+    /// Does this thread do nothing but run nodes? Then what comes between
+    /// two of them belongs to the first.
     fn is_worker(&self) -> bool {
         if self.worker.get() == UNKNOWN {
             let mut name = [0_u8; 16];
@@ -173,7 +176,7 @@ pub unsafe extern "C" fn ends(_: *const u8, _: *mut c_void) {
     });
 }
 
-// --- the log of a thread -----------------------------------------------------------------------------------
+// --- the log of a thread -------------------------------------------------------------------------
 
 /// The calling thread has another label now: nodes that are made from here on are made under it.
 #[inline]

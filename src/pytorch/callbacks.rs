@@ -1,7 +1,8 @@
-//! What PyTorch calls us for, whenever it is there: `record_function` ranges and backward functions.
+//! What PyTorch calls us for, whenever it is there: `record_function`
+//! ranges and backward functions.
 //!
-//! *User scopes* (`torch.profiler.record_function`, and PyTorch's own: optimizer steps, DDP, FSDP) become ranges;
-//! *backward functions* are [`backward`]'s.
+//! *User scopes* (`torch.profiler.record_function`, and PyTorch's own: optimizer steps, DDP, FSDP)
+//! become ranges; *backward functions* are [`backward`]'s.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +46,8 @@ unsafe extern "C" fn user_begins(
     }
 }
 
-/// PyTorch's optimizers name their work `Optimizer.step#AdamW.step`, its wrappers of models `….forward`, in every 2.x.
+/// PyTorch's optimizers name their work `Optimizer.step#AdamW.step`, its wrappers
+/// of models `….forward`, in every 2.x.
 fn phase(name: &[u8]) -> Option<&'static [u8]> {
     match name {
         b"DistributedDataParallel.forward" | b"FullyShardedDataParallel.forward" => {

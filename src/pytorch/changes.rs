@@ -1,9 +1,10 @@
-//! Everything that changes what is allocated, in order, with what the thread was doing: for `memtrace.MemTracker` and
-//! `memtrace.Tracer`.
+//! Everything that changes what is allocated, in order, with what the thread was doing: for
+//! `memtrace.MemTracker` and `memtrace.Tracer`.
 //!
-//! Four words for each block that PyTorch's allocator hands out or takes back, and for each change of a thread's label, while
-//! a tracker asks. What a block is *for* is worked out by the reader, from tensors that it knows; what the thread was
-//! doing when it asked for it is said here, because nobody can say it later.
+//! Four words for each block that PyTorch's allocator hands out or takes back, and for each
+//! change of a thread's label, while a tracker asks. What a block is *for* is worked out by the
+//! reader, from tensors that it knows; what the thread was doing when it asked for it is said
+//! here, because nobody can say it later.
 
 use std::sync::atomic::Ordering;
 
@@ -14,8 +15,8 @@ use crate::pytorch::journal::Journal;
 use crate::pytorch::operators;
 use crate::record::guard::{self, Local};
 
-/// Words of a record: sort, work (from bit 4), device (bit 8), thread (bit 16) and label (bit 40); address; bytes; the operator
-/// ([`operators::inside`]). So two of them are a line of the cache.
+/// Words of a record: sort, work (from bit 4), device (bit 8), thread (bit 16) and label (bit 40);
+/// address; bytes; the operator ([`operators::inside`]). So two of them are a line of the cache.
 pub const WORDS: usize = 4;
 
 /// A block was handed out.
@@ -79,7 +80,8 @@ pub fn label(local: &Local) {
     }
 }
 
-/// The calling thread hands cuBLAS this workspace, which it has done before unless it took the block just now.
+/// The calling thread hands cuBLAS this workspace, which it has done
+/// before unless it took the block just now.
 #[inline]
 pub fn workspace(addr: u64) {
     if asked() && addr != 0 {

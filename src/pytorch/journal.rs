@@ -1,9 +1,12 @@
-//! Records of a fixed number of words, written by all threads side by side, read from Python: what trackers ask for.
+//! Records of a fixed number of words, written by all threads side by side, read
+//! from Python: what trackers ask for.
 //!
-//! They fill pieces of memory that are mapped as they are needed, in a circle, so nobody takes a lock. A reader gives pieces
-//! back when it has read them, and their memory goes back to the system. What finds no room, because nobody has read for four million
-//! records, is counted and not kept. Records have numbers that go on for the life of the process: a reader begins
-//! at the number that is next, and stops at a record that is just being written: its first word is written last and is never zero.
+//! They fill pieces of memory that are mapped as they are needed, in a circle, so nobody takes
+//! a lock. A reader gives pieces back when it has read them, and their memory goes back to the
+//! system. What finds no room, because nobody has read for four million records, is counted
+//! and not kept. Records have numbers that go on for the life of the process: a reader begins
+//! at the number that is next, and stops at a record that is just being written: its first
+//! word is written last and is never zero.
 
 use crate::os::sync::{
     AtomicPtr, AtomicU64, Ordering, atomics, constant, give_back, prefetch, zeroed_huge_words,
@@ -76,7 +79,8 @@ impl<const WORDS: usize> Journal<WORDS> {
         self.place(number, false)
     }
 
-    /// Copies records, from the one of this number on, up to the first that isn't there; returns how many words they are.
+    /// Copies records, from the one of this number on, up to the first that isn't
+    /// there; returns how many words they are.
     pub fn read(&self, from: u64, into: &mut [u64]) -> usize {
         let mut words = 0;
         let upto = self.taken.load(Ordering::Acquire);

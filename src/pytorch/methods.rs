@@ -1,8 +1,8 @@
 //! The functions in the table of one of PyTorch's allocators, by name.
 //!
-//! But for the first three, a function's place in the table moves from release to release. So it is found by its
-//! name: the wheels' `libc10_cuda.so` has its symbol table. Where it hasn't, these doors stay closed, and that is
-//! said once.
+//! But for the first three, a function's place in the table moves from release to release. So it is
+//! found by its name: the wheels' `libc10_cuda.so` has its symbol table. Where it hasn't, these
+//! doors stay closed, and that is said once.
 
 use std::ffi::{OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -18,7 +18,8 @@ use crate::pytorch::names::{CLASS, LEADING, SLOTS};
 /// `c10::Allocator::allocate`: hidden pointer to the result, this, size.
 pub type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
 
-/// `c10::DataPtr`: the address, what gives it back, a context, a device (type and index, a byte each).
+/// `c10::DataPtr`: the address, what gives it back, a context, a device
+/// (type and index, a byte each).
 #[repr(C)]
 pub struct DataPtr {
     /// The address.
@@ -82,7 +83,8 @@ impl<'a> Methods<'a> {
         self.names.iter().find(|(_, name)| is_it(name)).map(|(f, _)| *f)
     }
 
-    /// Puts `ours` where the function of this name is; `keep` is told of the real one before anybody can call ours.
+    /// Puts `ours` where the function of this name is; `keep` is told of the
+    /// real one before anybody can call ours.
     pub fn replace(&mut self, method: &str, ours: *const (), keep: impl FnOnce(usize)) {
         if let Some(real) = self.find(method)
             && let Some(slot) = self.slots.iter_mut().find(|f| **f == real)

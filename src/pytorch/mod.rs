@@ -1,7 +1,8 @@
-//! PyTorch, watched from outside while it stays as it is: its allocators, its streams and captures, its settings, its
-//! operators and backward passes.
+//! PyTorch, watched from outside while it stays as it is: its allocators, its streams and captures,
+//! its settings, its operators and backward passes.
 //!
-//! [`names`] is what is known of it; [`allocator`] is where its blocks are seen, [`callbacks`] where it says what it is doing.
+//! [`names`] is what is known of it; [`allocator`] is where its blocks are seen,
+//! [`callbacks`] where it says what it is doing.
 
 pub mod allocator;
 pub mod backward;

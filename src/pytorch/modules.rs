@@ -1,16 +1,20 @@
-//! Which module is called, seen where PyTorch calls it: for `memtrace.watch`, without hooks on modules.
+//! Which module is called, seen where PyTorch calls it: for
+//! `memtrace.watch`, without hooks on modules.
 //!
-//! A hook makes every call of its module take the long way through `torch.nn.Module`, several microseconds of Python. But
-//! each call also asks for a compiled form of the module, an attribute that the class `Module` answers with `None`. While
-//! something is watched, the class answers with a function of the Python package's, which does nothing but go on with the
-//! call; and Python calls that function here, by [`called`]: if the module has a name, its range is opened first.
+//! A hook makes every call of its module take the long way through `torch.nn.Module`, several
+//! microseconds of Python. But each call also asks for a compiled form of the module, an attribute
+//! that the class `Module` answers with `None`. While something is watched, the class answers with
+//! a function of the Python package's, which does nothing but go on with the call; and Python calls
+//! that function here, by [`called`]: if the module has a name, its range is opened first.
 //!
-//! It runs with the interpreter's lock held, keeps the caller's references, and hands through what the call returns, an
-//! exception (null) included. Names are added and taken away under the same lock, so nobody waits.
+//! It runs with the interpreter's lock held, keeps the caller's references, and hands
+//! through what the call returns, an exception (null) included. Names are added and taken
+//! away under the same lock, so nobody waits.
 //!
-//! Facts it rests on, from Python's documentation: a function that is called by the protocol *vectorcall* gets itself, its
-//! arguments, how many are positional (with a flag in the highest bit), and a tuple of the names of the others (or null);
-//! `PyObject_VectorcallMethod` takes the same with a method's name, and the object first.
+//! Facts it rests on, from Python's documentation: a function that is called by the protocol
+//! *vectorcall* gets itself, its arguments, how many are positional (with a flag in the highest
+//! bit), and a tuple of the names of the others (or null); `PyObject_VectorcallMethod` takes the
+//! same with a method's name, and the object first.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -122,7 +126,8 @@ pub unsafe extern "C-unwind" fn called(
     keywords: Object,
 ) -> Object {
     let method = METHOD.load(Ordering::Relaxed);
-    // SAFETY: `begin` was given this function of Python's; the references are the caller's and outlive the call.
+    // SAFETY: `begin` was given this function of Python's; the references
+    // are the caller's and outlive the call.
     unsafe {
         let call = std::mem::transmute::<*mut c_void, Call>(CALL.load(Ordering::Acquire));
         if count & !FLAG == 0 {

@@ -1,17 +1,20 @@
 //! What was in use after each operator, while somebody asks: for `memtrace.MemoryTracker`.
 //!
-//! An operator leaves a record: which one, how deep inside others it ran, on which thread, and what the allocator had when it
-//! was done. Most are seen as they begin ([`crate::pytorch::quick`]); for the others, and where that is not possible, there are two of
-//! PyTorch's callbacks (scope *function*, see [`crate::pytorch::record_functions`]). Either only while a tracker runs, so an operator costs nothing in between. Nobody decides here which of them a
-//! reader wants to see; that is worked out afterwards, from the records of all.
+//! An operator leaves a record: which one, how deep inside others it ran, on which thread, and what
+//! the allocator had when it was done. Most are seen as they begin ([`crate::pytorch::quick`]); for
+//! the others, and where that is not possible, there are two of PyTorch's callbacks (scope
+//! *function*, see [`crate::pytorch::record_functions`]). Either only while a tracker runs, so an
+//! operator costs nothing in between. Nobody decides here which of them a reader wants to see; that
+//! is worked out afterwards, from the records of all.
 //!
-//! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor` does), says so by a bit,
-//! and so does one that an exception ended;
-//! `record_function` ranges, which PyTorch does not report as operators, are written as those that they are.
+//! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor`
+//! does), says so by a bit, and so does one that an exception ended; `record_function` ranges,
+//! which PyTorch does not report as operators, are written as those that they are.
 //!
-//! Facts it rests on, checked for each record before use: the operator's schema is what the second kind of name of a
-//! `RecordFunction` leads to, at [`FUNCTION_AT`], and it begins with two strings, the name and the overload. If the
-//! first is not the one that PyTorch itself says is the name, the overload counts as unknown.
+//! Facts it rests on, checked for each record before use: the operator's schema is what the second
+//! kind of name of a `RecordFunction` leads to, at [`FUNCTION_AT`], and it begins with two
+//! strings, the name and the overload. If the first is not the one that PyTorch itself says is the
+//! name, the overload counts as unknown.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -56,7 +59,8 @@ static EXCEPTIONS: Address = Address::new();
 type Exceptions = unsafe extern "C" fn() -> c_int;
 type IsExcluded = unsafe extern "C" fn(u16) -> bool;
 
-/// Gets ready. `modes` is the dispatch key of dispatch modes, the others those that [`quick`] needs.
+/// Gets ready. `modes` is the dispatch key of dispatch modes, the others
+/// those that [`quick`] needs.
 pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     stop();
     MODULE.store(0, Ordering::Relaxed);
@@ -71,8 +75,8 @@ pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     quick::begin(below, views, autocast, begins, ends);
 }
 
-/// Begins, when an operator has run since [`prepare`]. Says how operators are seen; [`NOT`] if PyTorch is not in this process, or
-/// not one whose callbacks we know.
+/// Begins, when an operator has run since [`prepare`]. Says how operators are seen; [`NOT`] if
+/// PyTorch is not in this process, or not one whose callbacks we know.
 pub fn start() -> u32 {
     if quick::end_of_trial() {
         RUNNING.store(true, Ordering::Release);
@@ -169,7 +173,8 @@ pub fn range(begins: bool) {
 fn shut_out() -> bool {
     let asked = IS_EXCLUDED.get();
     let modes = MODES.load(Ordering::Relaxed) as u16;
-    // SAFETY: libc10 exports this name with this signature, of an enumeration of 16 bits, in 2.6 to 2.15.
+    // SAFETY: libc10 exports this name with this signature, of an
+    // enumeration of 16 bits, in 2.6 to 2.15.
     !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, IsExcluded>(asked)(modes) }
 }
 
@@ -180,13 +185,16 @@ fn failed() -> bool {
     !asked.is_null() && unsafe { std::mem::transmute::<*mut c_void, Exceptions>(asked)() } > 0
 }
 
-/// In the word of [`inside`]: the record of this number is that of an operator which began last, and is not done.
+/// In the word of [`inside`]: the record of this number is that of an
+/// operator which began last, and is not done.
 const BEGUN: u64 = 1 << 15;
 
-/// What operator the calling thread is in, for a record of something else: how many are open that leave their records as they end
-/// (15 bits), [`BEGUN`], the thread's number (from bit 16), and the number of a record (from bit 32). Of the records from there on with
-/// this thread's number, the first of each smaller depth is of an operator that is open now. The innermost is the one of that number itself,
-/// if it was seen as it began; else the number is that of the next record. 0 outside operators, or if nobody asks for them.
+/// What operator the calling thread is in, for a record of something else: how many are open that
+/// leave their records as they end (15 bits), [`BEGUN`], the thread's number (from bit 16), and the
+/// number of a record (from bit 32). Of the records from there on with this thread's number, the
+/// first of each smaller depth is of an operator that is open now. The innermost is the one of that
+/// number itself, if it was seen as it began; else the number is that of the next record. 0 outside
+/// operators, or if nobody asks for them.
 #[inline]
 pub fn inside(local: &Local) -> u64 {
     if !RUNNING.load(Ordering::Relaxed) {
@@ -274,7 +282,7 @@ unsafe fn schema(function: *const u8) -> Option<*const u8> {
     }
 }
 
-// --- the names of operators -----------------------------------------------------------------------------------
+// --- the names of operators ----------------------------------------------------------------------
 
 const SLOTS: usize = 1 << 13;
 /// Schema, and the label that has the operator's name.
@@ -301,7 +309,8 @@ fn known(schema: *const u8) -> Option<LabelId> {
     None
 }
 
-/// Names an operator as PyTorch's Python side does: `aten::add.Tensor`, and `aten::relu.default` without an overload.
+/// Names an operator as PyTorch's Python side does: `aten::add.Tensor`, and
+/// `aten::relu.default` without an overload.
 #[cold]
 unsafe fn learn(schema: *const u8, function: *const u8) -> LabelId {
     // SAFETY: the caller has a `RecordFunction` and its schema.

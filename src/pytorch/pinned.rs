@@ -1,15 +1,18 @@
 //! PyTorch's allocator of page-locked host memory: what was asked of it.
 //!
-//! It rounds requests up, to powers of two mostly, and keeps what it is given back; so the driver is asked for 32 GiB where
-//! the program wanted 20, and doesn't hear of a block that is handed out a second time. What was asked for is known in
-//! `allocate(size_t)`, slot 2 of the allocator's table as of every `c10::Allocator`'s in every 2.x, and its end by
-//! the function that the `c10::DataPtr` it returns is deleted with, which we put our own in front of.
+//! It rounds requests up, to powers of two mostly, and keeps what it is given back; so the driver
+//! is asked for 32 GiB where the program wanted 20, and doesn't hear of a block that is handed out
+//! a second time. What was asked for is known in `allocate(size_t)`, slot 2 of the allocator's
+//! table as of every `c10::Allocator`'s in every 2.x, and its end by the function that the
+//! `c10::DataPtr` it returns is deleted with, which we put our own in front of.
 //!
-//! Whoever wants the allocator asks a function for it, `at::getHostAllocator` or, up to PyTorch 2.7,
-//! `at::cuda::getCachingHostAllocator`; we define both, hand on the real answer, and see to its table. So nothing is
-//! asked of PyTorch that the program doesn't ask itself. (Checked on PyTorch 2.6, 2.11 and 2.15.)
+//! Whoever wants the allocator asks a function for it, `at::getHostAllocator` or, up to
+//! PyTorch 2.7, `at::cuda::getCachingHostAllocator`; we define both, hand on the real answer,
+//! and see to its table. So nothing is asked of PyTorch that the program doesn't ask itself.
+//! (Checked on PyTorch 2.6, 2.11 and 2.15.)
 //!
-//! Must never keep an exception from passing: a failure to allocate is thrown through our `allocate`.
+//! Must never keep an exception from passing: a failure to allocate is
+//! thrown through our `allocate`.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -55,7 +58,8 @@ pub unsafe extern "C-unwind" fn get_host_allocator(device: i8) -> *mut c_void {
     let Some(real) = REAL.find_anywhere(name.text, name.library) else {
         return std::ptr::null_mut();
     };
-    // SAFETY: exported by libtorch_cpu under this name with this signature since 2.8; a `c10::DeviceType` is a byte.
+    // SAFETY: exported by libtorch_cpu under this name with this signature since
+    // 2.8; a `c10::DeviceType` is a byte.
     let found = unsafe {
         let real: unsafe extern "C-unwind" fn(i8) -> *mut c_void = std::mem::transmute(real);
         real(device)
@@ -89,7 +93,8 @@ pub unsafe extern "C-unwind" fn get_caching_host_allocator() -> *mut c_void {
 /// Puts our `allocate` into the table of this allocator, unless it is there already.
 fn watch(allocator: *mut c_void) {
     let object = allocator.cast::<usize>();
-    // SAFETY: an object that PyTorch has just answered with; it begins with the pointer to its table, and lives for ever.
+    // SAFETY: an object that PyTorch has just answered with; it begins with the
+    // pointer to its table, and lives for ever.
     if object.is_null() || unsafe { *object } == OUR_TABLE.get() as usize {
         return;
     }
@@ -133,7 +138,8 @@ unsafe extern "C-unwind" fn allocate(
 ) -> *mut c_void {
     ASKED.set(true);
     let ended = Ended;
-    // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
+    // SAFETY: the address came from the slot that this function stands in;
+    // the arguments are the caller's.
     let returned = unsafe {
         let real: Allocate = std::mem::transmute(REAL_ALLOCATE.get());
         real(result, this, size)
@@ -178,7 +184,8 @@ unsafe extern "C-unwind" fn delete(block: *mut c_void) {
             ..event(local, Kind::FreeRequested, Layer::Host)
         });
     });
-    // SAFETY: PyTorch's own function, of the type that a `c10::DataPtr` keeps, and the block that it was kept with.
+    // SAFETY: PyTorch's own function, of the type that a `c10::DataPtr` keeps,
+    // and the block that it was kept with.
     unsafe {
         let real: Delete = std::mem::transmute(REAL_DELETE.get());
         real(block);

@@ -1,14 +1,15 @@
 //! From which of its pools PyTorch's allocator serves a request.
 //!
 //! A program sends allocations into a private pool (a CUDA graph's, or a `MemPool` of its own) by
-//! `beginAllocateToPool(device, pool, filter)`; from then on the allocator asks the filter, a `std::function<bool(stream)>`,
-//! at every request whether that pool is meant. So we put our own function into that slot of the allocator's table, and
-//! hand on a filter of ours that asks the real one and remembers a yes, for the request that is under way in
-//! this thread. The allocator itself does the asking, when and as often as it would without us.
+//! `beginAllocateToPool(device, pool, filter)`; from then on the allocator asks the filter, a
+//! `std::function<bool(stream)>`, at every request whether that pool is meant. So we put our own
+//! function into that slot of the allocator's table, and hand on a filter of ours that asks the
+//! real one and remembers a yes, for the request that is under way in this thread. The allocator
+//! itself does the asking, when and as often as it would without us.
 //!
-//! `std::function` is libstdc++'s, whose layout is part of its stable ABI: two words of storage, a manager (what it is
-//! asked to do: 0 the type, 1 the functor, 2 copy, 3 destroy), an invoker. An exception of the real filter passes
-//! through.
+//! `std::function` is libstdc++'s, whose layout is part of its stable ABI: two words of storage, a
+//! manager (what it is asked to do: 0 the type, 1 the functor, 2 copy, 3 destroy), an invoker. An
+//! exception of the real filter passes through.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -69,7 +70,8 @@ impl Function {
 impl Drop for Function {
     fn drop(&mut self) {
         if let Some(manage) = self.manage {
-            // SAFETY: the function is alive, and not used afterwards. One that was moved from has no manager.
+            // SAFETY: the function is alive, and not used afterwards. One
+            // that was moved from has no manager.
             unsafe { manage(&raw mut self.storage, &raw const self.storage, DESTROY) };
         }
     }
@@ -83,8 +85,8 @@ struct Filter {
 }
 
 unsafe extern "C-unwind" fn invoke(storage: *const Storage, stream: *mut c_void) -> bool {
-    // SAFETY: only our own functions have this invoker, and their storage begins with a live filter; the real
-    // filter is called as its caller would have called it.
+    // SAFETY: only our own functions have this invoker, and their storage begins with a live
+    // filter; the real filter is called as its caller would have called it.
     unsafe {
         let filter = &*((*storage)[0] as *const Filter);
         let Some(real) = filter.real.invoke else { return false };
@@ -97,8 +99,8 @@ unsafe extern "C-unwind" fn invoke(storage: *const Storage, stream: *mut c_void)
 }
 
 unsafe extern "C-unwind" fn manage(to: *mut Storage, from: *const Storage, what: c_int) -> bool {
-    // SAFETY: only our own functions have this manager, and their storage begins with a live filter, which lives as long
-    // as one of them.
+    // SAFETY: only our own functions have this manager, and their storage begins with a live
+    // filter, which lives as long as one of them.
     unsafe {
         let filter = (*from)[0] as *mut Filter;
         match what {
@@ -131,8 +133,8 @@ unsafe extern "C-unwind" fn begin(
     second: u64,
     filter: *mut Function,
 ) {
-    // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's, or a filter
-    // that answers as the caller's does.
+    // SAFETY: the address came from the slot that this function stands in; the arguments are the
+    // caller's, or a filter that answers as the caller's does.
     unsafe {
         let real: Begin = std::mem::transmute(REAL_BEGIN.get());
         let Some(copy) = Function::copy(filter) else {

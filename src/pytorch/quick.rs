@@ -1,23 +1,31 @@
-//! Operators seen as they begin, without PyTorch's own callbacks: for [`crate::pytorch::operators`].
+//! Operators seen as they begin, without PyTorch's own callbacks: for
+//! [`crate::pytorch::operators`].
 //!
-//! A callback for operators costs a training step of pure dispatch 12 to 15 %, even one that does nothing: PyTorch takes a slower
-//! path, with a `RecordFunction` for each operator. But before each operator its dispatcher asks
-//! `at::getStepCallbacksUnlessEmpty` whether anybody wants to know, a function of `libtorch_cpu`'s that is called through its
-//! table of symbols, so a preloaded library answers: this one, with a jump to the real one as long as nobody tracks. The caller's
-//! return address says which operator it is (`at::_ops::add_Tensor::call`), and "nobody wants to know" is the answer.
+//! A callback for operators costs a training step of pure dispatch 12 to 15 %, even one that
+//! does nothing: PyTorch takes a slower path, with a `RecordFunction` for each operator. But
+//! before each operator its dispatcher asks `at::getStepCallbacksUnlessEmpty` whether anybody
+//! wants to know, a function of `libtorch_cpu`'s that is called through its table of symbols, so
+//! a preloaded library answers: this one, with a jump to the real one as long as nobody tracks.
+//! The caller's return address says which operator it is (`at::_ops::add_Tensor::call`), and
+//! "nobody wants to know" is the answer.
 //!
-//! What remains is to know when an operator is done. Most have an autograd kernel, which shuts autograd out of the thread while the
-//! work is done (`AutoDispatchBelowAutograd`), so one word of the thread says it: what libtorch begins while autograd is shut out is
-//! inside an operator and nobody's business (PyTorch's Python functions shut autograd out, too, around operators that make tensors; so the
-//! caller's caller tells, found once for each operator by a walk of the stack), and what is allocated or freed then belongs to the one that began last, whose record is
-//! brought up to date ([`event`]) and named for who asks what a block was for ([`current`]). Operators that are made of others say nothing; the others do. All else goes PyTorch's way,
-//! with a `RecordFunction`, begin and end: operators without such a kernel, those that are called by other ways, and whatever
-//! runs while the thread is in an unusual state: under a dispatch mode, in inference mode, under hooks on saved tensors (a
-//! checkpoint stops its recomputation by an exception from one).
+//! What remains is to know when an operator is done. Most have an autograd kernel, which shuts
+//! autograd out of the thread while the work is done (`AutoDispatchBelowAutograd`), so one word
+//! of the thread says it: what libtorch begins while autograd is shut out is inside an operator
+//! and nobody's business (PyTorch's Python functions shut autograd out, too, around operators
+//! that make tensors; so the caller's caller tells, found once for each operator by a walk of
+//! the stack), and what is allocated or freed then belongs to the one that began last, whose
+//! record is brought up to date ([`event`]) and named for who asks what a block was for
+//! ([`current`]). Operators that are made of others say nothing; the others do. All else goes
+//! PyTorch's way, with a `RecordFunction`, begin and end: operators without such a kernel, those
+//! that are called by other ways, and whatever runs while the thread is in an unusual state:
+//! under a dispatch mode, in inference mode, under hooks on saved tensors (a checkpoint stops
+//! its recomputation by an exception from one).
 //!
-//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15, and tried on the running one by [`begin`] before
-//! anything relies on them: the layout of `at::StepCallbacks`; `c10::impl::raw_local_dispatch_key_set` is two words, included and
-//! excluded keys, zero in a thread's usual state; `SavedTensorDefaultHooks`' state begins with a stack in a `std::deque`.
+//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15, and tried on the
+//! running one by [`begin`] before anything relies on them: the layout of `at::StepCallbacks`;
+//! `c10::impl::raw_local_dispatch_key_set` is two words, included and excluded keys, zero in a
+//! thread's usual state; `SavedTensorDefaultHooks`' state begins with a stack in a `std::deque`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -82,14 +90,16 @@ const GUARDED: u64 = 2;
 const CASTS: u64 = 4;
 /// Nothing is known of it.
 const EXACT: u64 = 8;
-/// Above a kind: how many words lie between the return addresses of its function's call and of its caller's; 0: unknown.
+/// Above a kind: how many words lie between the return addresses of its function's
+/// call and of its caller's; 0: unknown.
 const DISTANCE_AT: u32 = 4;
 
 /// Operators by the name of their C++ structure: as Python names them, and their kind.
 static OPERATORS: ForkLock<Option<Operators>> = ForkLock::new(None);
 type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
 
-/// `at::getStepCallbacksUnlessEmpty`: a jump, with the return address and where it lies where no argument is.
+/// `at::getStepCallbacksUnlessEmpty`: a jump, with the return address and
+/// where it lies where no argument is.
 ///
 /// # Safety
 /// Called by PyTorch's dispatcher.
@@ -143,7 +153,8 @@ unsafe extern "C-unwind" fn nobody(
     result
 }
 
-/// What is to be known of operators: a line for each, the name of its structure, its own, and its kind, with tabs between.
+/// What is to be known of operators: a line for each, the name of its structure, its
+/// own, and its kind, with tabs between.
 pub fn learn(text: &[u8]) {
     let mut known = HashMap::new();
     for line in text.split(|b| *b == b'\n') {
@@ -160,8 +171,8 @@ pub fn learn(text: &[u8]) {
     }
 }
 
-/// Opens the door on trial: [`end_of_trial`] says whether PyTorch comes through it. `below` are the keys that are excluded
-/// below autograd, `views` those that are beside it.
+/// Opens the door on trial: [`end_of_trial`] says whether PyTorch comes through it. `below` are the
+/// keys that are excluded below autograd, `views` those that are beside it.
 pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
     BELOW.store(below, Ordering::Relaxed);
     VIEWS.store(views, Ordering::Relaxed);
@@ -207,7 +218,8 @@ unsafe extern "C-unwind" fn trial(
 
 unsafe fn real(result: *mut Answer, scope: u8) -> *mut Answer {
     let real = REAL.get();
-    // SAFETY: the function of this name has this signature but for the last arguments, which it doesn't look at.
+    // SAFETY: the function of this name has this signature but for the last
+    // arguments, which it doesn't look at.
     unsafe { std::mem::transmute::<*mut c_void, Ask>(real)(result, scope, 0, std::ptr::null()) }
 }
 
@@ -219,7 +231,8 @@ fn ours() -> Pair {
 fn trusted(start: Start, end: End) -> bool {
     let Some(handle) = record_functions::add(names::OPERATOR, start, end) else { return false };
     let (mut theirs, mut own) = (Answer::empty(), Answer::empty());
-    // SAFETY: both have room for an answer. Whoever else tracks makes theirs longer, and it is not trusted.
+    // SAFETY: both have room for an answer. Whoever else tracks makes
+    // theirs longer, and it is not trusted.
     unsafe {
         real(&raw mut theirs, names::OPERATOR as u8);
         want(&raw mut own);
@@ -367,7 +380,8 @@ impl Begun {
     #[inline]
     fn is_hooked(&self) -> bool {
         let hooks = self.hooks.get();
-        // SAFETY: null, or the thread's state, which begins with a deque: map, size, and two iterators of four words.
+        // SAFETY: null, or the thread's state, which begins with a deque: map,
+        // size, and two iterators of four words.
         hooks.is_null() || unsafe { *hooks.add(2) != *hooks.add(6) }
     }
 
@@ -387,7 +401,7 @@ impl Begun {
     }
 }
 
-// --- which operator a return address belongs to ----------------------------------------------------------------------
+// --- which operator a return address belongs to --------------------------------------------------
 
 const SLOTS: usize = 1 << 14;
 const PROBES: usize = 32;
@@ -436,8 +450,8 @@ fn find_out(caller: usize) -> (u64, LabelId) {
     (kind, label)
 }
 
-/// Words from the return address of the call that is under way there to that of the function which made it. A frame's stack
-/// begins after the return address into it.
+/// Words from the return address of the call that is under way there to that of the function which
+/// made it. A frame's stack begins after the return address into it.
 fn distance(caller: usize) -> u64 {
     let (mut at, mut bytes) = (0_u64, 0);
     native::each_frame(&mut |frame| {

@@ -1,11 +1,13 @@
-//! The callbacks that PyTorch offers around everything it calls a *record function* (`ATen/record_function.h`).
+//! The callbacks that PyTorch offers around everything it calls a *record
+//! function* (`ATen/record_function.h`).
 //!
-//! They are kept per scope, so that operators, which are most of them, cost nothing when only other scopes are asked for. Here is
-//! how one asks, and how a `RecordFunction` is read; who asks is [`super::callbacks`] and [`super::operators`].
+//! They are kept per scope, so that operators, which are most of them, cost nothing when only other
+//! scopes are asked for. Here is how one asks, and how a `RecordFunction` is read; who asks is
+//! [`super::callbacks`] and [`super::operators`].
 //!
-//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15: the callback is a 40-byte record passed by
-//! value; a start callback returns a `unique_ptr` through a hidden pointer; what is read of a `RecordFunction` lies at known
-//! places ([`names`]).
+//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15: the callback is a
+//! 40-byte record passed by value; a start callback returns a `unique_ptr` through a hidden
+//! pointer; what is read of a `RecordFunction` lies at known places ([`names`]).
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
@@ -86,15 +88,16 @@ impl Callback {
     }
 }
 
-/// Has PyTorch call us around every function of this scope. Returns what [`remove`] takes; `None` if that is not there.
+/// Has PyTorch call us around every function of this scope. Returns what [`remove`]
+/// takes; `None` if that is not there.
 pub fn add(scope: usize, start: Start, end: End) -> Option<u64> {
     if PEEK.get().is_null() {
         return None;
     }
     let add = find(names::ADD_CALLBACK)?;
     find(names::REMOVE_CALLBACK)?;
-    // SAFETY: libtorch_cpu exports this name with this signature in 2.6 to 2.15; a trivially copyable class of 40 bytes
-    // is passed on the stack, as a C record is.
+    // SAFETY: libtorch_cpu exports this name with this signature in 2.6 to 2.15; a trivially
+    // copyable class of 40 bytes is passed on the stack, as a C record is.
     Some(unsafe { std::mem::transmute::<*mut c_void, Add>(add)(Callback::new(scope, start, end)) })
 }
 
@@ -143,7 +146,8 @@ pub fn string_size() -> usize {
 /// # Safety
 /// There is a `std::string` at this address.
 pub unsafe fn string(at: *const u8) -> (*const c_char, usize) {
-    // SAFETY: promised by the caller. The older kind has its length three words before its characters.
+    // SAFETY: promised by the caller. The older kind has its length three
+    // words before its characters.
     unsafe {
         let text = at.cast::<*const c_char>().read_unaligned();
         let length = if string_size() == STRING { at.add(8) } else { text.cast::<u8>().sub(24) };

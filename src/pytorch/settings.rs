@@ -1,13 +1,16 @@
-//! Settings of PyTorch's allocator, heard where PyTorch reads them: at its start from a variable, later from the program
-//! (`torch.cuda.memory._set_allocator_settings`).
+//! Settings of PyTorch's allocator, heard where PyTorch reads them: at its start from a variable,
+//! later from the program (`torch.cuda.memory._set_allocator_settings`).
 //!
-//! Which variable counts depends on the release: `PYTORCH_CUDA_ALLOC_CONF` alone in 2.6, also empty before any other name in 2.11.
-//! The words that PyTorch's own parser gets are the ones that hold. Its two doors are called through the PLT; a release that has
-//! neither leaves us with the variable that we read ourselves.
+//! Which variable counts depends on the release: `PYTORCH_CUDA_ALLOC_CONF` alone in 2.6, also
+//! empty before any other name in 2.11. The words that PyTorch's own parser gets are the ones
+//! that hold. Its two doors are called through the PLT; a release that has neither leaves us with
+//! the variable that we read ourselves.
 //!
-//! The parser refuses by an exception, which passes through here; what it refused is not remembered.
+//! The parser refuses by an exception, which passes through here; what it
+//! refused is not remembered.
 //!
-//! What was read is noted in the black box, too: who reads that has the environment of another process.
+//! What was read is noted in the black box, too: who reads that has the
+//! environment of another process.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -45,7 +48,8 @@ pub fn meant(text: &str) -> String {
     if is_2_6() { settings::from_2_6(text) } else { text.to_owned() }
 }
 
-/// The settings that hold, as a snapshot lists them, and as words. Where PyTorch wasn't heard: those of the environment.
+/// The settings that hold, as a snapshot lists them, and as words. Where PyTorch
+/// wasn't heard: those of the environment.
 pub fn in_force(config: &Config) -> (Value, String) {
     let read = READ.try_lock().and_then(|read| read.clone());
     let release = if is_2_6() { "2.6" } else { "" };
@@ -60,7 +64,8 @@ pub fn in_force(config: &Config) -> (Value, String) {
     (settings, all)
 }
 
-/// What has been read, for this thread alone. Waits for nobody for long: a handler of a signal may have come in between.
+/// What has been read, for this thread alone. Waits for nobody for long: a handler
+/// of a signal may have come in between.
 fn locked() -> Option<Guard<'static, Option<Read>>> {
     const TRIES: usize = 1000;
     (0..TRIES).find_map(|_| {
@@ -109,7 +114,8 @@ pub unsafe extern "C-unwind" fn parse_string(this: *mut c_void, text: *const Tex
     static REAL: Real = Real::new();
     let name = names::PARSE_STRING;
     let Some(real) = REAL.find(name.text, name.library) else { return };
-    // SAFETY: libc10 exports this name with this signature. The string is the caller's, and it is there during the call.
+    // SAFETY: libc10 exports this name with this signature. The string is the
+    // caller's, and it is there during the call.
     unsafe {
         type Parse = unsafe extern "C-unwind" fn(*mut c_void, *const Text);
         std::mem::transmute::<*mut c_void, Parse>(real)(this, text);
@@ -120,14 +126,16 @@ pub unsafe extern "C-unwind" fn parse_string(this: *mut c_void, text: *const Tex
     }
 }
 
-/// `c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::parseArgs(char const*)`, up to 2.6; null: the variable isn't set.
+/// `c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::parseArgs(char
+/// const*)`, up to 2.6; null: the variable isn't set.
 ///
 /// # Safety
 /// Called by PyTorch.
 #[unsafe(export_name = names::parse_words!())]
 pub unsafe extern "C-unwind" fn parse_words(this: *mut c_void, text: *const c_char) {
     let Some(real) = words() else { return };
-    // SAFETY: libc10_cuda exports this name with this signature. Null, or a C string of the caller's.
+    // SAFETY: libc10_cuda exports this name with this signature. Null, or
+    // a C string of the caller's.
     unsafe {
         type Parse = unsafe extern "C-unwind" fn(*mut c_void, *const c_char);
         std::mem::transmute::<*mut c_void, Parse>(real)(this, text);

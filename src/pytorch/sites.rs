@@ -1,12 +1,13 @@
 //! Which of the calls out of PyTorch's allocator library are the allocator's.
 //!
-//! `libc10_cuda.so` is also the home of `c10::cuda::impl::CUDAGuardImpl`, which records and queries the events that
-//! belong to the program (`torch.Event`, autograd's joins of streams) with the same runtime calls. Only the allocator's
-//! decide when a block is free again, so the function that a call stands in must be known: by the library's own
-//! symbol table, looked at once for each call site (there is a handful), and remembered.
+//! `libc10_cuda.so` is also the home of `c10::cuda::impl::CUDAGuardImpl`, which records and queries
+//! the events that belong to the program (`torch.Event`, autograd's joins of streams) with the same
+//! runtime calls. Only the allocator's decide when a block is free again, so the function that a
+//! call stands in must be known: by the library's own symbol table, looked at once for each call
+//! site (there is a handful), and remembered.
 //!
-//! A library that was stripped of its symbols leaves that open; then every call counts as the allocator's, which is
-//! right for all programs but those that record events of that kind.
+//! A library that was stripped of its symbols leaves that open; then every call counts as the
+//! allocator's, which is right for all programs but those that record events of that kind.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -21,7 +22,8 @@ use crate::pytorch::allocator;
 use crate::pytorch::names::{C10_CUDA, PROGRAMS};
 use crate::record::guard;
 
-/// Call sites that are remembered: the return address, with the lowest bit of the entry after it for the answer.
+/// Call sites that are remembered: the return address, with the lowest bit
+/// of the entry after it for the answer.
 const SITES: usize = 32;
 static KNOWN: [[AtomicUsize; 2]; SITES] = [const { [const { AtomicUsize::new(0) }; 2] }; SITES];
 
@@ -38,7 +40,8 @@ fn is_programs(address: usize) -> bool {
             _ => {}
         }
     }
-    // Opens a file: what that calls is not the program's doing, and a cancelled thread must not end in it.
+    // Opens a file: what that calls is not the program's doing, and a
+    // cancelled thread must not end in it.
     let programs = guard::nested(|| signals::uncancelled(|| look_up(address).unwrap_or(false)));
     // Two threads may note the same site twice; a full table looks it up again.
     if let Some([site, answer]) = KNOWN.iter().find(|[site, _]| {

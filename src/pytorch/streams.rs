@@ -1,13 +1,15 @@
 //! PyTorch's streams: which one a thread works on, and what CUDA calls it.
 //!
-//! Every event of PyTorch's allocator has the stream of its request, which is the thread's current one on that device. To ask
-//! PyTorch for it (`c10::cuda::getCurrentCUDAStream`) costs a hundred instructions and four look-ups of thread-local words, a quarter
-//! of all that an event costs. A thread's current stream only ever changes in `c10::cuda::setCurrentCUDAStream`, which everybody,
-//! `libc10_cuda.so` itself too, calls through its PLT: so that function is defined here, and what was answered last is believed
-//! until the thread sets another.
+//! Every event of PyTorch's allocator has the stream of its request, which is the thread's current
+//! one on that device. To ask PyTorch for it (`c10::cuda::getCurrentCUDAStream`) costs a hundred
+//! instructions and four look-ups of thread-local words, a quarter of all that an event costs. A
+//! thread's current stream only ever changes in `c10::cuda::setCurrentCUDAStream`, which everybody,
+//! `libc10_cuda.so` itself too, calls through its PLT: so that function is defined here, and what
+//! was answered last is believed until the thread sets another.
 //!
-//! Must never believe it where that function might be passed by: only if the loader shows ours for the name; and now and then it
-//! is asked all the same, and the first difference ends the belief for good.
+//! Must never believe it where that function might be passed by: only if the loader
+//! shows ours for the name; and now and then it is asked all the same, and the first
+//! difference ends the belief for good.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -19,7 +21,8 @@ use crate::pytorch::names::{self, CUDA};
 use crate::real::Real;
 use crate::record::guard::{self, Local};
 
-/// `c10::cuda::CUDAStream`: a device (type and index, a byte each, in the first word) and a stream id.
+/// `c10::cuda::CUDAStream`: a device (type and index, a byte each, in the
+/// first word) and a stream id.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CudaStream {
@@ -39,7 +42,8 @@ pub fn attach() {
 /// `c10::cuda::setCurrentCUDAStream(CUDAStream)`.
 ///
 /// # Safety
-/// Called by PyTorch. Exported under this name with this signature in every 2.x; a 16-byte trivial class is passed in two registers.
+/// Called by PyTorch. Exported under this name with this signature in every 2.x; a 16-byte
+/// trivial class is passed in two registers.
 #[unsafe(export_name = names::set_current_stream!())]
 pub unsafe extern "C-unwind" fn set_current(stream: CudaStream) {
     static REAL: Real = Real::new();
@@ -56,7 +60,8 @@ pub unsafe extern "C-unwind" fn set_current(stream: CudaStream) {
     }
 }
 
-/// The calling thread's current stream on a device (−1: the current one): raw handle and device ordinal.
+/// The calling thread's current stream on a device (−1: the current one):
+/// raw handle and device ordinal.
 #[inline]
 pub fn current(local: &Local, device: i8) -> (u64, i8) {
     if let Some((raw, on)) = local.current_stream.get()
@@ -78,8 +83,8 @@ fn ask(local: &Local, device: i8) -> (u64, i8) {
     let Some(current) = CURRENT.find(name.text, name.library) else {
         return (0, local.device.get());
     };
-    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x. A 16-byte trivial class is
-    // returned in two registers, as `CudaStream` is.
+    // SAFETY: exported by libc10_cuda under this name with this signature in every 2.x. A 16-byte
+    // trivial class is returned in two registers, as `CudaStream` is.
     let stream = unsafe { std::mem::transmute::<*mut c_void, CurrentStream>(current)(device) };
     let answer = (raw(local, stream), (stream.device >> 8) as i8);
     if HOT.streams.load(Ordering::Relaxed) {
@@ -100,8 +105,8 @@ fn compare(local: &Local, answer: (u64, i8)) {
     }
 }
 
-/// The handle of a stream. It never changes, and to ask for it costs PyTorch two calls of the CUDA runtime: so the thread
-/// remembers its last one.
+/// The handle of a stream. It never changes, and to ask for it costs PyTorch two calls of the CUDA
+/// runtime: so the thread remembers its last one.
 #[inline]
 pub fn raw(local: &Local, stream: CudaStream) -> u64 {
     // In every 2.x the default stream has the id 0, and no other one has (`c10/core/Stream.h`).
@@ -128,8 +133,8 @@ fn raw_stream() -> Option<RawStream> {
     Some(unsafe { std::mem::transmute::<*mut c_void, RawStream>(found) })
 }
 
-/// The number that PyTorch knows a stream of one of its own pools by; `None` of any other. Asking for the handle of one only reads
-/// a table.
+/// The number that PyTorch knows a stream of one of its own pools by; `None` of any other. Asking
+/// for the handle of one only reads a table.
 pub fn id(device: i8, handle: u64) -> Option<u64> {
     let raw = raw_stream()?;
     names::stream_ids().find(|&id| {

@@ -1,11 +1,14 @@
 //! Which of PyTorch's blocks are workspaces of cuBLAS's.
 //!
-//! PyTorch takes a workspace for each thread and stream that first multiplies there, and before 2.15 keeps it for ever. It is in
-//! no tensor, so a tracker that sees it come in a backward pass would take it for a gradient that stays. But PyTorch hands it to
-//! cuBLAS at once, by a public function, which is the door here: if it is the block that the calling thread took last, it is one.
+//! PyTorch takes a workspace for each thread and stream that first multiplies there, and
+//! before 2.15 keeps it for ever. It is in no tensor, so a tracker that sees it come in a
+//! backward pass would take it for a gradient that stays. But PyTorch hands it to cuBLAS
+//! at once, by a public function, which is the door here: if it is the block that the
+//! calling thread took last, it is one.
 //!
-//! A handle is good for the cuBLAS that made it alone, and a process may have two (PyTorch's and another framework's, each with
-//! its own CUDA): each call goes to the one that its caller is bound to.
+//! A handle is good for the cuBLAS that made it alone, and a process may have two
+//! (PyTorch's and another framework's, each with its own CUDA): each call goes to
+//! the one that its caller is bound to.
 
 use std::ffi::{c_int, c_void};
 
@@ -18,7 +21,8 @@ pub fn takes_workspace(_: Door, workspace: *mut c_void, call: impl FnOnce() -> c
     call()
 }
 
-/// cuBLAS's rows of the table of entry points: put behind those that stand there already, and handed on to the next macro of the list.
+/// cuBLAS's rows of the table of entry points: put behind those that stand there already, and
+/// handed on to the next macro of the list.
 macro_rules! rows {
     ([$next:ident $($later:ident)*] { $($before:tt)* }) => {
         $next! { [$($later)*] {

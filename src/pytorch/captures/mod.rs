@@ -1,20 +1,24 @@
 //! Frees that wait for the end of a graph capture.
 //!
-//! A block that other streams use is given back for good when they are done. For this PyTorch's allocator records CUDA
-//! events, which it can't while a graph is captured. So it keeps such a block, and at the first request after the
-//! capture it records an event on each stream that used the block before or after it; what was used only inside is
-//! complete at once, without any call that could be seen. (Checked against its own recorder, PyTorch 2.6 to 2.15.)
+//! A block that other streams use is given back for good when they are done. For this PyTorch's
+//! allocator records CUDA events, which it can't while a graph is captured. So it keeps such a
+//! block, and at the first request after the capture it records an event on each stream that used
+//! the block before or after it; what was used only inside is complete at once, without any call
+//! that could be seen. (Checked against its own recorder, PyTorch 2.6 to 2.15.)
 //!
-//! Known are therefore: which streams use which block ([`uses`], from `recordStream`, found by [`Methods`]) that isn't their own ([`own`]); whether a
-//! capture is under way, which the allocator is told of (`markCaptureBegin`, from PyTorch 2.13; before, every
-//! begin of allocations to a pool counts as one) and asks about, by `cudaStreamGetCaptureInfo` of the current stream, whenever
-//! one is; and whose events are those that a request records.
+//! Known are therefore: which streams use which block ([`uses`], from `recordStream`, found by
+//! [`Methods`]) that isn't their own ([`own`]); whether a capture is under way, which the allocator
+//! is told of (`markCaptureBegin`, from PyTorch 2.13; before, every begin of allocations to a pool
+//! counts as one) and asks about, by `cudaStreamGetCaptureInfo` of the current stream, whenever one
+//! is; and whose events are those that a request records.
 //!
-//! The last can be ambiguous. Blocks are gone through in the order of their frees, as PyTorch up to 2.8 does it; later ones
-//! take the order of a hash of their own pointers, which nobody outside knows. So of several blocks that become free
-//! together the order may differ, and of several that wait for the same stream, which is first.
+//! The last can be ambiguous. Blocks are gone through in the order of their frees, as PyTorch up to
+//! 2.8 does it; later ones take the order of a hash of their own pointers, which nobody outside
+//! knows. So of several blocks that become free together the order may differ, and of several that
+//! wait for the same stream, which is first.
 //!
-//! Frees and requests come under PyTorch's lock for the device. Where it isn't so, one gives way: a lock is only tried.
+//! Frees and requests come under PyTorch's lock for the device. Where it isn't so,
+//! one gives way: a lock is only tried.
 
 mod own;
 mod uses;
@@ -79,7 +83,7 @@ pub(crate) fn begins_pool(device: c_int) {
     }
 }
 
-// --- the allocator's functions -------------------------------------------------------------------------
+// --- the allocator's functions -------------------------------------------------------------------
 
 type RecordStream = unsafe extern "C-unwind" fn(*mut c_void, *const DataPtr, CudaStream);
 type End = unsafe extern "C-unwind" fn(*mut c_void, c_int, u64, u64);
@@ -114,7 +118,8 @@ unsafe extern "C-unwind" fn record_stream(
 ) {
     guard::local(|local| {
         local.capturing.set(false);
-        // SAFETY: the address came from the slot that this function stands in; the arguments are the caller's.
+        // SAFETY: the address came from the slot that this function stands
+        // in; the arguments are the caller's.
         unsafe {
             let real: RecordStream = std::mem::transmute(RECORD_STREAM.get());
             real(this, data, stream);
@@ -160,7 +165,7 @@ unsafe extern "C-unwind" fn mark_end(this: *mut c_void, device: c_int) {
     ends(device as i8);
 }
 
-// --- frees that wait -----------------------------------------------------------------------------------
+// --- frees that wait -----------------------------------------------------------------------------
 
 /// A block that was given back during a capture.
 struct Deferred {
@@ -210,8 +215,8 @@ pub(crate) fn taken_back(local: &Local, addr: u64, bytes: u64, device: i8) -> bo
         })
 }
 
-/// The allocator is about to do something that it does when what has waited for a capture has been seen to. To be called
-/// before that is written down.
+/// The allocator is about to do something that it does when what has waited for a capture has been
+/// seen to. To be called before that is written down.
 #[inline]
 pub(crate) fn settle(recorder: &Recorder, local: &Local) {
     if HOT.deferred.load(Ordering::Relaxed) > 0 {
@@ -229,8 +234,8 @@ pub(crate) fn settle_some() {
 
 #[cold]
 fn settle_devices(recorder: &Recorder, local: &Local, all_recorded: bool) {
-    // A request is about the current device. Without one it is `empty_cache`, which goes through all of them; traces
-    // are by device, so that it doesn't matter which is first.
+    // A request is about the current device. Without one it is `empty_cache`, which goes through
+    // all of them; traces are by device, so that it doesn't matter which is first.
     let only = local.request.get().map(|_| streams::current(local, -1).1);
     for (device, list) in DEFERRED.iter().enumerate() {
         let device = device as i8;

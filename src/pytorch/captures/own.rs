@@ -1,11 +1,13 @@
 //! On which stream a block was allocated, for the few whose free depends on it.
 //!
-//! A block that is used on its own stream waits for nobody. Almost all blocks are the default stream's, of which nothing is kept; the
-//! others are in a table of fixed size, where each address has four places, in one line of the cache. A block that was
-//! pushed out of them by newer ones is taken for the default stream's.
+//! A block that is used on its own stream waits for nobody. Almost all blocks are the default
+//! stream's, of which nothing is kept; the others are in a table of fixed size, where each
+//! address has four places, in one line of the cache. A block that was pushed out of them by
+//! newer ones is taken for the default stream's.
 //!
-//! An entry is good until its address is handed out again, so that a free costs nothing. Allocations of one device come
-//! one at a time; those of two devices that meet in a place give way.
+//! An entry is good until its address is handed out again, so that a free
+//! costs nothing. Allocations of one device come one at a time; those of two
+//! devices that meet in a place give way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
