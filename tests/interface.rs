@@ -150,8 +150,7 @@ fn the_header_is_c_and_cpp() {
     }
 }
 
-// --- what is written
-// --------------------------------------------------------------------------------------------------
+// --- what is written -----------------------------------------------------------------------------
 
 const BEFORE: &str = "\
 /* memtrace: the C functions of libmemtrace.so.
@@ -316,8 +315,7 @@ fn wrap(text: &mut String, words: &str, others: &str) {
     let _ = writeln!(text, "{}", line.replace(FIRM, " "));
 }
 
-// --- what is read
-// -----------------------------------------------------------------------------------------------------
+// --- what is read --------------------------------------------------------------------------------
 
 /// A line between `---`, with the comment under it, or a function.
 enum Item {
@@ -503,8 +501,7 @@ fn variables(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-// --- files
-// ------------------------------------------------------------------------------------------------------------
+// --- files ---------------------------------------------------------------------------------------
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

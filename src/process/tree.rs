@@ -174,8 +174,7 @@ fn lives(pid: i32) -> bool {
     unsafe { libc::kill(pid, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
 }
 
-// --- the root
-// ------------------------------------------------------------------------------------------
+// --- the root ------------------------------------------------------------------------------------
 
 /// The run that this process belongs to.
 struct Run {

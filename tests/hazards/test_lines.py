@@ -274,8 +274,7 @@ def test_what_torch_compile_writes_is_no_line(run, tmp_path):
     assert lines(files[-1]) == {(str(tmp_path / "train.py"), 10, "<module>"): 4 * MIB}
 
 
-# --- out of memory
-# -----------------------------------------------------------------------------------------
+# --- out of memory --------------------------------------------------------------------------------
 
 
 def failure(path):
@@ -390,8 +389,7 @@ def test_tune_counts_what_is_reserved(run, tmp_path):
     assert conf in told, "the recorded line is among those listed"
 
 
-# --- ranks
-# -------------------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 
 RANKS = """\
     import os, torch, torch.multiprocessing as mp, torch.distributed as dist
