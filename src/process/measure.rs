@@ -29,7 +29,7 @@ use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
 
 use crate::cuda::{devices, under_way};
 use crate::libraries::scopes;
-use crate::libraries::{list, next};
+use crate::libraries::{list, loaded, next};
 use crate::os::clock;
 use crate::os::locks::ForkLock;
 use crate::os::{futex, memory, threads};
@@ -178,13 +178,22 @@ pub fn forget_others() {
     STATE.store(CLOSED, Ordering::Release);
 }
 
-/// NVML and its driver don't fit into less. Where so little is left, the thread that tries to open it
-/// would only take an arena of the C library's from the program, which is 64 MiB of addresses.
+/// NVML and its driver don't fit into less. Where so little is left, the thread that tries to open
+/// it would only take an arena of the C library's from the program, which is 64 MiB of addresses.
 const ROOM: u64 = 1 << 30;
+
+/// NVML's library, by its documented name.
+const LIBRARY: &CStr = c"libnvidia-ml.so.1";
+
+/// May the loader be asked for it? In a forked child that isn't certain, but perhaps it is there.
+fn may_load() -> bool {
+    let is_there = || LIBRARY.to_str().is_ok_and(|name| loaded::loaded(name).is_some());
+    list::may_load() && (list::may_search() || is_there())
+}
 
 /// Opens NVML, unless that was done. Says whether it is, after a moment at most.
 fn is_open() -> bool {
-    if STATE.load(Ordering::Acquire) != OPEN && memory::left().0 < ROOM {
+    if STATE.load(Ordering::Acquire) != OPEN && (memory::left().0 < ROOM || !may_load()) {
         return false;
     }
     let first = STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire);
@@ -223,13 +232,10 @@ fn nvml() -> Option<&'static Nvml> {
 impl Nvml {
     fn open() -> Option<Nvml> {
         type Init = unsafe extern "C" fn() -> c_int;
-        if !list::may_load() {
-            return None;
-        }
         // SAFETY: NVML's library, opened by its documented name and never closed; its functions
         // of these names have these signatures.
         unsafe {
-            let library = libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY);
+            let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY);
             if library.is_null() {
                 return None;
             }
