@@ -4,7 +4,7 @@
 //! [`framework`] has those of PyTorch's allocator, [`ledger`] those of the driver. Whoever keeps
 //! what is alive implements their traits, so the recorder's live table and the [`State`] of a
 //! reader can't disagree. [`recording`] is where events come from: a ring and a live table, of this
-//! process or in a file ([`black_box`]).
+//! process or in a file.
 //!
 //! Everything here is plain data and pure functions, and never panics on any sequence of events.
 
