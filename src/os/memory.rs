@@ -83,9 +83,10 @@ fn take(layout: Layout, _errno: errno::Kept) -> *mut u8 {
     RESERVED.take(layout)
 }
 
-/// Makes the calling thread, one of ours, take nothing small from the C library, and give nothing
-/// back to it, where addresses are limited. For a thread that does, the C library sets an arena
-/// aside, 64 MiB of addresses, if a piece that suits it comes to lie there. They are the program's.
+/// Makes the calling thread, one of ours, take what is small from memory of its own, where addresses
+/// are limited. For a thread that takes some from the C library, or gives some back, that sets an
+/// arena aside: 64 MiB of addresses, if a piece that suits it comes to lie there. They are the
+/// program's. What others took the thread must not give back, and should take nothing large.
 pub fn be_frugal() {
     if limit(libc::RLIMIT_AS) != libc::RLIM_INFINITY {
         // SAFETY: asks for a number.

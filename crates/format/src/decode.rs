@@ -25,8 +25,11 @@ use crate::tree::{DictId, Item, ListId, Tree};
 use crate::words::Word;
 use crate::{json, pickle};
 
+mod place;
 mod stacks;
 mod values;
+
+use place::{At, Fields, shape};
 
 /// No honest file spends fewer bytes on an entry, a block or a segment.
 const LEAST_BYTES: usize = 16;
@@ -173,51 +176,6 @@ struct Decoder<'t, 'm> {
 }
 
 type Result<T, E = ReadError> = std::result::Result<T, E>;
-
-/// Where we are, for a message. Written out only when something is wrong.
-#[derive(Clone, Copy)]
-struct At(Place);
-
-impl At {
-    fn text(self) -> String {
-        match self.0 {
-            Place::Top => String::new(),
-            Place::Frame(_) => "a frame".to_owned(),
-            Place::Segment(s) => format!("segments[{s}]"),
-            Place::Block(s, b) => format!("segments[{s}].blocks[{b}]"),
-            Place::Entry(d, i) => format!("device_traces[{d}][{i}]"),
-            Place::HostSegment(s) => format!("host_segments[{s}]"),
-            Place::HostBlock(s, b) => format!("host_segments[{s}].blocks[{b}]"),
-            Place::HostEntry(i) => format!("host_traces[{i}]"),
-        }
-    }
-
-    fn key(self, key: Word) -> String {
-        let place = self.text();
-        if place.is_empty() { key.text().to_owned() } else { format!("{place}.{}", key.text()) }
-    }
-}
-
-/// The values of a dictionary's known keys, in the order they were asked for.
-struct Fields<const N: usize> {
-    at: At,
-    keys: [Word; N],
-    values: [Option<Item>; N],
-}
-
-impl<const N: usize> Fields<N> {
-    fn get(&self, key: Word) -> Option<Item> {
-        self.keys.iter().position(|k| *k == key).and_then(|i| self.values[i])
-    }
-
-    fn need(&self, key: Word) -> Result<Item> {
-        self.get(key).ok_or_else(|| shape(self.at.key(key), "missing"))
-    }
-}
-
-fn shape(place: impl Into<String>, what: impl Into<String>) -> ReadError {
-    ReadError::Shape { place: place.into(), what: what.into() }
-}
 
 impl<'t, 'm> Decoder<'t, 'm> {
     fn new(tree: &'t Tree<'t>, input_bytes: usize, memory: &'m mut usize) -> Decoder<'t, 'm> {

@@ -251,7 +251,7 @@ fn segments_before(
             if addr < at {
                 continue;
             }
-            segment.fill(at, addr);
+            segment.fill_gap(at, addr);
             let next = live.peek().map_or(end, |(addr, _)| **addr);
             let size = block.rounded.unwrap_or_else(|| {
                 let rounded = sizes::round(settings, block.requested);
@@ -272,7 +272,7 @@ fn segments_before(
             });
             at = addr + size;
         }
-        segment.fill(at, end);
+        segment.fill_gap(at, end);
         segments.push(segment);
     }
     Some(segments)
@@ -302,25 +302,6 @@ impl Firsts {
     fn next_while_alive(&self, addr: u64, end: u64) -> Option<u64> {
         let goes = self.frees.get(&addr).copied().unwrap_or(usize::MAX);
         self.allocs.range(addr + 1..end).find(|(_, n)| **n < goes).map(|(a, _)| *a)
-    }
-}
-
-trait Fill {
-    fn fill(&mut self, from: u64, to: u64);
-}
-
-impl Fill for Segment {
-    /// A free block.
-    fn fill(&mut self, from: u64, to: u64) {
-        if from < to {
-            self.blocks.push(Block {
-                address: from,
-                size: to - from,
-                requested_size: 0,
-                state: BlockState::Inactive,
-                frames: None,
-            });
-        }
     }
 }
 
