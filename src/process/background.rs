@@ -14,6 +14,7 @@
 //! ([`crate::process::last`]): then it is the last one, and the C library calls `exit`.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_snapshot::Moment;
 
@@ -27,6 +28,7 @@ use crate::process::dump;
 use crate::process::last;
 use crate::process::life;
 use crate::process::measure;
+use crate::record::Recorder;
 
 /// Failures that get a snapshot each, however close together.
 const OOM_FIRST: u64 = 3;
@@ -82,6 +84,18 @@ pub fn serve_oom(process: &Process) {
     dump::to_folder(process, Moment::Ticket(ticket), dump::Reason::Oom);
 }
 
+/// Says once why stacks have no Python frames where a user expects them; the children of forks don't
+/// repeat it. Also at the end, where the thread may not have come to it.
+pub fn say_what_stacks_lack(recorder: &Recorder) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Some(why) = recorder.stacks.python_refused()
+        && !recorder.config.quiet
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
+        message!("stacks have no Python frames: {}; memtrace doctor says what helps", why.text());
+    }
+}
+
 /// Starts the thread for this recorder. Without it, producers retire for themselves.
 pub fn start(process: &'static Process) {
     let recorder = &process.recorder;
@@ -127,6 +141,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
         while crate::record::switch::is_on(recorder) {
             let calls = recorder.mailbox.calls();
             let work = std::panic::AssertUnwindSafe(|| {
+                say_what_stacks_lack(recorder);
                 if recorder.mailbox.take_measure() {
                     measure::sample(process);
                 }

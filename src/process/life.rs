@@ -59,6 +59,7 @@ pub fn last_snapshot(process: &Process) {
     let recorder = &process.recorder;
     recorder.mailbox.close();
     background::serve_oom(process);
+    background::say_what_stacks_lack(recorder);
     // What had no room is said also where the background thread didn't come to it,
     // and there is no memory for a snapshot.
     recorder.retire_ahead();

@@ -5,9 +5,11 @@ use std::sync::atomic::AtomicU64;
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::StackId;
 use memtrace_format::key::{Kept, StackTables};
+use memtrace_format::stacks::Reason;
 use memtrace_symbols::{Namer, Splice};
 
 use crate::record::blackbox::Mapped;
+use crate::stack::python::offsets;
 use crate::stack::{Mine, Mode, Regions, Site, Stacks as Taker};
 
 /// See the module's essay. What every stack needs, first.
@@ -59,6 +61,11 @@ impl Stacks {
         if let Some(taker) = &self.taker {
             taker.refresh();
         }
+    }
+
+    /// Why stacks have no Python frames in a process that runs Python, once a stack was taken.
+    pub fn python_refused(&self) -> Option<Reason> {
+        if self.mode == Mode::None { None } else { offsets::refused() }
     }
 
     /// For turning ids into frames.

@@ -12,6 +12,8 @@ import support
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 # See programs/cuda.h.
 LINK = ["-Wl,-z,dynamic-undefined-weak", "-pthread", "-ldl"]
+# Programs whose functions can be found by name, as those of an interpreter that is linked into its program.
+EXPORTING = {"interpreter"}
 # Libraries that go by another name.
 SONAMES = {"liblockfree": "libcudart.so.12", "libover": "libcudart.so.12", "libunder": "libcuda.so.1"}
 
@@ -30,7 +32,9 @@ def build(folder):
     for source in sorted(PROGRAMS.glob("*.c")):
         target = folder / (source.stem + (".so" if source.stem.startswith("lib") else ""))
         soname = SONAMES.get(source.stem)
-        compile(source, target, *([f"-Wl,-soname,{soname}"] if soname else []))
+        options = [f"-Wl,-soname,{soname}"] if soname else []
+        options += ["-rdynamic"] if source.stem in EXPORTING else []
+        compile(source, target, *options)
     return folder
 
 

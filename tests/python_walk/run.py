@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import traceback
 import warnings
 from pathlib import Path
@@ -36,7 +37,7 @@ from calls import (
     traced,
 )
 from ends import daemons, shutdown
-from harness import PYTHON, Bench, Library
+from harness import ALL, PYTHON, Bench, Library
 from threads_and_native import among_native, evaluations, remembered, resumed, shorter, unchanged, without_state
 from trees import call_trees, forked, threads
 
@@ -51,16 +52,30 @@ CHECKS = [
 ]
 
 
+# Names under which a Python may be found that is not walked.
+OTHERS = ["python3.6", "python3.7", "python3.8", "python3.13t"]
+OTHERS += [f"python3.{minor}{kind}" for minor in (14, 15, 16) for kind in ("", "t")]
+
+
+def is_supported():
+    return sys.version_info[:2] in SUPPORTED and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
 def unsupported(library):
-    """On any other Python: no frames, and the reason."""
-    frames = library.names(library.held.memtrace_debug_capture(PYTHON))
+    """On any other Python: native frames, and the reason where there are none."""
     reasons = {
         "[this version of Python is not known to memtrace]",
         "[this build of Python lays its objects out in another way]",
         "[free-threaded Python is not supported]",
     }
-    assert len(frames) == 1 and frames[0][0] in reasons, frames
-    return frames[0][0]
+    capture = library.held.memtrace_debug_capture
+    (frame,) = library.names(capture(PYTHON))
+    assert frame[0] in reasons, frame
+    everything = library.names(capture(ALL))
+    assert len(everything) > 10 and any("Eval" in name for name, _, _ in everything), everything
+    # Under native frames the reason would stand in every stack: the recorder says it once.
+    assert not any(file == "memtrace" or file.endswith(".py") for _, file, _ in everything), everything
+    return frame[0]
 
 
 def find_library():
@@ -73,30 +88,30 @@ def find_library():
     return str(max(built, key=lambda p: p.stat().st_mtime))
 
 
-def find_pythons():
-    """Every CPython of a supported version: from MEMTRACE_PYTHON3_<minor>, pyenv, or the search path."""
-    found = {}
+def find_python(name):
+    """A Python of this name that works: from pyenv or the search path."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for version in SUPPORTED:
-        name = "python%d.%d" % version
-        candidates = [os.environ.get("MEMTRACE_PYTHON%d_%d" % version)]
-        candidates += sorted(str(p) for p in pyenv.glob(f"*/bin/{name}"))
-        candidates.append(shutil.which(name))
-        works = [c for c in candidates if c and subprocess.run([c, "-c", "import ctypes"], capture_output=True).returncode == 0]
-        if works:
-            found[version] = works[0]
-    return found
+    candidates = [os.environ.get(f"MEMTRACE_{name.upper().replace('.', '_')}")]
+    candidates += sorted(str(p) for p in pyenv.glob(f"*/bin/{name}"))
+    candidates.append(shutil.which(name))
+    works = [c for c in candidates if c and subprocess.run([c, "-c", "import ctypes"], capture_output=True).returncode == 0]
+    return works[0] if works else None
 
 
 def run_all(library):
-    found, failed = find_pythons(), []
+    """Every supported version that can be found, and what else there is, which must be refused."""
+    found, failed = 0, 0
     for version in SUPPORTED:
-        if version not in found:
+        python = find_python("python%d.%d" % version)
+        if not python:
             print("python walk: 3.%d not found, skipped (set MEMTRACE_PYTHON3_%d to its path)" % (version[1], version[1]))
-        elif subprocess.run([found[version], __file__, "--library", library]).returncode != 0:
-            failed.append(version)
-    print(f"python walk: {len(found) - len(failed)} of {len(found)} versions of CPython agree")
-    return 1 if failed or not found else 0
+            continue
+        found += 1
+        failed += subprocess.run([python, __file__, "--library", library]).returncode != 0
+    others = [python for python in map(find_python, OTHERS) if python]
+    refused = sum(subprocess.run([python, __file__, "--library", library]).returncode == 0 for python in others)
+    print(f"python walk: {found - failed} of {found} versions of CPython agree, {refused} of {len(others)} others are refused")
+    return 1 if failed or not found or refused < len(others) else 0
 
 
 def die(text):
@@ -118,7 +133,7 @@ def main():
     except (OSError, AttributeError) as e:
         die(f"{path} cannot be used: {e}")
     version = "%d.%d.%d" % sys.version_info[:3]
-    if sys.version_info[:2] not in SUPPORTED:
+    if not is_supported():
         print(f"python walk on {version}: {unsupported(library)}: ok")
         return 0
     unknown = set(args.checks) - {c.__name__ for c in CHECKS}

@@ -351,6 +351,11 @@ static WHY: AtomicU32 = AtomicU32::new(0);
 /// How often somebody wanted it in vain.
 static MISSED: AtomicU32 = AtomicU32::new(0);
 
+/// Why an interpreter that was found is not walked. Looks nothing up.
+pub fn refused() -> Option<Reason> {
+    Reason::from_u8(WHY.load(Ordering::Relaxed) as u8).filter(|why| *why != Reason::NoPython)
+}
+
 /// The interpreter, or why there is none to walk. Looks it up at the first call; where there was no Python,
 /// again at the second, fourth, eighth … call, because a program may load it later.
 ///
@@ -374,7 +379,7 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
     if !look {
         return Err(why.unwrap_or(Reason::NoPython));
     }
-    match find() {
+    match find(&symbol) {
         Ok(found) => {
             let new = Box::into_raw(Box::new(found));
             let old = std::ptr::null_mut();
@@ -399,23 +404,26 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
     }
 }
 
-fn find() -> Result<Runtime, Reason> {
-    let need = |name| symbol(name).ok_or(Reason::NoPython);
-    let thread_state = need(c"PyGILState_GetThisThreadState")?;
-    let code_type = need(c"PyCode_Type")? as usize;
-    let frame_type = need(c"PyFrame_Type")? as usize;
-    let finalizing = symbol(c"Py_IsFinalizing")
-        .or_else(|| symbol(c"_Py_IsFinalizing"))
-        .ok_or(Reason::NoPython)?;
-    let version = version().ok_or(Reason::VersionUnknown)?;
+/// Finds what has a name, as everybody in the process does.
+type Symbols<'a> = &'a dyn Fn(&CStr) -> Option<*mut c_void>;
+
+/// The interpreter, if it is of a version that is known and lays its objects out as that does. Nothing is guessed from a version
+/// that is like it, and nothing is called but what says which version it is.
+fn find(symbol: Symbols<'_>) -> Result<Runtime, Reason> {
+    let version = version(symbol).ok_or(Reason::NoPython)?;
     let minor = (version >> 16) as u8;
     if version >> 24 != 3 {
         return Err(Reason::VersionUnknown);
     }
     let which = LAYOUTS.iter().position(|l| l.minor == minor).ok_or(Reason::VersionUnknown)?;
     let layout = const { &LAYOUTS }.get(which).ok_or(Reason::VersionUnknown)?;
+    let need = |name| symbol(name).ok_or(Reason::LayoutCheckFailed);
+    let thread_state = need(c"PyGILState_GetThisThreadState")?;
+    let code_type = need(c"PyCode_Type")? as usize;
+    let frame_type = need(c"PyFrame_Type")? as usize;
+    let finalizing = need(c"Py_IsFinalizing").or_else(|_| need(c"_Py_IsFinalizing"))?;
     if minor >= 13 {
-        published(layout, version)?;
+        published(symbol, layout, version)?;
     }
     // SAFETY: both are static type objects of the interpreter, whose size is far larger than the offset.
     let (code_size, frame_size) = unsafe {
@@ -433,7 +441,7 @@ fn find() -> Result<Runtime, Reason> {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(finalizing),
         )
     };
-    let ending = ending(layout, finalizing).unwrap_or(0);
+    let ending = ending(symbol, layout, finalizing).unwrap_or(0);
     Ok(Runtime {
         layout,
         which,
@@ -451,7 +459,11 @@ const INTERPRETER_ID_3_13: usize = 7272;
 
 /// Where the word of [`Layout::ending`] is in the main interpreter. It must be in static memory, since a hook may read it
 /// when Python has ended, and say what `finalizing` says so far.
-fn ending(layout: &Layout, finalizing: unsafe extern "C" fn() -> c_int) -> Option<usize> {
+fn ending(
+    symbol: Symbols<'_>,
+    layout: &Layout,
+    finalizing: unsafe extern "C" fn() -> c_int,
+) -> Option<usize> {
     let runtime = scopes::default_extent(c"_PyRuntime")?;
     let main = symbol(c"PyInterpreterState_Main")?;
     // SAFETY: takes nothing, needs no GIL, and has had this prototype since 3.7.
@@ -470,18 +482,9 @@ const THREAD: usize = INTERPRETER + 13;
 const FRAME: usize = THREAD + 9;
 const CODE: usize = FRAME + 6;
 
-/// Compares our table with the offsets that the interpreter publishes (3.13 and later).
-fn published(layout: &Layout, version: u32) -> Result<(), Reason> {
-    let block = symbol(c"_PyRuntime").ok_or(Reason::LayoutCheckFailed)? as usize;
-    // SAFETY: `_PyRuntime` begins with this block and is many kilobytes long.
-    let word = |i: usize| unsafe { read::<u64>(block + 8 * i) };
-    if word(0) != u64::from_le_bytes(*b"xdebugpy") || word(1) != u64::from(version) {
-        return Err(Reason::LayoutCheckFailed);
-    }
-    if word(2) != 0 {
-        return Err(Reason::FreeThreaded);
-    }
-    let ours = [
+/// Which words of the published block say what our table has, and what that is.
+fn published_offsets(layout: &Layout) -> [(usize, usize); 13] {
+    [
         (INTERPRETER + 1, INTERPRETER_ID_3_13),
         (THREAD + 4, layout.thread),
         (FRAME + 1, layout.previous),
@@ -495,16 +498,29 @@ fn published(layout: &Layout, version: u32) -> Result<(), Reason> {
         (CODE + 4, layout.lines),
         (CODE + 5, layout.first_line),
         (CODE + 9, layout.instructions),
-    ];
+    ]
+}
+
+/// Compares our table with the offsets that the interpreter publishes (3.13 and later).
+fn published(symbol: Symbols<'_>, layout: &Layout, version: u32) -> Result<(), Reason> {
+    let block = symbol(c"_PyRuntime").ok_or(Reason::LayoutCheckFailed)? as usize;
+    // SAFETY: `_PyRuntime` begins with this block and is many kilobytes long.
+    let word = |i: usize| unsafe { read::<u64>(block + 8 * i) };
+    if word(0) != u64::from_le_bytes(*b"xdebugpy") || word(1) != u64::from(version) {
+        return Err(Reason::LayoutCheckFailed);
+    }
+    if word(2) != 0 {
+        return Err(Reason::FreeThreaded);
+    }
     // The published size of a code object counts its first instruction, and padding.
     let same = |(i, offset): (usize, usize)| {
         word(i) == offset as u64 || i == CODE && (word(i) as usize).abs_diff(offset) <= 8
     };
-    if ours.into_iter().all(same) { Ok(()) } else { Err(Reason::LayoutCheckFailed) }
+    if published_offsets(layout).into_iter().all(same) { Ok(()) } else { Err(Reason::LayoutCheckFailed) }
 }
 
 /// The interpreter's version as a number: 0x030b07f0 is 3.11.7.
-fn version() -> Option<u32> {
+fn version(symbol: Symbols<'_>) -> Option<u32> {
     if let Some(at) = symbol(c"Py_Version") {
         // SAFETY: an `unsigned long` constant.
         return Some(unsafe { read::<u64>(at as usize) } as u32);
@@ -535,3 +551,6 @@ fn eval() -> Range<usize> {
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     scopes::default(name).map(|at| at as *mut c_void)
 }
+
+#[cfg(test)]
+mod tests;

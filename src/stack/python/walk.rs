@@ -256,7 +256,11 @@ pub fn walk(
             1 => follow::<1>(runtime, codes, memo, start, alive, trail),
             2 => follow::<2>(runtime, codes, memo, start, alive, trail),
             3 => follow::<3>(runtime, codes, memo, start, alive, trail),
-            _ => follow::<4>(runtime, codes, memo, start, alive, trail),
+            4 => follow::<4>(runtime, codes, memo, start, alive, trail),
+            _ => {
+                trail.clear();
+                return Some(Reason::VersionUnknown);
+            }
         }
     };
     let why = match end {
@@ -320,7 +324,16 @@ pub fn is_unchanged(runtime: &Runtime, serial: u64, trail: &Trail, placed: bool)
     }
 }
 
-const _: () = assert!(!LAYOUTS[1].position_tells_code() && LAYOUTS[2].position_tells_code());
+/// Each version has a walk of its own above, and each of which two words tell enough has its comparison here: no other
+/// version is walked by one that was made for another.
+const _: () = {
+    assert!(LAYOUTS.len() == 5, "a version that has no walk of its own");
+    let mut which = 0;
+    while which < LAYOUTS.len() {
+        assert!(LAYOUTS[which].position_tells_code() == (which >= 2));
+        which += 1;
+    }
+};
 
 /// The same for one version.
 #[inline(always)]
