@@ -14,6 +14,7 @@ pub mod allocator;
 pub mod api;
 pub mod config;
 pub mod cuda;
+pub mod debug;
 pub mod gauges;
 pub mod hot;
 pub mod labels;

@@ -17,7 +17,7 @@ use memtrace_options::{ALL, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Valu
 const SOURCES: [&str; 3] = ["src/api.rs", "src/allocator/hooks.rs", "src/allocator/ask.rs"];
 
 /// Exported as well, for tests alone and for nobody's bindings.
-const FOR_TESTS: &str = "src/stack/debug.rs";
+const FOR_TESTS: &str = "src/debug.rs";
 
 /// Where types are named that the functions use.
 const TYPES: [&str; 2] = ["src/allocator/device.rs", "src/allocator/ask.rs"];

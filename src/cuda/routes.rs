@@ -203,7 +203,7 @@ fn forget() {
 mod tests {
     use super::*;
     use crate::cuda::hooks::OURS;
-    use crate::os::locks::tests::held_elsewhere;
+    use crate::os::testing::held_elsewhere;
 
     #[test]
     fn a_line_is_for_one_library_and_the_oldest_gives_way() {

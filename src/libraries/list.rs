@@ -248,7 +248,7 @@ extern "C" fn forked() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::life::tests::in_child;
+    use crate::os::testing::in_child;
     use crate::stack::testing::steady;
     use std::sync::Barrier;
 
@@ -314,18 +314,21 @@ mod tests {
         let _steady = steady();
         let known = shown(under_lock).len();
         with_the_lock_held(|| {
-            assert!(in_child(|| {
-                soon();
-                let mut count = 0;
-                go_through(&mut |_| {
-                    again(&mut |_| {
-                        count += 1;
-                        false
+            assert!(in_child(
+                || (),
+                || {
+                    soon();
+                    let mut count = 0;
+                    go_through(&mut |_| {
+                        again(&mut |_| {
+                            count += 1;
+                            false
+                        });
+                        true
                     });
-                    true
-                });
-                count == known
-            }));
+                    count == known
+                }
+            ));
         });
     }
 
@@ -333,13 +336,17 @@ mod tests {
     fn a_child_that_has_loaded_a_library_knows_the_lock_to_be_free() {
         let _steady = steady();
         assert!(is_trusted());
-        assert!(in_child(|| {
-            soon();
-            let before = is_trusted() || is_trusted();
-            // SAFETY: a library of the C library's own, which does nothing as it is loaded.
-            let library = unsafe { libc::dlopen(c"libanl.so.1".as_ptr(), libc::RTLD_NOW) };
-            library.is_null() || !before && is_trusted() && shown(go_through) == shown(past_lock)
-        }));
+        assert!(in_child(
+            || (),
+            || {
+                soon();
+                let before = is_trusted() || is_trusted();
+                // SAFETY: a library of the C library's own, which does nothing as it is loaded.
+                let library = unsafe { libc::dlopen(c"libanl.so.1".as_ptr(), libc::RTLD_NOW) };
+                library.is_null()
+                    || !before && is_trusted() && shown(go_through) == shown(past_lock)
+            }
+        ));
     }
 
     #[test]
@@ -355,15 +362,18 @@ mod tests {
                 });
             });
             begun.wait();
-            assert!(in_child(|| {
-                soon();
-                let mut all = 0;
-                under_lock(&mut |_| {
-                    all += 1;
-                    false
-                });
-                all > 3
-            }));
+            assert!(in_child(
+                || (),
+                || {
+                    soon();
+                    let mut all = 0;
+                    under_lock(&mut |_| {
+                        all += 1;
+                        false
+                    });
+                    all > 3
+                }
+            ));
         });
         assert_eq!(INSIDE.load(Ordering::SeqCst), 0);
     }

@@ -30,18 +30,9 @@ pub fn kept<R>(f: impl FnOnce() -> R) -> R {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// Does this leave it alone?
-    pub fn stays(f: impl FnOnce()) -> bool {
-        // SAFETY: the calling thread's own word.
-        unsafe {
-            *libc::__errno_location() = 77;
-            f();
-            *libc::__errno_location() == 77
-        }
-    }
+    use crate::os::testing::stays;
 
     #[test]
     fn it_is_put_back_also_after_a_panic() {

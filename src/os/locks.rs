@@ -223,4 +223,4 @@ impl<T> Default for SetOnce<T> {
 }
 
 #[cfg(test)]
-pub mod tests;
+mod tests;

@@ -15,6 +15,8 @@ pub mod message;
 pub mod signals;
 pub mod space;
 pub mod sync;
+#[cfg(test)]
+pub mod testing;
 pub mod threads;
 pub mod truncated;
 

@@ -367,7 +367,7 @@ mod tests {
         let space =
             Space { file: file.as_raw_fd(), in_memory: false, folder: None, ..Space::MEMORY };
         // As if it had become the program's, and shorter, after it was looked at.
-        assert!(crate::os::errno::tests::stays(|| {
+        assert!(crate::os::testing::stays(|| {
             signals::uncancelled(|| assert!(space.allocate(0, 1 << 20)));
         }));
         assert_eq!(file.metadata().expect("there").len(), 1 << 16);

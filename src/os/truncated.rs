@@ -16,13 +16,14 @@ use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crate::hot::HOT;
 use crate::os::descriptors;
 
 /// The mapping, as addresses; and in which process it is one. A forked child has something else there.
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 static OWNER: AtomicI32 = AtomicI32::new(0);
+/// What switches recording off.
+static LOST: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// What to say, made beforehand.
 static LINE: AtomicPtr<String> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether it has been said: it has happened.
@@ -30,14 +31,16 @@ static SAID: AtomicBool = AtomicBool::new(false);
 /// What the program did with SIGBUS before.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes the program survive it if this mapping's file is cut short. Once for each recorder; never in a hook.
-pub fn survive(words: &'static [AtomicU64], path: &Path) {
+/// Makes the program survive it if this mapping's file is cut short: then `lost` switches recording off, in a handler of a
+/// signal. Once for each recorder; never in a hook.
+pub fn survive(words: &'static [AtomicU64], path: &Path, lost: fn()) {
     let line = format!(
         "memtrace: somebody cut the black box short ({}): what was recorded in it is lost and recording is switched off; \
          the program goes on. Set MEMTRACE_BLACKBOX to a folder where nobody does that\n",
         path.display()
     );
     LINE.store(Box::leak(Box::new(line)), Ordering::Relaxed);
+    LOST.store(lost as *mut c_void, Ordering::Relaxed);
     let range = words.as_ptr_range();
     SAID.store(false, Ordering::Relaxed);
     START.store(range.start as usize, Ordering::Relaxed);
@@ -91,7 +94,11 @@ extern "C" fn on_bus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 /// lose counts any more. `false`: there is no memory.
 pub fn replace() -> bool {
     let (start, end) = (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
-    HOT.recorder.store(std::ptr::null_mut(), Ordering::Release);
+    let lost = LOST.load(Ordering::Relaxed);
+    if !lost.is_null() {
+        // SAFETY: `survive` alone has set it, to a function of this type.
+        unsafe { std::mem::transmute::<*mut c_void, fn()>(lost)() };
+    }
     let first = !SAID.swap(true, Ordering::AcqRel);
     // SAFETY: the range is our own mapping, which is never unmapped; all its words are atomics, valid as zeros.
     let placed = unsafe {

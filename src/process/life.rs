@@ -187,20 +187,6 @@ pub(crate) mod tests {
 
     /// Is this so in a forked child?
     pub fn in_child(f: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child has one thread; it does as `fork` would have it
-        // do, and `f`, which must not allocate.
-        unsafe {
-            match libc::fork() {
-                0 => {
-                    forked();
-                    libc::_exit(c_int::from(f()))
-                }
-                child => {
-                    let mut status = 0;
-                    assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-                    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1
-                }
-            }
-        }
+        crate::os::testing::in_child(|| forked(), f)
     }
 }

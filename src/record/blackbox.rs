@@ -27,6 +27,7 @@ use memtrace_options::NO_BLACKBOX;
 use serde_json::json;
 
 use crate::config::Config;
+use crate::hot::forget_recorder;
 use crate::os::clock;
 use crate::os::memory::{self, limit};
 use crate::os::message;
@@ -181,7 +182,7 @@ impl Mapped {
             Err(no_room)
         });
         match &made {
-            Ok(mapped) => truncated::survive(mapped.words, &path),
+            Ok(mapped) => truncated::survive(mapped.words, &path, forget_recorder),
             Err(_) => _ = std::fs::remove_file(&path),
         }
         made

@@ -71,7 +71,9 @@ impl Stacks {
     /// For turning ids into frames.
     pub fn namer(&self) -> Namer<&'static [AtomicU64]> {
         let nothing = || Namer::new(&[][..], &[][..], &[][..], Splice::PyTorch);
-        self.taker.as_ref().map_or_else(nothing, |t| t.namer(Splice::PyTorch))
+        self.taker.as_ref().map(Taker::words).map_or_else(nothing, |[depot, codes, modules]| {
+            Namer::new(depot, codes, modules, Splice::PyTorch)
+        })
     }
 
     /// How full the regions are, for a snapshot's `memtrace` key.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_format::blackbox::Life;
 
-use crate::hot::HOT;
+use crate::hot::{HOT, forget_recorder};
 use crate::os::age::word_of_this_process;
 use crate::os::signals::uncancelled;
 use crate::os::{clock, errno, futex, message};
@@ -52,7 +52,7 @@ pub fn is_on(known: &Recorder) -> bool {
 
 /// Forgets the recorder, whose memory is a copy of the parent's: for the child of a fork.
 pub fn forget() {
-    HOT.recorder.store(std::ptr::null_mut(), Ordering::Release);
+    forget_recorder();
 }
 
 /// Turns the recorder on at the first CUDA call of the process. Cheap ever after.

@@ -30,9 +30,9 @@
 )]
 
 pub mod arena;
-pub mod debug;
 pub mod deep;
 pub mod depot;
+pub mod line;
 pub mod modules;
 pub mod native;
 pub mod python;
@@ -50,7 +50,6 @@ mod tests;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::stacks::{NO_STACK, RawFrame, Reason, StackId};
-use memtrace_symbols::{Namer, Splice};
 
 use self::depot::Depot;
 use self::modules::ModuleTable;
@@ -222,11 +221,11 @@ impl Stacks {
         splice(&source, python, native, last, words)
     }
 
-    /// A namer for these stacks. Brings the list of libraries up to date: not for hooks.
-    pub fn namer(&self, splice: Splice) -> Namer<&'static [AtomicU64]> {
+    /// What a reader needs to turn ids into frames: the regions of stacks, code objects and libraries. Brings the list
+    /// of libraries up to date: not for hooks.
+    pub fn words(&self) -> [&'static [AtomicU64]; 3] {
         self.refresh();
-        let modules = self.modules.arena().words();
-        Namer::new(self.depot.words(), self.codes.arena().words(), modules, splice)
+        [self.depot.words(), self.codes.arena().words(), self.modules.arena().words()]
     }
 
     /// Brings the list of libraries up to date. Takes a lock and allocates: for the background thread, now and

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_format::stacks::{EPOCH_MAX, HEADER, MODULE_FIXED, MODULE_MAGIC};
 
 use super::arena::Arena;
+use super::line::LINE;
 use super::rules;
-use crate::hot::HOT;
 use crate::libraries::objects::{self, Listed};
 use crate::os::locks::ForkLock;
 use crate::os::space::Space;
@@ -22,7 +22,7 @@ use crate::os::sync::of_file;
 /// Which libraries addresses mean now.
 #[inline]
 pub fn epoch() -> u16 {
-    HOT.epoch.load(Ordering::Relaxed)
+    LINE.epoch.load(Ordering::Relaxed)
 }
 
 /// Ranges that unloaded libraries left: start and end; an end of 0 is a free place. If there are ever more,
@@ -39,7 +39,7 @@ pub(super) fn met(start: u64, end: u64) {
             && e.compare_exchange(left, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
             let up = |e: u16| (e < EPOCH_MAX).then_some(e + 1);
-            let _ = HOT.epoch.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up);
+            let _ = LINE.epoch.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up);
         }
     }
 }

@@ -322,7 +322,7 @@ pub fn translate(row: &Row<'_>) -> Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::life::tests::in_child;
+    use crate::os::testing::in_child;
 
     #[test]
     fn in_a_forked_child_only_its_own_thread_unloads() {
@@ -337,9 +337,9 @@ mod tests {
             });
         });
         begins.recv().expect("begun");
-        assert!(!may_keep() && in_child(may_keep));
+        assert!(!may_keep() && in_child(forget_others, may_keep));
         // By a destructor of the library that is unloaded.
-        let inside = while_unloading(|| in_child(|| !may_keep()));
+        let inside = while_unloading(|| in_child(forget_others, || !may_keep()));
         drop(end);
         other.join().expect("no panic");
         assert!(inside && may_keep());

@@ -154,6 +154,13 @@ impl Mine {
         }
     }
 
+    /// Forgets the last stacks of the calling thread, so that the next ones are taken from nothing.
+    pub fn forget(&self) {
+        for site in [Site::Alloc, Site::Free] {
+            self.with(site, |scratch, _| scratch.forget());
+        }
+    }
+
     /// The thread has left what it was about, in the middle of it: nothing that it remembers counts, and it is on no stack of ours.
     #[cold]
     pub fn leave(&self) {

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use memtrace_format::snapshot::Frame;
 use memtrace_format::stacks::{DEPOT_FULL, frames};
+use memtrace_symbols::{Namer, Splice};
 
 use super::*;
 use crate::libraries::objects;
@@ -21,8 +22,13 @@ fn capture(stacks: &Stacks, mode: Mode) -> StackId {
     MINE.with(|mine| stacks.capture(mode, Site::Alloc, mine))
 }
 
+fn namer(stacks: &Stacks) -> Namer<&'static [AtomicU64]> {
+    let [depot, codes, modules] = stacks.words();
+    Namer::new(depot, codes, modules, Splice::Evaluation)
+}
+
 fn names(stacks: &Stacks, id: StackId) -> Vec<Frame> {
-    stacks.namer(Splice::Evaluation).frames(id)
+    namer(stacks).frames(id)
 }
 
 /// Where a function's name appears in a stack.
@@ -364,7 +370,7 @@ fn a_library_that_takes_the_place_of_another_is_not_mistaken_for_it() {
     std::fs::remove_dir_all(&folder).expect("it is there");
     let places: std::collections::HashSet<_> = seen.iter().map(|s| s.2).collect();
     assert!(places.len() < 20, "no address was used twice: nothing was checked");
-    let mut namer = stacks.namer(Splice::Evaluation);
+    let mut namer = namer(&stacks);
     for (library, id, _) in seen {
         let frames = namer.frames(id);
         let first = at(&frames, "tests::inner");
@@ -412,7 +418,7 @@ fn many_threads_take_stacks_at_once() {
             })
         })
         .collect();
-    let mut namer = stacks.namer(Splice::Evaluation);
+    let mut namer = namer(stacks);
     let mut ids = std::collections::HashMap::new();
     for thread in threads {
         for (path, id) in thread.join().expect("no panic") {

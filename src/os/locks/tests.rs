@@ -1,22 +1,5 @@
 //! Locks among threads, and in children.
 
-use super::ForkLock;
-
-/// Holds it in another thread while `f` runs here.
-pub fn held_elsewhere<T: Default + Send>(lock: &ForkLock<T>, f: impl FnOnce()) {
-    let (begun, end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let _guard = lock.lock();
-            begun.wait();
-            end.wait();
-        });
-        begun.wait();
-        f();
-        end.wait();
-    });
-}
-
 #[cfg(loom)]
 mod model {
     //! Every interleaving of threads at one lock's word.
@@ -134,8 +117,8 @@ mod model {
 #[cfg(not(loom))]
 mod real {
     use super::super::*;
-    use super::held_elsewhere;
-    use crate::process::life::tests::in_child;
+    use crate::os::age;
+    use crate::os::testing::{held_elsewhere, in_child};
 
     #[test]
     fn one_thread_at_a_time_changes_it_and_none_is_left_waiting() {
@@ -184,15 +167,15 @@ mod real {
             assert!(HELD.try_lock().is_none() && HELD.try_read().is_none());
             held_elsewhere(&TURN, || {
                 let reading = READ.try_read();
-                assert!(in_child(|| *HELD.lock() == 0 && *HELD.lock() == 0));
-                assert!(in_child(|| HELD.try_read().is_some_and(|v| *v == 0)));
-                assert!(in_child(|| *FREE.lock() == 8 && TURN.try_lock().is_some()));
-                assert!(in_child(|| *READ.lock() == 7));
+                assert!(in_child(age::forget, || *HELD.lock() == 0 && *HELD.lock() == 0));
+                assert!(in_child(age::forget, || HELD.try_read().is_some_and(|v| *v == 0)));
+                assert!(in_child(age::forget, || *FREE.lock() == 8 && TURN.try_lock().is_some()));
+                assert!(in_child(age::forget, || *READ.lock() == 7));
                 // Also the child of a child.
-                assert!(in_child(|| {
+                assert!(in_child(age::forget, || {
                     drop(HELD.lock());
                     let _mine = TURN.lock();
-                    in_child(|| *HELD.lock() == 0) && TURN.try_lock().is_none()
+                    in_child(age::forget, || *HELD.lock() == 0) && TURN.try_lock().is_none()
                 }));
                 drop(reading);
             });
@@ -204,7 +187,7 @@ mod real {
     fn a_thread_that_forks_while_it_holds_one_holds_it_on_both_sides() {
         static MINE: ForkLock<u32> = ForkLock::new(7);
         let mut guard = Some(MINE.lock());
-        assert!(in_child(|| {
+        assert!(in_child(age::forget, || {
             let is_held = MINE.try_lock().is_none() && MINE.try_read().is_none();
             drop(guard.take());
             is_held && *MINE.lock() == 7

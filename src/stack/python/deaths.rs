@@ -15,8 +15,8 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::hot::HOT;
 use crate::os::address::Address;
+use crate::stack::line::LINE;
 
 /// Offset of `tp_dealloc` in a type object, the same in every version.
 const TP_DEALLOC: usize = 48;
@@ -28,7 +28,7 @@ static REAL: Address = Address::new();
 /// How many code objects have died, plus 1. Meaningful once [`watch`] has been called.
 #[inline]
 pub fn count() -> u64 {
-    HOT.deaths.load(Ordering::Acquire)
+    LINE.deaths.load(Ordering::Acquire)
 }
 
 /// Begins to count. May be called by several threads at once; each finds it begun when it returns.
@@ -47,7 +47,7 @@ pub unsafe fn watch(code_type: usize) {
 }
 
 unsafe extern "C" fn counting(code: *mut c_void) {
-    HOT.deaths.fetch_add(1, Ordering::AcqRel);
+    LINE.deaths.fetch_add(1, Ordering::AcqRel);
     // SAFETY: set before this function was put into the slot, whose function it is; the argument is the caller's.
     unsafe {
         let real: Dealloc = std::mem::transmute(REAL.get());

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use memtrace_format::stacks::Reason;
 
 use super::read;
-use crate::hot::HOT;
 use crate::libraries::scopes;
+use crate::stack::line::LINE;
 
 /// How a frame says where it is in its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,7 +313,7 @@ pub struct Runtime {
 #[inline]
 pub fn found() -> Option<&'static Runtime> {
     // SAFETY: the pointer is null or a leaked runtime.
-    unsafe { HOT.python.load(Ordering::Acquire).cast::<Runtime>().as_ref() }
+    unsafe { LINE.python.load(Ordering::Acquire).as_ref() }
 }
 
 impl Runtime {
@@ -384,7 +384,7 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
             let new = Box::into_raw(Box::new(found));
             let old = std::ptr::null_mut();
             let winner =
-                HOT.python.compare_exchange(old, new.cast(), Ordering::AcqRel, Ordering::Acquire);
+                LINE.python.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
             // SAFETY: `new` came from a box that nobody else has seen if the exchange failed; both the
             // winner and `new` otherwise live for ever.
             unsafe {
@@ -392,7 +392,7 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
                     Ok(_) => Ok(&*new),
                     Err(other) => {
                         drop(Box::from_raw(new));
-                        Ok(&*other.cast::<Runtime>())
+                        Ok(&*other)
                     }
                 }
             }
@@ -516,7 +516,11 @@ fn published(symbol: Symbols<'_>, layout: &Layout, version: u32) -> Result<(), R
     let same = |(i, offset): (usize, usize)| {
         word(i) == offset as u64 || i == CODE && (word(i) as usize).abs_diff(offset) <= 8
     };
-    if published_offsets(layout).into_iter().all(same) { Ok(()) } else { Err(Reason::LayoutCheckFailed) }
+    if published_offsets(layout).into_iter().all(same) {
+        Ok(())
+    } else {
+        Err(Reason::LayoutCheckFailed)
+    }
 }
 
 /// The interpreter's version as a number: 0x030b07f0 is 3.11.7.

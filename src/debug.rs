@@ -5,11 +5,10 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::time::Instant;
 
-use memtrace_symbols::Splice;
+use memtrace_symbols::{Namer, Splice};
 
-use super::scratch::{Mine, Site};
-use super::{Mode, Regions, Stacks};
 use crate::os::locks::SetOnce;
+use crate::stack::{Mine, Mode, Regions, Site, Stacks};
 
 fn stacks() -> Option<&'static Stacks> {
     static STACKS: SetOnce<Option<Stacks>> = SetOnce::new();
@@ -51,7 +50,8 @@ pub unsafe extern "C" fn memtrace_debug_names(
     let Some(stacks) = stacks() else { return 0 };
     let splice = if splice == 1 { Splice::PyTorch } else { Splice::Evaluation };
     let mut text = String::new();
-    for frame in stacks.namer(splice).frames(id) {
+    let [depot, codes, modules] = stacks.words();
+    for frame in Namer::new(depot, codes, modules, splice).frames(id) {
         let row = serde_json::json!([frame.name, frame.filename, frame.line]);
         text.push_str(&row.to_string());
         text.push('\n');
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn memtrace_debug_stack(buf: *mut c_char, len: usize) -> u
 /// Makes the calling thread forget the last stack that it took, so that the next one is taken from nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_debug_forget() {
-    MINE.with(|mine| mine.with(Site::Alloc, |scratch, _| scratch.forget()));
+    MINE.with(Mine::forget);
 }
 
 /// Nanoseconds that a capture takes at this place, over `rounds` captures.
