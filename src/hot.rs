@@ -14,8 +14,8 @@ use crate::stack::line::{Beside, beside};
 /// See the module's essay.
 #[repr(C)]
 pub struct Words {
-    /// Where the address of the recorder of this process is while it is on: a
-    /// word that a forked child finds empty.
+    /// Where the address of the recorder of this process is while it is on: a word that a forked
+    /// child finds empty.
     pub recorder: AtomicPtr<AtomicUsize>,
     /// How many trackers ask for changes ([`crate::pytorch::changes`]).
     pub changes: AtomicU32,
@@ -23,7 +23,8 @@ pub struct Words {
     pub quick: AtomicBool,
     /// Does every change of a thread's current stream come by us ([`crate::pytorch::streams`])?
     pub streams: AtomicBool,
-    /// Has a block been handed out on another stream than the default one ([`crate::pytorch::captures`])?
+    /// Has a block been handed out on another stream than the default one
+    /// ([`crate::pytorch::captures`])?
     pub other_streams: AtomicBool,
     /// Uses of blocks that are noted ([`crate::pytorch::captures`]).
     pub uses: AtomicUsize,

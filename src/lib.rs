@@ -18,14 +18,16 @@ pub mod debug;
 pub mod gauges;
 pub mod hot;
 pub mod labels;
-pub mod libraries;
 pub mod nccl;
-pub mod os;
 pub mod process;
 pub mod pytorch;
 pub mod real;
 pub mod record;
-pub mod stack;
+
+// The crates that know nothing of the recorder, by the names of what they are about.
+pub use memtrace_libraries as libraries;
+pub use memtrace_os as os;
+pub use memtrace_stack as stack;
 
 use config::Config;
 use os::message;

@@ -6,10 +6,10 @@
 use std::cell::Cell;
 
 use libfuzzer_sys::fuzz_target;
-use memtrace::libraries::objects::Object;
-use memtrace::os::checked::{Memory, Window};
-use memtrace::stack::native::odd;
-use memtrace::stack::{rules, tables};
+use memtrace_libraries::objects::Object;
+use memtrace_os::checked::{Memory, Window};
+use memtrace_stack::native::odd;
+use memtrace_stack::{rules, tables};
 
 /// Where the bytes seem to lie.
 const AT: u64 = 0x10_0000;

@@ -49,8 +49,6 @@ struct Link {
 
 // SAFETY: numbers, of which 0 is one and no place.
 unsafe impl Plain for Link {}
-// SAFETY: as above; 0 is no place.
-unsafe impl Plain for Option<Place> {}
 
 /// Places in the file, or in memory.
 #[derive(Default)]

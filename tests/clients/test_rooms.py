@@ -5,7 +5,7 @@ import re
 import support
 
 # From the lowest up. Single files of src/ are rooms, too.
-ROOMS = ["gauges", "os", "libraries", "stack", "real", "debug", "hot", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
+ROOMS = ["gauges", "real", "debug", "hot", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
 USED = re.compile(r"\bcrate::(\w+)")
 GROUP = re.compile(r"\bcrate::\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 

@@ -91,7 +91,7 @@ def find_library():
 def find_python(name):
     """A Python of this name that works: from pyenv or the search path."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    candidates = [os.environ.get(f"MEMTRACE_{name.upper().replace('.', '_')}")]
+    candidates = [os.environ.get("MEMTRACE_PYTHON" + name[len("python") :].replace(".", "_"))]
     candidates += sorted(str(p) for p in pyenv.glob(f"*/bin/{name}"))
     candidates.append(shutil.which(name))
     works = [c for c in candidates if c and subprocess.run([c, "-c", "import ctypes"], capture_output=True).returncode == 0]
