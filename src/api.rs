@@ -19,7 +19,7 @@ use crate::process;
 use crate::process::dump;
 use crate::process::dump::Reason;
 use crate::record::guard;
-use crate::stack::room::on_a_large_one;
+use crate::stack::on_a_large_one;
 use crate::{gauges, labels, pytorch};
 
 /// Writes a snapshot of now. `path` null: the next free name in `MEMTRACE_OUT`. A path that ends in

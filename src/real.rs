@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use crate::libraries::loaded;
 use crate::libraries::scopes;
 use crate::os::address::Address;
-use crate::stack::room;
+use crate::stack;
 
 /// The address of a function of a known library's, looked up at its first use.
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl Real {
         library: &str,
         is_it: fn(&str, usize) -> bool,
     ) -> Option<*mut c_void> {
-        let found = room::aside(|| first(symbol, library, is_it))?.as_ptr();
+        let found = stack::aside(|| first(symbol, library, is_it))?.as_ptr();
         Some(self.0.set(found))
     }
 }

@@ -13,7 +13,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use crate::libraries::objects;
 use crate::libraries::scopes;
 use crate::pytorch::names::{self, C10, C10_CUDA, LEADING, Name};
-use crate::stack::native;
+use crate::stack;
 
 /// What is thrown.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,7 +166,7 @@ unsafe fn check(code: c_int) {
 
 /// Is the code that called into this library PyTorch's?
 fn caller_is_pytorch() -> bool {
-    let caller = native::first_outside(|_| false);
+    let caller = stack::first_outside(|_| false);
     let path = caller.and_then(objects::name_at);
     let file = path.and_then(|path| path.to_bytes().rsplit(|b| *b == b'/').next());
     file.is_some_and(|f| f.starts_with(b"libtorch") || f.starts_with(b"libc10"))

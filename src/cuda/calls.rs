@@ -26,7 +26,7 @@ use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::record::door::{Door, Tier};
 use crate::record::guard;
-use crate::stack::{native, room};
+use crate::stack;
 
 /// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
 pub(super) fn also_inside(f: impl FnOnce()) {
@@ -124,14 +124,14 @@ fn is_by_cuda(door: Door) -> bool {
     match whose {
         Whose::Cudas => true,
         _ if library.contains(&guard::called()) || library.contains(&door.real) => true,
-        Whose::Tools => room::aside(|| is_through(&library)),
+        Whose::Tools => stack::aside(|| is_through(&library)),
         Whose::Programs => false,
     }
 }
 
 /// Has the call come out of CUDA into this library?
 fn is_through(library: &Range<usize>) -> bool {
-    let outside = native::first_outside(|pc| library.contains(&(pc as usize)));
+    let outside = stack::first_outside(|pc| library.contains(&(pc as usize)));
     outside.is_some_and(|pc| {
         let (library, whose) = library_of(pc as usize);
         whose == Whose::Cudas || library.contains(&guard::called())
@@ -148,7 +148,7 @@ fn library_of(caller: usize) -> (Range<usize>, Whose) {
             return (range, known.unwrap_or(Whose::Programs));
         }
     }
-    room::aside(|| find_out(caller))
+    stack::aside(|| find_out(caller))
 }
 
 #[cold]

@@ -8,7 +8,7 @@ use crate::cuda::real::NOWHERE;
 use crate::cuda::routes::ROUTES;
 use crate::cuda::table::{ENTRY_POINTS, Hooks};
 use crate::cuda::{resolve, words};
-use crate::stack::room;
+use crate::stack;
 
 /// Where a call jumps, and the real function for a handler; 0: it is nobody's whom a handler knows.
 #[repr(C)]
@@ -76,7 +76,7 @@ extern "C" fn choose(api: usize, caller: usize, ours: &Hooks) -> Choice {
         return Choice { jump: function, real: 0 };
     }
     let (range, goes) =
-        callers::find(api, caller).unwrap_or_else(|| room::aside(|| find_out(api, caller, ours)));
+        callers::find(api, caller).unwrap_or_else(|| stack::aside(|| find_out(api, caller, ours)));
     row.has_called(range, goes);
     let handler = ours[api].handler.0 as usize;
     match goes {

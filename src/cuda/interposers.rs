@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::cuda::table::Hooks;
 use crate::libraries::loaded;
 use crate::pytorch::allocator;
-use crate::stack::native;
+use crate::stack;
 
 /// Libraries that are told apart.
 const PLACES: usize = 8;
@@ -62,6 +62,6 @@ fn follow(caller: usize) -> usize {
     if !contains(caller) {
         return caller;
     }
-    let found = native::first_outside(|pc| contains(pc as usize)).map(|pc| pc as usize);
+    let found = stack::first_outside(|pc| contains(pc as usize)).map(|pc| pc as usize);
     found.filter(|pc| allocator::is_caller(*pc)).unwrap_or(caller)
 }

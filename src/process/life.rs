@@ -26,8 +26,7 @@ use crate::process::{dump, jumps, measure, starts, tree};
 use crate::pytorch::captures;
 use crate::record::guard;
 use crate::record::switch::{self, ASLEEP, WOKEN, recorder};
-use crate::stack::room::on_a_large_one;
-use crate::stack::{registered, rules};
+use crate::stack::{on_a_large_one, registered, rules};
 
 /// Registers, once a process image, what happens at exit and in a forked child.
 pub fn register() {

@@ -32,7 +32,7 @@ use crate::os::locks::SetOnce;
 use crate::os::signals;
 use crate::process;
 use crate::record::Recorder;
-use crate::stack::room::on_a_large_one;
+use crate::stack::on_a_large_one;
 
 /// Ancestors that are looked at.
 const GENERATIONS: usize = 32;

@@ -45,7 +45,7 @@ use crate::pytorch::operators;
 use crate::pytorch::record_functions::{self, End, Start};
 use crate::record::activity::Begun;
 use crate::record::guard::{self, Local};
-use crate::stack::native;
+use crate::stack;
 
 /// Callbacks: one for the beginning, one for the end.
 type Pair = [*mut c_void; 2];
@@ -454,7 +454,7 @@ fn find_out(caller: usize) -> (u64, LabelId) {
 /// made it. A frame's stack begins after the return address into it.
 fn distance(caller: usize) -> u64 {
     let (mut at, mut bytes) = (0_u64, 0);
-    native::each_frame(&mut |frame| {
+    stack::each_frame(&mut |frame| {
         match frame {
             None => (at, bytes) = (0, 0),
             Some((_, stack)) if at != 0 => bytes = stack.saturating_sub(at),

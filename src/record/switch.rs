@@ -12,7 +12,7 @@ use crate::os::age::word_of_this_process;
 use crate::os::signals::uncancelled;
 use crate::os::{clock, errno, futex, message};
 use crate::record::{Recorder, guard};
-use crate::stack::room;
+use crate::stack;
 
 // For this library alone: nobody else finds it by its name.
 std::arch::global_asm!(".hidden memtrace_turn_on");
@@ -76,7 +76,7 @@ fn wake_up() {
     match WOKEN.compare_exchange(ASLEEP, WAKING, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => guard::nested(|| {
             let turned_on = || std::panic::catch_unwind(|| uncancelled(memtrace_turn_on));
-            if room::aside(turned_on).is_err() {
+            if stack::aside(turned_on).is_err() {
                 switch_off("an internal error at the start");
             }
             WOKEN.store(AWAKE, Ordering::Release);

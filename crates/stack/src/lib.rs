@@ -109,11 +109,14 @@ pub mod arena;
 pub mod bytes;
 pub mod deep;
 pub mod depot;
+mod epoch;
 pub mod line;
 pub mod modules;
 pub mod native;
+mod outside;
 pub mod python;
 pub mod registered;
+pub mod registers;
 pub mod room;
 pub mod rules;
 mod scratch;
@@ -130,27 +133,17 @@ use memtrace_format::stacks::{NO_STACK, RawFrame, Reason, StackId};
 
 use self::depot::Depot;
 use self::modules::ModuleTable;
-use self::native::Registers;
+pub use self::outside::{each_frame, first_outside};
 use self::python::code::CodeTable;
 use self::python::offsets::{found, runtime};
+use self::registers::{Registers, registers};
 use self::room::Room;
 use self::scratch::Scratch;
-pub use self::scratch::{Mine, Site};
+pub use self::scratch::{Mine, Site, aside, on_a_large_one};
+pub use self::splice::Mode;
 use self::splice::{Source, splice};
 use memtrace_os::space::Space;
 use memtrace_os::sync::of_file;
-
-/// What a stack holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Mode {
-    /// Nothing.
-    None = 0,
-    /// Python frames.
-    Python = 1,
-    /// Python frames among native ones.
-    All = 2,
-}
 
 /// The memory that stacks are kept in: words that are 0 and live for ever, of a file or not.
 #[derive(Clone, Copy)]
@@ -233,7 +226,7 @@ impl Stacks {
     /// The same, with native frames or without.
     #[inline(never)]
     fn capture_with<const NATIVE: bool>(&self, site: Site, mine: &Mine) -> StackId {
-        let here = if NATIVE { native::registers() } else { Registers::default() };
+        let here = if NATIVE { registers() } else { Registers::default() };
         let mode = if NATIVE { Mode::All } else { Mode::Python };
         let stack = mine.with(site, |scratch, room| match self.again(mode, here, scratch) {
             Some(id) => id,
@@ -262,7 +255,7 @@ impl Stacks {
         if matches!(innermost, Some(RawFrame::Native { .. })) {
             return stack;
         }
-        let frame = RawFrame::Native { pc: caller, epoch: modules::epoch() };
+        let frame = RawFrame::Native { pc: caller, epoch: epoch::epoch() };
         self.depot.intern(stack, frame.pack())
     }
 

@@ -26,16 +26,15 @@
 //! remembered of a frame pointer that does not matter may be out of date. Where a walk leaves what is remembered it is
 //! read again, from where the nearest frame further in keeps it.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::stacks::Reason;
 
+use self::odd::MAX_FRAMES;
 use super::deep::Deep;
-use super::room::{Room, stack_pointer};
-pub use super::rules::Registers;
+use super::registers::{Registers, here, stack_pointer, word};
+use super::room::Room;
 use super::rules::{Outcome, Rule, Step, generation, rule_for};
-use super::scratch::mine;
 use memtrace_libraries::objects::own_library;
 
 /// Frames that are kept of each end of a deep stack.
@@ -348,27 +347,13 @@ impl Way {
     }
 }
 
-/// A word of the stack.
-///
-/// # Safety
-/// The place is mapped.
-#[inline]
-unsafe fn word(at: u64) -> u64 {
-    // SAFETY: as promised.
-    unsafe { (at as *const u64).read_unaligned() }
-}
-
-/// More frames than this are never followed.
-const MAX_FRAMES: usize = 1 << 14;
-
 /// Walks the calling thread's frames into `trail`, without memtrace's own at the inner end; `found` is for the
 /// walk's own use. It begins `here`, in a frame of memtrace's that is still active. Returns why it does not reach
 /// the outermost.
 #[inline(never)]
 pub fn walk(room: &Room, here: Registers, trail: &mut Trail, found: &mut Found) -> Option<Reason> {
-    let own = room.in_use(here.sp);
     let generation = generation();
-    if let Some(kept) = by_rules(&own, here, trail, generation, found) {
+    if let Some(kept) = by_rules(room, here, trail, generation, found) {
         let too_many = found.0.gap().is_some() || kept + found.0.len() > MAX;
         if kept == 0 || !too_many {
             // SAFETY: here and below, memtrace's own frames are those that call this.
@@ -377,7 +362,7 @@ pub fn walk(room: &Room, here: Registers, trail: &mut Trail, found: &mut Found) 
             return None;
         }
         // Which frames are left out must not depend on what is remembered.
-        if by_rules(&own, here, trail, None, found).is_some() {
+        if by_rules(room, here, trail, None, found).is_some() {
             // SAFETY: as above.
             unsafe { trail.extend(0, found) };
             trail.generation = 0;
@@ -400,7 +385,7 @@ fn odd_walk(room: &Room, found: &mut Found) -> Option<Reason> {
     // Taken in this function, whose frame lasts: in a function handed to another one it would be of a frame that is gone.
     let here = match room.left_at(stack_pointer() as u64) {
         Some(left) => left,
-        None => odd::here(),
+        None => here(),
     };
     let mut visit = |frame: Option<(u64, u64)>| {
         let Some((pc, sp)) = frame else {
@@ -419,50 +404,18 @@ fn odd_walk(room: &Room, found: &mut Found) -> Option<Reason> {
     (!whole).then_some(Reason::Truncated)
 }
 
-/// Shows the calling thread's frames outside of memtrace, innermost first: where each goes on, and its stack pointer there.
-/// Ends when `visit` says so; `None` tells it that the walk begins again.
-pub fn each_frame(visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) {
-    mine(|mine| {
-        let Some(room) = mine.room() else { return };
-        // Taken in this function, whose frame lasts: in a function handed to another one it would be of a frame that is gone.
-        let here = match room.left_at(stack_pointer() as u64) {
-            Some(left) => left,
-            None => odd::here(),
-        };
-        room.run(|| odd::walk(room, &here, visit));
-    });
-}
-
-/// The innermost return address of the calling thread that is neither memtrace's own nor one that `skipped` accepts, if it is
-/// known how to get there.
-pub fn first_outside(skipped: impl Fn(u64) -> bool) -> Option<u64> {
-    /// Frames that are looked at.
-    const NEAR: usize = 64;
-    let own = own_code();
-    let (mut seen, mut found) = (0, None);
-    each_frame(&mut |frame| {
-        let Some((pc, _)) = frame else {
-            seen = 0;
-            return false;
-        };
-        seen += 1;
-        found = Some(pc).filter(|_| !(own.0..own.1).contains(&pc) && !skipped(pc));
-        found.is_some() || seen == NEAR
-    });
-    found
-}
-
 /// The walk by rules from `here`, until it comes to what is remembered under this generation and unchanged. Returns how
 /// many frames that are; `None` if the walk has to be done otherwise.
 #[inline(never)]
 fn by_rules(
-    own_stack: &Range<u64>,
+    room: &Room,
     mut here: Registers,
     trail: &mut Trail,
     generation: Option<u64>,
     found: &mut Found,
 ) -> Option<usize> {
     found.0.clear();
+    let own_stack = room.in_use(here.sp);
     let (low, last) = (own_stack.start, own_stack.end.checked_sub(8)?);
     let read = |at: u64| {
         // SAFETY: the bytes between the stack pointer and the end of the thread's own stack are mapped and readable.
@@ -501,7 +454,7 @@ fn by_rules(
             candidates = changed;
         }
         let frame = Native { pc: here.pc, sp: here.sp, fp: here.fp, ..Native::default() };
-        let rule = rule_for(here.pc);
+        let rule = rule_for(here.pc, room);
         match rule.step(here, read) {
             Outcome::Caller(step) => {
                 let way = Way::by(&step, rule.needs_fp());
@@ -525,27 +478,8 @@ fn by_rules(
     None
 }
 
-/// The registers as they are in the calling function behind this call.
-#[inline(always)]
-pub fn registers() -> Registers {
-    let (pc, sp, fp);
-    // SAFETY: a call that changes these three registers.
-    unsafe {
-        std::arch::asm!("call {}", sym caller_registers, out("rax") pc, out("rcx") sp, out("rdx") fp);
-    }
-    Registers { pc, sp, fp }
-}
-
-/// What the caller's instruction pointer, stack pointer and frame pointer are once this has returned: a return address,
-/// where unwind tables are exact. In rax, rcx and rdx: from memory they would be read in other pieces than they were
-/// written in, for which the processor waits.
-#[unsafe(naked)]
-unsafe extern "C" fn caller_registers() {
-    core::arch::naked_asm!("mov rax, [rsp]", "lea rcx, [rsp + 8]", "mov rdx, rbp", "ret")
-}
-
 /// The range of memtrace's own library; empty if it is part of the program, but for a section of the tests.
-fn own_code() -> (u64, u64) {
+pub(super) fn own_code() -> (u64, u64) {
     static START: AtomicU64 = AtomicU64::new(0);
     static END: AtomicU64 = AtomicU64::new(0);
     let end = END.load(Ordering::Acquire);

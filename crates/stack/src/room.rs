@@ -21,8 +21,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::native::odd::Here;
-use super::scratch::mine;
+use super::registers::{Here, stack_pointer};
 use memtrace_os::checked::{Process, system};
 
 /// Bytes of a stack that is ours: reading the configuration and opening files are the most that happens there, and a signal
@@ -377,33 +376,12 @@ impl Drop for WithoutStack {
     }
 }
 
-/// Runs `f` on a stack of this thread's that is memtrace's own.
-#[cold]
-#[inline(never)]
-pub fn aside<R>(f: impl FnOnce() -> R) -> R {
-    mine(|mine| mine.aside(f))
-}
-
-/// Runs `f` on a large stack that is taken for it, or, if there is no memory, on one of this thread's. For whatever writes files: the
-/// thread that ends a process, or asks for a snapshot, may stand on a fiber's stack or a signal's, of a few kilobytes.
-#[cold]
-#[inline(never)]
-pub fn on_a_large_one<R>(f: impl FnOnce() -> R) -> R {
-    let (mut f, mut result) = (Some(f), None);
-    let mut work = || result = f.take().map(|f| f());
-    match Large::new() {
-        Some(stack) => stack.call(&mut work),
-        None => aside(&mut work),
-    }
-    result.unwrap_or_else(|| unreachable!("it was called"))
-}
-
-/// A stack of its own, which ends with it.
-struct Large(*mut c_void);
+/// A large stack of its own, which ends with it.
+pub(super) struct Large(*mut c_void);
 
 impl Large {
-    /// Touches none of it.
-    fn new() -> Option<Large> {
+    /// Touches none of it. `None` if there is no memory.
+    pub(super) fn new() -> Option<Large> {
         // SAFETY: a fresh private mapping, of which a page is made inaccessible that nobody uses.
         unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -418,7 +396,8 @@ impl Large {
         }
     }
 
-    fn call(&self, work: &mut dyn FnMut()) {
+    /// Does the work on it.
+    pub(super) fn call(&self, work: &mut dyn FnMut()) {
         let mut left = MaybeUninit::<Here>::uninit();
         let there = Stack { top: self.0 as usize + LARGE, left: left.as_mut_ptr() };
         // SAFETY: nobody else knows of it; it is unmapped later.
@@ -431,17 +410,6 @@ impl Drop for Large {
         // SAFETY: our own mapping, on which nobody stands any more.
         unsafe { libc::munmap(self.0, LARGE) };
     }
-}
-
-/// Where the stack pointer is, about.
-#[inline(always)]
-pub fn stack_pointer() -> usize {
-    let sp;
-    // SAFETY: reads a register.
-    unsafe {
-        std::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack, preserves_flags));
-    };
-    sp
 }
 
 /// Calls `f` with `state` on the stack that ends at `top`, and notes at `left` where it was called from.

@@ -21,10 +21,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use gimli::{CfaRule, Operation, RegisterRule, X86_64};
 
 use super::depot::mix;
-use super::room::aside;
+use super::registers::Registers;
+use super::room::Room;
 use super::tables::{self, Row};
 use memtrace_libraries::objects::object_at;
 use memtrace_os::checked::{Process, Window};
+use memtrace_os::errno;
 
 /// How to get to the caller's frame. Bits: 0–2 the base of the canonical frame address (the caller's stack
 /// pointer, CFA), 3–4 where the frame pointer is saved, 8–35 and 36–63 their offsets.
@@ -53,17 +55,6 @@ enum Saved {
     AtCfa = 1,
     /// At frame pointer plus offset.
     AtFp = 2,
-}
-
-/// Registers of a frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Registers {
-    /// Instruction pointer: a return address.
-    pub pc: u64,
-    /// Stack pointer.
-    pub sp: u64,
-    /// Frame pointer.
-    pub fp: u64,
 }
 
 /// A step to the caller, and what it read of the stack to make it.
@@ -174,9 +165,9 @@ pub fn forget_others() {
     UNLOADING.store(MINE.get(), Ordering::Release);
 }
 
-/// The rule for a return address.
+/// The rule for a return address. Tables are read in this room of the calling thread's.
 #[inline]
-pub fn rule_for(pc: u64) -> Rule {
+pub fn rule_for(pc: u64, room: &Room) -> Rule {
     let line = mix(pc, 1) as usize % (ENTRIES / WAYS) * WAYS;
     for entry in &ADDRESSES[line..line + WAYS] {
         let seen = entry.load(Ordering::Acquire);
@@ -187,14 +178,15 @@ pub fn rule_for(pc: u64) -> Rule {
             return Rule(RULES[seen as usize % MAX_RULES].load(Ordering::Relaxed));
         }
     }
-    look_up(pc, line)
+    look_up(pc, line, room)
 }
 
 #[cold]
-fn look_up(pc: u64, line: usize) -> Rule {
+fn look_up(pc: u64, line: usize, room: &Room) -> Rule {
     // A return address may be the first of the next function: the call is before it.
     let call = pc.wrapping_sub(1);
-    let rule = aside(|| {
+    let _errno = errno::Kept::now();
+    let rule = room.run(|| {
         let object = object_at(call)?;
         let process = Process::default();
         let rule = tables::loaded(&Window::new(&process), &object, call, translate);
@@ -322,6 +314,7 @@ pub fn translate(row: &Row<'_>) -> Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scratch::mine;
     use memtrace_os::testing::in_child;
 
     #[test]
@@ -357,6 +350,10 @@ mod tests {
         )
     }
 
+    fn rule(pc: u64) -> Rule {
+        mine(|mine| rule_for(pc, mine.room().expect("memory")))
+    }
+
     fn kept(pc: u64) -> bool {
         let line = mix(pc, 1) as usize % (ENTRIES / WAYS) * WAYS;
         ADDRESSES[line..line + WAYS].iter().any(|e| e.load(Ordering::Relaxed) >> 16 == pc)
@@ -366,11 +363,11 @@ mod tests {
     fn that_nothing_is_known_of_a_librarys_code_is_kept() {
         let _steady = crate::testing::steady();
         let pc = odd as *const () as u64 + 1;
-        assert_eq!(rule_for(pc), Rule::UNKNOWN);
+        assert_eq!(rule(pc), Rule::UNKNOWN);
         assert!(kept(pc), "its tables don't change");
         let nowhere = Box::new(0_u64);
         let pc = &raw const *nowhere as u64;
-        assert_eq!(rule_for(pc), Rule::UNKNOWN);
+        assert_eq!(rule(pc), Rule::UNKNOWN);
         assert!(!kept(pc), "a library may come to lie there");
     }
 }

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use super::native;
 use super::python::code::Memo;
 use super::python::walk;
-use super::room::{Room, stack_pointer};
+use super::registers::stack_pointer;
+use super::room::{Large, Room};
 use super::splice::{Last, Words};
 use memtrace_os::errno;
 use memtrace_os::signals;
@@ -178,6 +179,27 @@ impl Mine {
     }
 }
 
+/// Runs `f` on a stack of this thread's that is memtrace's own.
+#[cold]
+#[inline(never)]
+pub fn aside<R>(f: impl FnOnce() -> R) -> R {
+    mine(|mine| mine.aside(f))
+}
+
+/// Runs `f` on a large stack that is taken for it, or, if there is no memory, on one of this thread's. For whatever writes files: the
+/// thread that ends a process, or asks for a snapshot, may stand on a fiber's stack or a signal's, of a few kilobytes.
+#[cold]
+#[inline(never)]
+pub fn on_a_large_one<R>(f: impl FnOnce() -> R) -> R {
+    let (mut f, mut result) = (Some(f), None);
+    let mut work = || result = f.take().map(|f| f());
+    match Large::new() {
+        Some(stack) => stack.call(&mut work),
+        None => aside(&mut work),
+    }
+    result.unwrap_or_else(|| unreachable!("it was called"))
+}
+
 fn blocks() -> impl Iterator<Item = &'static Block> {
     // SAFETY: the pointers are null or a block, and blocks are never freed.
     let follow = |at: &AtomicPtr<Block>| unsafe { at.load(Ordering::Acquire).as_ref() };
@@ -238,6 +260,7 @@ fn make(me: usize) -> Option<&'static Block> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registers::registers;
 
     #[test]
     fn a_thread_keeps_its_block_and_later_threads_inherit_it() {
@@ -254,7 +277,7 @@ mod tests {
             let stale = std::thread::spawn(|| {
                 with(|s, room| {
                     let remembered = s.native.frames().len();
-                    native::walk(room, native::registers(), &mut s.native, &mut s.found);
+                    native::walk(room, registers(), &mut s.native, &mut s.found);
                     assert!(!s.native.frames().is_empty());
                     remembered
                 })

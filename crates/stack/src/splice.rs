@@ -10,15 +10,26 @@
 
 use memtrace_format::stacks::{DEPOT_FULL, NO_STACK, RawFrame, Reason, StackId};
 
-use super::Mode;
 use super::depot::Depot;
-use super::modules;
+use super::epoch::epoch;
 use super::native::{self, Native};
 use super::python::offsets::{Evaluation, Runtime};
 use super::python::walk::{self, Link};
 
 /// Most words of a stack: all frames, two gaps, two reasons.
 const MAX_WORDS: usize = 2 * walk::HALF + native::MAX + 4;
+
+/// What a stack holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Nothing.
+    None = 0,
+    /// Python frames.
+    Python = 1,
+    /// Python frames among native ones.
+    All = 2,
+}
 
 /// The last stack of a thread. All zeros is none.
 #[repr(C)]
@@ -58,7 +69,7 @@ impl Last {
     /// missing.
     #[inline(always)]
     pub fn whole(&self, depot: u64, mode: Mode) -> Option<StackId> {
-        let kind = Kind { depot, mode: mode as u8, reasons: [0, 0], epoch: modules::epoch() };
+        let kind = Kind { depot, mode: mode as u8, reasons: [0, 0], epoch: epoch() };
         (self.kind == kind && self.depth > 0 && !self.python_gap).then_some(self.id)
     }
 }
@@ -87,7 +98,7 @@ pub fn splice(
     Words { words, ids }: &mut Words,
 ) -> StackId {
     let all = source.mode == Mode::All;
-    let epoch = modules::epoch();
+    let epoch = epoch();
     let kind = Kind {
         depot: source.serial,
         mode: source.mode as u8,

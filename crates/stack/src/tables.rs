@@ -53,7 +53,7 @@ pub fn loaded<T>(
     pc: u64,
     f: impl FnOnce(&Row<'_>) -> T,
 ) -> Option<T> {
-    super::modules::met(object.start, object.end);
+    super::epoch::met(object.start, object.end);
     in_object(window, object, pc, f)
 }
 

@@ -16,13 +16,16 @@ use gimli::{
     RegisterRule, UnwindExpression, Value, X86_64,
 };
 
-use super::{MAX_FRAMES, Registers, word};
 use crate::bytes::Bytes;
+use crate::registers::{Here, Registers, word};
 use crate::room::Room;
 use crate::rules::{Outcome, Rule, rule_for};
 use crate::tables::{self, Row};
 use memtrace_libraries::objects::Object;
 use memtrace_os::checked::{Process, Window};
+
+/// More frames than this are never followed.
+pub(super) const MAX_FRAMES: usize = 1 << 14;
 
 /// Registers that tables name: by number as in the ABI, the last one the return address.
 const REGISTERS: usize = 17;
@@ -33,51 +36,6 @@ const PC: usize = 16;
 const KEPT: [usize; 6] = [3, FP, 12, 13, 14, 15];
 /// Frames of signals that are followed: each may lead to another stack.
 const SIGNALS: usize = 16;
-
-/// The registers of a running function that its callers may need.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Here {
-    /// rbx, rbp, r12 to r15.
-    kept: [u64; 6],
-    sp: u64,
-    pc: u64,
-}
-
-impl Here {
-    /// Those that rules need.
-    pub fn registers(&self) -> Registers {
-        Registers { pc: self.pc, sp: self.sp, fp: self.kept[1] }
-    }
-}
-
-/// The registers as they are in the calling function behind this call.
-#[inline(always)]
-pub fn here() -> Here {
-    let mut here = Here::default();
-    // SAFETY: the function writes into the record alone, and changes no other register than a call may.
-    unsafe { save(&raw mut here) };
-    here
-}
-
-#[unsafe(naked)]
-unsafe extern "C" fn save(to: *mut Here) {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "mov [rdi], rbx",
-        "mov [rdi + 8], rbp",
-        "mov [rdi + 16], r12",
-        "mov [rdi + 24], r13",
-        "mov [rdi + 32], r14",
-        "mov [rdi + 40], r15",
-        "lea rax, [rsp + 8]",
-        "mov [rdi + 48], rax",
-        "mov rax, [rsp]",
-        "mov [rdi + 56], rax",
-        "ret",
-        ".cfi_endproc",
-    )
-}
 
 /// A frame: what is known of its registers.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +127,7 @@ fn follow(
             return Next::End;
         }
         let next = match (thorough, frame.interrupted) {
-            (false, false) => by_rule(stack, &frame),
+            (false, false) => by_rule(stack, room, &frame),
             _ => by_tables(stack, &frame),
         };
         let Next::Caller(caller) = next else { return next };
@@ -190,8 +148,8 @@ fn follow(
     Next::Unknown
 }
 
-fn by_rule(stack: &Stack<'_>, frame: &Frame) -> Next {
-    let rule = rule_for(frame.pc());
+fn by_rule(stack: &Stack<'_>, room: &Room, frame: &Frame) -> Next {
+    let rule = rule_for(frame.pc(), room);
     let fp = frame.known[FP];
     if rule == Rule::UNKNOWN {
         return by_tables(stack, frame);

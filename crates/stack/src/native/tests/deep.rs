@@ -2,7 +2,8 @@
 
 use std::hint::black_box;
 
-use super::{HALF, MAX, Walker, pcs, registers, walk};
+use super::{HALF, MAX, Walker, pcs, walk};
+use crate::registers::registers;
 
 fn down(n: u32, walker: &mut Walker) -> u32 {
     if n == 0 {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::super::odd;
 use super::{Found, Native, Walker, pcs};
+use crate::registers::{Here, stack_pointer};
 use crate::{rules, tables};
 use memtrace_libraries::objects::Object;
 use memtrace_os::checked::{Memory, Window};
@@ -39,7 +40,7 @@ fn a_walk_on_a_stack_of_ours_begins_where_the_thread_left_its_own() {
 fn work_inside_of_work_stays_where_it_is_and_a_third_level_too() {
     let walker = Walker::new();
     let room = &walker.room;
-    let place = || room.left_at(crate::room::stack_pointer() as u64).is_some();
+    let place = || room.left_at(stack_pointer() as u64).is_some();
     assert!(!place());
     let (inside, nested) = room.run(|| (place(), room.run(place)));
     assert!(inside && nested);
@@ -99,7 +100,7 @@ fn tables_with(common: &[u8], own: &[u8]) -> Vec<u8> {
 }
 
 /// What the tables say of one address, by a rule and by a whole step from made-up registers.
-fn ask(mut bytes: Vec<u8>, stack: &[u8]) -> (Option<rules::Rule>, Option<odd::Here>) {
+fn ask(mut bytes: Vec<u8>, stack: &[u8]) -> (Option<rules::Rule>, Option<Here>) {
     bytes.resize(SIZE, 0);
     bytes.extend(stack);
     bytes.resize(2 * SIZE, 0);
