@@ -1,12 +1,15 @@
-//! What a native stack costs, beside the walk of the crate `backtrace`, in one run. `cargo bench -p
-//! memtrace-stack`.
+//! What a native stack costs, beside the walk of the crate `backtrace`, in one run.
+//! `cargo bench -p memtrace-stack`.
 //!
-//! At a depth of so many frames of Rust a stack is taken in four ways: after everything that the
-//! thread remembered was forgotten; from two functions in turn, so that all but the inner end is
-//! known; from one place again and again, which is proven to be the same; and by
-//! `backtrace::trace_unsynchronized`, which visits each frame and writes nothing down. Rounds of
-//! the four follow each other, and the figure is the median of all rounds. What forgetting takes is
-//! measured apart and taken off.
+//! At a depth of so many frames of Rust a stack is taken in four ways:
+//!
+//! * after everything that the thread remembered was forgotten;
+//! * from two functions in turn, so that all but the inner end is known;
+//! * from one place again and again, which is found to be the same;
+//! * by `backtrace::trace_unsynchronized`, which visits each frame and writes nothing down.
+//!
+//! Rounds of the four follow each other, and the figure is the median of all rounds. What
+//! forgetting takes is measured apart and taken off.
 #![allow(missing_docs)]
 
 use std::hint::black_box;

@@ -1,9 +1,10 @@
-//! Records that only ever grow, in a region of words: what is known of code objects and of libraries.
+//! Records that only ever grow, in a region of words: what is known of code objects and of
+//! libraries.
 //!
-//! A record is reserved by moving the region's end, filled in, and made ready by the last store to its first
-//! word; until then, and for ever if the process dies first, it reads as absent. Strings lie behind the fixed
-//! words, eight bytes a word, lowest first. Nothing is ever moved or freed, so a record's position is a name
-//! for it that can't come to mean something else.
+//! A record is reserved by moving the region's end, filled in, and made ready by the last store to
+//! its first word. Until then it reads as absent, and for ever if the process dies first. Strings
+//! lie behind the fixed words, eight bytes a word, lowest first. Nothing is ever moved or freed, so
+//! a record's position is a name for it that can't come to mean something else.
 
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
@@ -17,8 +18,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An empty region in `words`, all of which must be 0, with records from word `first` on. `None` if they
-    /// are not 0, or too few.
+    /// An empty region in `words`, all of which must be 0, with records from word `first` on.
+    /// `None` if they are not 0, or too few.
     pub fn new(
         words: &'static [AtomicU64],
         magic: u64,

@@ -1,7 +1,7 @@
 //! A list of fixed size that keeps its two ends: the first `HALF` items and the last `HALF`.
 //!
-//! Stacks can be deeper than anybody wants to read or store. Both ends matter: the innermost frames say where,
-//! the outermost say who. The middle of a recursion says nothing.
+//! Stacks can be deeper than anybody wants to read or store. Both ends matter: the innermost frames
+//! say where, the outermost say who. The middle of a recursion says nothing.
 
 /// The list.
 #[repr(C)]

@@ -1,13 +1,13 @@
 //! The depot of stacks: a trie of (parent, frame), written by every thread at once.
 //!
 //! A node is written completely before anybody can find it: its words are filled in first, then one
-//! compare-and-swap puts its id into the hash table. So there is no lock and no half-made node, neither for
-//! another thread nor for whoever reads the file of a process that was killed between two instructions. Two
-//! threads that add the same frame at the same time both write a node; the table takes one, the other node
-//! is lost (16 bytes), and both threads get the same id.
+//! compare-and-swap puts its id into the hash table. So there is no lock and no half-made node.
+//! That holds for another thread, and for whoever reads the file of a process that was killed
+//! between two instructions. Two threads that add the same frame at the same time both write a
+//! node. The table takes one, the other node is lost (16 bytes), and both threads get the same id.
 //!
-//! The depot never grows: when it is full, every new stack is [`DEPOT_FULL`], a node that says so, and the
-//! number of refusals is kept in the header.
+//! The depot never grows. When it is full, every new stack is [`DEPOT_FULL`], a node that says so,
+//! and the number of refusals is kept in the header.
 
 use memtrace_format::stacks::{
     DEPOT_FULL, DEPOT_MAGIC, DepotShape, HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, RawFrame, Reason,
@@ -17,15 +17,16 @@ use memtrace_format::stacks::{
 use memtrace_os::space::{Room, Space};
 use memtrace_os::sync::{AtomicU64, Ordering, Real, zeroed_words};
 
-/// The longest run of taken slots that is searched. At three quarters full, longer ones don't occur in
-/// practice; if one does, the depot counts as full for that frame.
+/// The longest run of taken slots that is searched. At three quarters full, longer ones don't occur
+/// in practice; if one does, the depot counts as full for that frame.
 const MAX_PROBES: usize = 256;
 
 /// The trie, in words that others own.
 pub struct Depot {
     words: &'static [AtomicU64],
     shape: DepotShape,
-    /// Ids by hash: in memory of the process's own, because no reader needs them and they are all over their place.
+    /// Ids by hash: in memory of the process's own, because no reader needs
+    /// them and they are all over their place.
     slots: &'static [AtomicU64],
     room: Room,
 }
@@ -153,7 +154,8 @@ impl Depot {
     }
 }
 
-/// Both halves of the product of two odd-ish numbers, folded: every bit of the input reaches every bit.
+/// Both halves of the product of two odd-ish numbers, folded: every bit of
+/// the input reaches every bit.
 #[inline(always)]
 pub(super) fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xd1b5_4a32_d192_ed03);

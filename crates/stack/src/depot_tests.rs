@@ -1,11 +1,14 @@
-//! The depot's promises: equal stacks have one id, different ones have different ids, and a node that can be found is
-//! whole.
+//! The depot's promises: equal stacks have one id, different ones have different ids,
+//! and a node that can be found is whole.
 //!
-//! With `--cfg loom` every interleaving (up to a bounded number of preemptions) of threads that intern at the same time is
-//! tried, in a depot of eight nodes; without it, real threads and a model in plain Rust. Each model has been seen red:
-//! with `Relaxed` for any of the three orderings in `intern`, a thread finds a node whose words it can't see yet, and equal
-//! stacks get two ids; without the look at a node's words, different stacks get one; without the second look at the end of
-//! the depot, an id has no node.
+//! With `--cfg loom` threads intern at the same time in a depot of eight nodes. Every interleaving
+//! is tried, up to a bounded number of preemptions. Without it, there are real threads and a model
+//! in plain Rust.
+//!
+//! Each model has been seen red. With `Relaxed` for any of the three orderings in `intern`, a
+//! thread finds a node whose words it can't see yet. Equal stacks get two ids. Without the look at
+//! a node's words, different stacks get one. Without the second look at the end of the depot, an id
+//! has no node.
 
 use super::*;
 
@@ -20,7 +23,8 @@ mod model {
     use loom::thread;
     use memtrace_format::stacks::HEADER;
 
-    /// The smallest depot that there is: ids up to 7, of which 0 and 1 are taken, and 16 places in its table.
+    /// The smallest depot that there is: ids up to 7, of which 0 and 1 are
+    /// taken, and 16 places in its table.
     fn check(bound: usize, model: impl Fn(&Arc<Depot>) + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(bound);

@@ -1,8 +1,9 @@
 //! Which libraries addresses mean: a number that each native frame carries.
 //!
-//! A return address means something only together with the library that was at that place at that
-//! time. An address is given to another library only after the first was unloaded, which is rare. So
-//! the number goes up exactly when a library is found at an address that had belonged to another.
+//! A return address means something only together with the library that was at that place
+//! at that time. An address is given to another library only after the first was
+//! unloaded, which is rare. So the number goes up exactly when a library is found at an
+//! address that had belonged to another.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,12 +17,12 @@ pub fn epoch() -> u16 {
     LINE.epoch.load(Ordering::Relaxed)
 }
 
-/// Ranges that unloaded libraries left: start and end; an end of 0 is a free place. If there are ever more,
-/// the newest take the places of older ones.
+/// Ranges that unloaded libraries left: start and end; an end of 0 is a free place. If there are
+/// ever more, the newest take the places of older ones.
 static LEFT: [[AtomicU64; 2]; 64] = [const { [const { AtomicU64::new(0) }; 2] }; 64];
 
-/// Called with each library at which a thread meets an unknown address: if it lies where another one was,
-/// addresses mean something new from now on.
+/// Called with each library at which a thread meets an unknown address: if it lies where another
+/// one was, addresses mean something new from now on.
 pub fn met(start: u64, end: u64) {
     for [s, e] in &LEFT {
         let left = e.load(Ordering::Acquire);

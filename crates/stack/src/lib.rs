@@ -4,11 +4,11 @@
 //!
 //! A tracer sits inside somebody else's process and wants to know, thousands of times a second, who
 //! has asked for memory. It is asked on any thread and in any state: under locks of PyTorch's, with
-//! the GIL or without, in a signal handler, in a forked child, on a fiber with a few hundred bytes
-//! of stack left, while the interpreter shuts down. What debuggers and crash reporters use is made
-//! for another place. The system's unwinder takes locks, allocates, and believes what a table says;
-//! asking Python needs the GIL; and all of them begin from nothing each time, although most stacks
-//! of a thread are like its last one.
+//! the GIL or without, while the interpreter shuts down. It is asked in signal handlers, in forked
+//! children, and on fibers with a few hundred bytes of stack left. What debuggers and crash
+//! reporters use is made for another place. The system's unwinder takes locks, allocates, and
+//! believes what a table says. Asking Python needs the GIL. And all of them begin from nothing each
+//! time, although most stacks of a thread are like its last one.
 //!
 //! # What this crate does
 //!
@@ -20,25 +20,25 @@
 //!   ([`native`], [`rules`]);
 //! * both are put together, and interned in a trie ([`depot`]) whose node is the stack's id;
 //! * whoever has the three regions of [`Stacks::words`] can turn an id into frames, in this process
-//!   or from a file that a dead one left: `memtrace_format::stacks` says what the words mean,
+//!   or from a file that a dead one left. `memtrace_format::stacks` says what the words mean,
 //!   `memtrace_symbols` finds names, files and lines.
 //!
 //! # What it must never do
 //!
 //! * *Take a lock, wait, or allocate* once a thread has taken its first stack. Nothing of Python's
 //!   is called but "which thread state is mine" and "are you shutting down".
-//! * *Fault.* A pointer is followed if it is proven: to the part of the thread's own stack that is
-//!   in use, or to an object that a frame keeps alive. Everything else (other stacks, unwind
-//!   tables, code) is read through the kernel, which can't fault.
+//! * *Fault.* A pointer is followed if it is proven. It leads to the part of the thread's own stack
+//!   that is in use, or to an object that a frame keeps alive. Everything else (other stacks,
+//!   unwind tables, code) is read through the kernel, which can't fault.
 //! * *Guess.* Where a rule, a table or a version of Python is not known, the stack ends there, with
 //!   the [reason](memtrace_format::stacks::Reason). A CPython without a layout of its own has
 //!   native frames only.
-//! * *Change what the program sees.* `errno` stays as it is, signals and the GIL are left alone,
-//!   and where the program's own stack has no room the work is done on one of ours ([`room`]).
+//! * *Change what the program sees.* `errno` stays as it is, and signals and the GIL are left
+//!   alone. Where the program's own stack has no room the work is done on one of ours ([`room`]).
 //!
-//! The caller begins with [`memtrace_libraries::loading`], never begins a capture inside another
-//! one on the same thread, has [`closing`] around everything that unloads libraries, and calls
-//! [`rules::forget_others`] in a forked child.
+//! The caller, too, has duties. It calls [`memtrace_libraries::loading`] first, and
+//! [`rules::forget_others`] in a forked child. It never begins a capture inside another one on the
+//! same thread. It has [`closing`] around everything that unloads libraries.
 //!
 //! # How
 //!
@@ -76,28 +76,28 @@
 //! frames. So they are read as they lie, with the GIL or without.
 //!
 //! **Where a Python frame belongs.** The interpreter's main loop keeps a record in its own native
-//! frame: since 3.12 a shim that ends each evaluation's Python frames, in 3.11 an entry of a chain.
-//! Its address says which native frame runs which Python frames, whatever the function is called
-//! and however the compiler has cut it up. Before 3.11 each main loop runs one Python frame, and is
-//! known by the address of its code.
+//! frame. Since 3.12 that is a shim that ends each evaluation's Python frames, in 3.11 an entry of
+//! a chain. Its address says which native frame runs which Python frames, whatever the function is
+//! called and however the compiler has cut it up. Before 3.11 each main loop runs one Python frame,
+//! and is known by the address of its code.
 //!
 //! **Most stacks are like the thread's last one.** A thread remembers its last one. Native and
 //! Python frames that are certainly the same are not walked again: all that a walk would read is
-//! compared ([`native`], [`python::walk`]), and only what differs from the last stack, counted from
-//! the outermost frame, is put together and interned (`splice`).
+//! compared ([`native`], [`python::walk`]). Only what differs from the last stack, counted from the
+//! outermost frame, is put together and interned (`splice`).
 //!
 //! **A code object dies in one place** ([`python`]), **a library is unloaded in one**
-//! ([`closing`]), and generated code registers its tables with libgcc ([`registered`]): who is at
-//! these places knows when what he remembers is over. A program that this crate is linked into
-//! exports the functions of libgcc that register tables, and hands each call on.
+//! ([`closing`]), and generated code registers its tables with libgcc ([`registered`]). So we are
+//! at these places, and know when what is remembered is over. A program that this crate is linked
+//! into exports the functions of libgcc that register tables, and hands each call on.
 //!
 //! **Deep stacks** keep both ends. **Empty or cut stacks** end in the reason.
 //!
 //! # A new CPython
 //!
-//! Its layout is an entry of [`python::offsets::LAYOUTS`], with the numbers of its public headers;
-//! the walk names each entry (`python/walk.rs` doesn't compile otherwise), and `tests/python_walk`
-//! holds what is read against the interpreter itself.
+//! Its layout is an entry of [`python::offsets::LAYOUTS`], with the numbers of its headers. The
+//! walk names each entry: `python/walk.rs` doesn't compile otherwise. `tests/python_walk` compares
+//! what is read with the interpreter itself.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_types))]
 #![allow(

@@ -3,7 +3,7 @@
 //!
 //! Between two captures a program pushes what it doesn't use out of the cache, and its page out of
 //! the table of pages. So the three words of ours that each capture needs lie together. A tracer
-//! has such words, too, and asks them at the same moments (is it on?): the rest of the line is for
+//! has such words, too, and asks them at the same moments (is it on?). The rest of the line is for
 //! them, as one type of the caller's ([`beside`]).
 
 use std::cell::UnsafeCell;
@@ -52,6 +52,7 @@ pub unsafe trait Beside: Sync + 'static {}
 #[inline(always)]
 pub fn beside<T: Beside>() -> &'static T {
     const { assert!(size_of::<T>() <= ROOM && align_of::<T>() <= align_of::<Theirs>()) };
-    // SAFETY: it has room and is aligned for one, zeros are one, and nobody takes these bytes for anything else.
+    // SAFETY: it has room and is aligned for one, zeros are one, and nobody
+    // takes these bytes for anything else.
     unsafe { &*LINE.theirs.0.get().cast::<T>() }
 }

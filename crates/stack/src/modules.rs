@@ -1,10 +1,9 @@
-//! The libraries of the process: what was loaded where, from when until when, for whoever writes names.
+//! The libraries of the process: what was loaded where, from when until when, for whoever writes
+//! names.
 //!
-//! A return address means something only together with the library that was at that place at that time. An
-//! address is given to another library only after the first was unloaded, which is rare; so native frames carry
-//! an *epoch*, a number that goes up exactly when a library is found at an address that had belonged to
-//! another. The list is brought up to date when somebody is about to write names, when a library was closed
-//! (see [`super::closing`]) and now and then by the background thread; never in a hook.
+//! When a library was there is said in epochs ([`super::epoch`]). The list is brought up to date
+//! when somebody is about to write names, and when a library was closed ([`super::closing`]). The
+//! background thread does so now and then, and a hook never does.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,7 +99,8 @@ impl ModuleTable {
         record.finish(0)
     }
 
-    /// Notes in a record that its library is gone: the epoch after the last one, so that 0 means "still there".
+    /// Notes in a record that its library is gone: the epoch after the last
+    /// one, so that 0 means "still there".
     fn ended(&self, at: usize) {
         if at != 0
             && let Some(epochs) = self.arena.words().get(at + 4)
@@ -154,8 +154,8 @@ fn library(object: &Listed<'_>) -> Option<Library> {
     })
 }
 
-/// The GNU build id among ELF notes: each is three words (length of name, length of content, type), the name
-/// and the content, both padded to four bytes.
+/// The GNU build id among ELF notes. Each note is three words (length of name, length of content,
+/// type), the name and the content, both padded to four bytes.
 fn gnu_build_id(mut notes: &[u8]) -> Option<&[u8]> {
     const NT_GNU_BUILD_ID: usize = 3;
     loop {

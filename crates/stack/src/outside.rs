@@ -5,12 +5,13 @@ use super::native::{odd, own_code};
 use super::registers::{here, stack_pointer};
 use super::scratch::mine;
 
-/// Shows the calling thread's frames outside of memtrace, innermost first: where each goes on, and its stack pointer there.
-/// Ends when `visit` says so; `None` tells it that the walk begins again.
+/// Shows the calling thread's frames outside of memtrace, innermost first: where each goes on, and
+/// its stack pointer there. Ends when `visit` says so; `None` tells it that the walk begins again.
 pub fn each_frame(visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) {
     mine(|mine| {
         let Some(room) = mine.room() else { return };
-        // Taken in this function, whose frame lasts: in a function handed to another one it would be of a frame that is gone.
+        // Taken in this function, whose frame lasts: in a function handed to another one
+        // it would be of a frame that is gone.
         let here = match room.left_at(stack_pointer() as u64) {
             Some(left) => left,
             None => here(),
@@ -19,8 +20,8 @@ pub fn each_frame(visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) {
     });
 }
 
-/// The innermost return address of the calling thread that is neither memtrace's own nor one that `skipped` accepts, if it is
-/// known how to get there.
+/// The innermost return address of the calling thread that is neither memtrace's own nor one that
+/// `skipped` accepts, if it is known how to get there.
 pub fn first_outside(skipped: impl Fn(u64) -> bool) -> Option<u64> {
     /// Frames that are looked at.
     const NEAR: usize = 64;

@@ -1,14 +1,18 @@
 //! Unwind tables that the program registered: which, and where they lie.
 //!
-//! Compilers in the process tell the C runtime of tables for what they generate (`__register_frame` and its like, documented
-//! functions of libgcc). Its list of them can't be asked by a tracer: the search takes a lock, and until GCC 13 it reads, sorts
-//! and believes every table that it hasn't seen yet, whichever address it was asked about, with memory from `malloc`. A
-//! handler that interrupted whoever holds that lock would wait for ever, and a table that went with its code is a fault. So
-//! each of these functions first notes the pointer here and then *jumps* to the real one, which sees its true caller. What
-//! the tables say is read as carefully as any other ([`super::tables`]), and only when their code is met on a stack.
+//! Compilers in the process tell the C runtime of tables for what they generate (`__register_frame`
+//! and its like, documented functions of libgcc). A tracer can't ask for its list of them, because
+//! the search takes a lock. Until GCC 13 it also reads, sorts and believes every table that it
+//! hasn't seen yet, whichever address it was asked about, with memory from `malloc`. A handler that
+//! interrupted whoever holds that lock would wait for ever, and a table that went with its code is
+//! a fault.
 //!
-//! Not seen: what a library registers with a libgcc that is linked into it statically, or that it is bound to past us. Nothing
-//! leads out of such a frame.
+//! So each of these functions first notes the pointer here and then *jumps* to the real one, which
+//! sees its true caller. What the tables say is read as carefully as any other ([`super::tables`]),
+//! and only when their code is met on a stack.
+//!
+//! Not seen: what a library registers with a libgcc that is linked into it statically, or that it
+//! is bound to past us. Nothing leads out of such a frame.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,8 +26,9 @@ const MOST: usize = 1 << 13;
 static USED: AtomicUsize = AtomicUsize::new(0);
 static LIST: [Place; MOST] = [const { Place::free() }; MOST];
 
-/// A place in the list. The first three words are an address in the high 48 bits and, in the low 16, how often the place was
-/// taken: what was worked out for tables that are gone is not taken for what the next ones have.
+/// A place in the list. The first three words are an address in the high 48 bits and, in the low
+/// 16, how often the place was taken. So what was worked out for tables that are gone is not taken
+/// for what the next ones have.
 struct Place {
     /// Where the tables begin; or [`FREE`], or [`TAKEN`] while the place is filled in.
     tables: AtomicU64,
@@ -101,8 +106,9 @@ impl Place {
     }
 }
 
-/// Shows the tables that may be about this address, until there is an answer. `range` works out which code some are
-/// about (from the first address to the one after the last), once for each; `spend` is asked whether so many may be looked at.
+/// Shows the tables that may be about this address, until there is an answer. `range` works out
+/// which code some are about (from the first address to the one after the last), once for each.
+/// `spend` is asked whether so many may be looked at.
 pub fn each<T>(
     address: u64,
     spend: impl Fn(u32) -> Option<()>,

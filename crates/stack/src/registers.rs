@@ -1,5 +1,5 @@
-//! Registers of the calling function, which a walk begins with, and the words of the stack that they
-//! lead to.
+//! Registers of the calling function, which a walk begins with, and the
+//! words of the stack that they lead to.
 
 /// Registers of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,8 @@ impl Here {
 #[inline(always)]
 pub fn here() -> Here {
     let mut here = Here::default();
-    // SAFETY: the function writes into the record alone, and changes no other register than a call may.
+    // SAFETY: the function writes into the record alone, and changes no
+    // other register than a call may.
     unsafe { save(&raw mut here) };
     here
 }
@@ -70,9 +71,9 @@ pub fn registers() -> Registers {
     Registers { pc, sp, fp }
 }
 
-/// What the caller's instruction pointer, stack pointer and frame pointer are once this has returned: a return address,
-/// where unwind tables are exact. In rax, rcx and rdx: from memory they would be read in other pieces than they were
-/// written in, for which the processor waits.
+/// What the caller's instruction pointer, stack pointer and frame pointer are once this has
+/// returned: a return address, where unwind tables are exact. In rax, rcx and rdx: from memory they
+/// would be read in other pieces than they were written in, for which the processor waits.
 #[unsafe(naked)]
 unsafe extern "C" fn caller_registers() {
     core::arch::naked_asm!("mov rax, [rsp]", "lea rcx, [rsp + 8]", "mov rdx, rbp", "ret")

@@ -1,18 +1,20 @@
 //! Room to work in: a stack of memtrace's own for each thread.
 //!
-//! A program's stack may have no room for us: threads with 16 KiB, fibers and signal handlers with 4. Nobody tells how
-//! large a fiber's stack is, and below its end may lie anything. So a hook that finds itself anywhere but well inside
-//! the thread's own stack goes to the recorder on another one ([`Room::run`]), and what takes more than some hundred bytes and
-//! is rare (turning the recorder on, reading unwind tables, a thread's first event) always does ([`aside`]). The
-//! real calls are made where the program stands.
+//! A program's stack may have no room for us: threads with 16 KiB, fibers and signal handlers with
+//! 4. Nobody says how large a fiber's stack is, and below its end may lie anything. So a hook that
+//! isn't well inside the thread's own stack goes to the recorder on another one ([`Room::run`]).
+//! Some work takes more than a few hundred bytes and is rare: turning the recorder on, reading
+//! unwind tables, a thread's first event. That always goes there ([`super::aside`]). The real calls
+//! are made where the program stands.
 //!
-//! There are two such stacks a thread, because a signal may interrupt the work on one, and its handler may come to a hook.
-//! A handler that finds both in use works where it is. If a handler leaves by `longjmp`, the stack that it left
-//! counts as in use for ever.
+//! There are two such stacks a thread, because a signal may interrupt the work on one, and its
+//! handler may come to a hook. A handler that finds both in use works where it is. If a handler
+//! leaves by `longjmp`, the stack that it left counts as in use for ever.
 //!
-//! A handler may itself be on a stack that the program has set up for signals. As soon as we leave that, it is free for the kernel,
-//! and the next handler begins at its top, over what the first one still needs. So then all signals wait until we are
-//! back but those that are faults; and those find no such stack, and run on ours.
+//! A handler may itself be on a stack that the program has set up for signals. As soon as we leave
+//! that, it is free for the kernel. The next handler begins at its top, over what the first one
+//! still needs. So then all signals wait until we are back but those that are faults. Those find no
+//! such stack, and run on ours.
 //!
 //! Where a thread left its stack is kept: a walk begins there.
 
@@ -24,11 +26,11 @@ use std::ops::Range;
 use super::registers::{Here, stack_pointer};
 use memtrace_os::checked::{Process, system};
 
-/// Bytes of a stack that is ours: reading the configuration and opening files are the most that happens there, and a signal
-/// handler of the program's on top of it.
+/// Bytes of a stack that is ours. Reading the configuration and opening files are the most that
+/// happens there, with a signal handler of the program's on top of it.
 const SIZE: usize = 192 << 10;
-/// Bytes of the stack on which a snapshot is written: names of functions may be as deep as somebody likes, and the background
-/// thread has as much.
+/// Bytes of the stack on which a snapshot is written: names of functions may be nested as deep as
+/// somebody likes. The background thread has as much.
 const LARGE: usize = 2 << 20;
 /// Nobody can read or write these at its lower end.
 const GUARD: usize = 4096;
@@ -36,29 +38,34 @@ const GUARD: usize = 4096;
 const LEVELS: usize = 2;
 /// A hook works on the program's stack if it has as much left as this: ten times what it ever took.
 pub const ENOUGH: usize = 16 << 10;
-/// As much of the first thread's stack is taken for one: where it may grow for ever (`ulimit -s unlimited`), what lies further
-/// down may be anybody's. The kernel maps nothing nearer than 128 MiB of its own accord.
+/// As much of the first thread's stack is taken for one. Where it may grow for ever
+/// (`ulimit -s unlimited`), what lies further down may be anybody's. The kernel maps nothing nearer
+/// than 128 MiB of its own accord.
 const MOST: u64 = 64 << 20;
 const PAGE: u64 = 4096;
 /// Pages that are asked about at a time.
 const AT_A_TIME: usize = 1 << 10;
 
-/// The stack that the C library gave a thread: from the lowest address to the one after the highest.
+/// The stack that the C library gave a thread: from the lowest address to
+/// the one after the highest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bounds {
     /// The lowest.
     pub low: u64,
     /// The one after the highest.
     pub high: u64,
-    /// From here on it was found to be readable. The main thread's grows, and what lies below may be anything.
+    /// From here on it was found to be readable. The main thread's grows,
+    /// and what lies below may be anything.
     pub proven: u64,
 }
 
 impl Bounds {
-    /// The calling thread's, which came from there. The first thread's is known without a file to be read, for which there may be
-    /// no descriptor, and without memory, which a signal handler must not ask for. Once a thread.
+    /// The calling thread's, which came from there. The first thread's is known without a file to
+    /// be read, for which there may be no descriptor. It is known without memory, too, which a
+    /// signal handler must not ask for. Once a thread.
     fn of_thread(sp: u64, on_signal_stack: bool) -> Bounds {
-        // SAFETY: neither has preconditions. A thread that forked is the first in its child, on whatever stack it was.
+        // SAFETY: neither has preconditions. A thread that forked is the first in
+        // its child, on whatever stack it was.
         let is_first = unsafe { libc::getpid() == libc::gettid() };
         let first = if is_first { Bounds::of_first() } else { Bounds::default() };
         if (first.low..first.high).contains(&sp) || is_first && on_signal_stack {
@@ -91,7 +98,8 @@ impl Bounds {
 
     /// As the C library knows it, which takes memory, and for the first thread reads a file.
     fn as_known() -> Option<Bounds> {
-        // SAFETY: an all-zero attribute object is only written to; it is destroyed if it was filled in.
+        // SAFETY: an all-zero attribute object is only written to; it is
+        // destroyed if it was filled in.
         unsafe {
             let mut attr: libc::pthread_attr_t = std::mem::zeroed();
             if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attr) != 0 {
@@ -112,8 +120,9 @@ impl Bounds {
         (low, (self.high as usize).saturating_sub(low))
     }
 
-    /// Is everything from here to the upper end readable? A stack is in use from the stack pointer on, and that stays. What is
-    /// not on the stack is behind a hole. A long way is gone in several calls.
+    /// Is everything from here to the upper end readable? A stack is in use from the stack pointer
+    /// on, and that stays. What is not on the stack is behind a hole. A large part is proven in
+    /// several calls.
     #[cold]
     fn prove(&mut self, sp: u64) -> bool {
         if !(self.low..self.high).contains(&sp) {
@@ -188,7 +197,8 @@ impl Room {
         self.bounds.set(bounds);
     }
 
-    /// What of the thread's own stack is in use, and can be read, when the stack pointer is there; empty if it is on another one.
+    /// What of the thread's own stack is in use, and can be read, when the stack pointer is
+    /// there; empty if it is on another one.
     #[inline]
     pub fn in_use(&self, sp: u64) -> Range<u64> {
         let mut bounds = self.bounds.get();
@@ -271,7 +281,8 @@ impl Stack {
             // SAFETY: the pointer below, of which nobody else knows.
             unsafe { (*work.cast::<&mut dyn FnMut()>())() }
         }
-        // SAFETY: promised by the caller; the function gets the pointer to `work`, which outlives the call.
+        // SAFETY: promised by the caller; the function gets the pointer to
+        // `work`, which outlives the call.
         unsafe { switch(begin, (&raw mut work).cast(), self.top, self.left) };
     }
 
@@ -315,7 +326,8 @@ fn is_on_signal_stack() -> bool {
     signal_stack().is_some()
 }
 
-/// Signals wait, but for those that are faults (or else they would end the program) and the C library's own.
+/// Signals wait, but for those that are faults (or else they would end the
+/// program) and the C library's own.
 struct Quiet {
     before: u64,
 }
@@ -336,13 +348,14 @@ impl Quiet {
         Quiet { before: Quiet::mask(libc::SIG_BLOCK, waiting) }
     }
 
-    /// Changes which signals wait, and returns which did. The C library's function has sets of 128 bytes.
+    /// Changes which signals wait, and returns which did. The C library's
+    /// function has sets of 128 bytes.
     fn mask(how: i32, set: u64) -> u64 {
         let mut before = 0_u64;
         let args =
             [how as usize, &raw const set as usize, &raw mut before as usize, size_of::<u64>()];
         let [how, set, old, size] = args;
-        // SAFETY: the kernel reads one set and writes the other, both of the size that it is told.
+        // SAFETY: the kernel reads one set and writes the other, both of the size that it is given.
         unsafe { system(libc::SYS_rt_sigprocmask, [how, set, old, size, 0, 0]) };
         before
     }
@@ -362,7 +375,8 @@ impl WithoutStack {
     fn begin(mut stack: libc::stack_t) -> WithoutStack {
         let nothing =
             libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
-        // SAFETY: plain numbers; whoever handles a signal then does so where this thread is, where there is room.
+        // SAFETY: plain numbers; whoever handles a signal then does so where
+        // this thread is, where there is room.
         unsafe { libc::sigaltstack(&raw const nothing, std::ptr::null_mut()) };
         stack.ss_flags &= !libc::SS_ONSTACK;
         WithoutStack(stack)
@@ -412,7 +426,8 @@ impl Drop for Large {
     }
 }
 
-/// Calls `f` with `state` on the stack that ends at `top`, and notes at `left` where it was called from.
+/// Calls `f` with `state` on the stack that ends at `top`, and notes at
+/// `left` where it was called from.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn switch(
     f: extern "C-unwind" fn(*mut c_void),
@@ -482,7 +497,8 @@ mod tests {
     #[test]
     fn the_first_threads_stack_is_known_without_a_file() {
         let first = Bounds::of_first();
-        // SAFETY: no preconditions. These bytes lie outside of all frames, and inside of the program's name.
+        // SAFETY: no preconditions. These bytes lie outside of all frames,
+        // and inside of the program's name.
         let random = unsafe { libc::getauxval(libc::AT_RANDOM) };
         assert!((first.low..first.high).contains(&random), "{first:x?} and {random:#x}");
         assert!(first.high - first.low <= MOST);

@@ -1,19 +1,23 @@
 //! Unwind rules: how to get from a frame to its caller's, for each return address, in one word.
 //!
-//! The compiler's unwind tables (`.eh_frame`) say for every instruction where the caller's stack pointer was and
-//! where the registers are saved. Reading them takes half a microsecond; the answer for a given return address
-//! never changes while its library stays loaded. So it is read once a process and kept: a table from addresses
-//! to rule numbers, one atomic word an entry, so that threads share it without a lock and a torn entry can't
-//! exist. It is large enough for all of a training job's call sites (a cache of 509 entries, as unwinding
-//! libraries keep one for each thread, missed 7 % of them in a small transformer, which is more time than the
-//! hits took).
+//! The compiler's unwind tables (`.eh_frame`) say for every instruction where the caller's stack
+//! pointer was and where the registers are saved. Reading them takes half a microsecond. The answer
+//! for a given return address never changes while its library stays loaded. So it is read once a
+//! process and kept, in a table from addresses to rule numbers. An entry is one atomic word:
+//! threads share it without a lock, and a torn one can't exist.
 //!
-//! A walk needs only the stack pointer, the frame pointer and the return address, and these rules know only
-//! those. Whatever else a table asks for (another base register, an expression beyond the one that compilers
-//! use to realign a stack, a signal handler's frame) is [`Rule::UNKNOWN`]: then nothing is guessed, and the
-//! caller walks this stack by the tables themselves ([`super::native`]). For code of a loaded object that is kept, too.
+//! The table is large enough for all of a training job's call sites. Unwinding libraries keep a
+//! cache of 509 entries for each thread. In a small transformer that missed 7 % of them, which is
+//! more time than the hits took.
 //!
-//! Rules outlive a library that is unloaded, and another one may come to lie at its addresses: see [`forget`].
+//! A walk needs only the stack pointer, the frame pointer and the return address, and these rules
+//! know only those. A table may ask for something else: another base register, an expression beyond
+//! the one that compilers use to realign a stack, a signal handler's frame. That is
+//! [`Rule::UNKNOWN`]. Then nothing is guessed, and the caller walks this stack by the tables
+//! themselves ([`super::native`]). For code of a loaded object that is kept, too.
+//!
+//! Rules outlive a library that is unloaded, and another one may come to lie at its addresses: see
+//! [`forget`].
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,8 +32,9 @@ use memtrace_libraries::objects::object_at;
 use memtrace_os::checked::{Process, Window};
 use memtrace_os::errno;
 
-/// How to get to the caller's frame. Bits: 0–2 the base of the canonical frame address (the caller's stack
-/// pointer, CFA), 3–4 where the frame pointer is saved, 8–35 and 36–63 their offsets.
+/// How to get to the caller's frame. Bits: 0–2 the base of the canonical frame
+/// address (the caller's stack pointer, CFA), 3–4 where the frame pointer is
+/// saved, 8–35 and 36–63 their offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule(u64);
 
@@ -57,12 +62,13 @@ enum Saved {
     AtFp = 2,
 }
 
-/// A step to the caller, and what it read of the stack to make it.
+/// The caller of a frame, and what was read of the stack to find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// The caller's registers.
-    pub caller: Registers,
-    /// Where the return address was read; 0 if more than that and `fp_at` was read to find the frame.
+pub struct Caller {
+    /// Its registers.
+    pub registers: Registers,
+    /// Where the return address was read; 0 if more than that and `fp_at`
+    /// was read to find the frame.
     pub pc_at: u64,
     /// Where the frame pointer was read; 0 if it is still in the register.
     pub fp_at: u64,
@@ -72,8 +78,9 @@ pub struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// At the caller's frame.
-    Caller(Step),
-    /// This was the outermost frame; the tables say so, or else the return address at this place is 0.
+    Caller(Caller),
+    /// This was the outermost frame; the tables say so, or else the return
+    /// address at this place is 0.
     End(Option<u64>),
     /// The rules don't tell.
     Unknown,
@@ -110,17 +117,17 @@ impl Rule {
     #[inline]
     pub fn step(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Outcome {
         match self.caller(r, read) {
-            Some(step) if step.caller.pc == 0 => {
-                Outcome::End(Some(step.pc_at).filter(|at| *at != 0))
+            Some(caller) if caller.registers.pc == 0 => {
+                Outcome::End(Some(caller.pc_at).filter(|at| *at != 0))
             }
-            Some(step) => Outcome::Caller(step),
+            Some(caller) => Outcome::Caller(caller),
             None if self == Rule::END => Outcome::End(None),
             None => Outcome::Unknown,
         }
     }
 
     #[inline]
-    fn caller(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Option<Step> {
+    fn caller(self, r: Registers, read: impl Fn(u64) -> Option<u64>) -> Option<Caller> {
         let base_offset = ((self.0 << 28) as i64 >> 36) as u64;
         let saved_offset = (self.0 as i64 >> 36) as u64;
         let (cfa, found_in_registers) = match self.0 & 7 {
@@ -140,8 +147,8 @@ impl Rule {
         };
         let fp = if fp_at == 0 { r.fp } else { read(fp_at)? };
         let pc_at = cfa.wrapping_sub(8);
-        let caller = Registers { pc: read(pc_at)?, sp: cfa, fp };
-        Some(Step { caller, pc_at: if found_in_registers { pc_at } else { 0 }, fp_at })
+        let registers = Registers { pc: read(pc_at)?, sp: cfa, fp };
+        Some(Caller { registers, pc_at: if found_in_registers { pc_at } else { 0 }, fp_at })
     }
 }
 
@@ -223,7 +230,8 @@ fn number_of(rule: Rule) -> Option<usize> {
 /// How often addresses were forgotten.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(1);
 
-/// A number, never 0, that stays the same as long as every address keeps its rule; `None` if that can't be said.
+/// A number, never 0, that stays the same as long as every address keeps its
+/// rule; `None` if that can't be said.
 #[inline]
 pub fn generation() -> Option<u64> {
     let generation = FORGOTTEN.load(Ordering::Acquire);
@@ -238,8 +246,8 @@ pub fn forget() {
     }
 }
 
-/// Runs `unload`, which may unload libraries. Until it is over and what it took away is forgotten, no rule is
-/// kept and none that was kept is used, so no thread can meet a stale one.
+/// Runs `unload`, which may unload libraries. Until it is over and what it took away is forgotten,
+/// no rule is kept and none that was kept is used. So no thread can meet a stale one.
 pub fn while_unloading<T>(unload: impl FnOnce() -> T) -> T {
     struct Over;
     impl Drop for Over {
@@ -265,7 +273,8 @@ pub fn translate(row: &Row<'_>) -> Rule {
         Some(RegisterRule::Offset(-8)) => {}
         Some(_) => return Rule::UNKNOWN,
     }
-    // The one expression that compilers use: the word at, or the address of, frame pointer plus offset.
+    // The one expression that compilers use: the word at, or the address
+    // of, frame pointer plus offset.
     let at_fp = |expression: gimli::UnwindExpression<usize>| -> Option<(i64, bool)> {
         let expression = expression.get(frames).ok()?;
         let mut operations = expression.operations(gimli::Encoding {

@@ -1,14 +1,16 @@
 //! What a thread needs for its stack walks: buffers, room to work in, and the last stack it took.
 //!
-//! It is too large for thread-local storage and must not have a destructor there, so the thread keeps a
-//! pointer to a mapping of its own, in a variable ([`Mine`]) that the caller has: he has looked up his thread-local
-//! variables already, which is a call each time. Nobody is told when a thread ends; but the address of its
-//! variable is then free for another thread, and a new thread that finds a block under its own address knows
-//! that the owner is gone and takes it over. So there are never more blocks than there were threads at once,
-//! more or less, and after a fork the child's thread still has its own.
+//! It is too large for thread-local storage and must not have a destructor there. So the thread
+//! keeps a pointer to a mapping of its own, in a variable ([`Mine`]) that the caller has. The
+//! caller has looked up his thread-local variables already, which is a call each time.
 //!
-//! A thread that allocates and frees in turn stands at two places in turn, and each stack is most like the last
-//! one of its kind. So a block has a space for each [`Site`].
+//! Nobody says when a thread ends, but the address of its variable is then free for another thread.
+//! A new thread that finds a block under its own address knows that the owner is gone, and takes it
+//! over. So there are never more blocks than there were threads at once, more or less, and after a
+//! fork the child's thread still has its own.
+//!
+//! A thread that allocates and frees in turn stands at two places in turn, and each stack is most
+//! like the last one of its kind. So a block has a space for each [`Site`].
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -22,15 +24,16 @@ use super::splice::{Last, Words};
 use memtrace_os::errno;
 use memtrace_os::signals;
 
-/// What a thread works with. All zeros is a valid, empty one. What says that a stack is the last one lies together.
+/// What a thread works with. All zeros is a valid, empty one. What says that a
+/// stack is the last one lies together.
 #[repr(C, align(64))]
 pub struct Scratch {
     /// The last stack that it took.
     pub last: Last,
     /// Its Python frames, and what it remembers of them.
-    pub python: walk::Trail,
+    pub python: walk::Cache,
     /// Its native frames, and what it remembers of them.
-    pub native: native::Trail,
+    pub native: native::Cache,
     /// Native frames while they are found.
     pub found: native::Found,
     /// What it remembers of code objects.
@@ -114,13 +117,13 @@ impl Mine {
         self.block.get().or_else(|| take(self))
     }
 
-    /// Runs `f` with the calling thread's scratch space for this site, and its room; `None` if there is no memory for
-    /// them. `f` must not call this.
+    /// Runs `f` with the calling thread's scratch space for this site, and its room; `None` if
+    /// there is no memory for them. `f` must not call this.
     #[inline]
     pub fn with<T>(&self, site: Site, f: impl FnOnce(&mut Scratch, &Room) -> T) -> Option<T> {
         let block = self.block()?;
-        // SAFETY: the block is this thread's alone: its owner word has the address of this thread's variable,
-        // and the caller promises not to nest.
+        // SAFETY: the block is this thread's alone: its owner word has the address of this thread's
+        // variable, and the caller promises not to nest.
         let spaces = unsafe { &mut *block.scratch.get() };
         Some(f(&mut spaces[site as usize], &block.room))
     }
@@ -132,7 +135,8 @@ impl Mine {
         stack_pointer().wrapping_sub(low) < bytes
     }
 
-    /// Runs `f` on a stack that has room for anything, if there is memory for one. `errno` stays as it is.
+    /// Runs `f` on a stack that has room for anything, if there is memory
+    /// for one. `errno` stays as it is.
     #[inline]
     pub fn aside<R>(&self, f: impl FnOnce() -> R) -> R {
         let _errno = errno::Kept::now();
@@ -142,8 +146,9 @@ impl Mine {
         }
     }
 
-    /// Is what lies at this address over when everything below the other one is? That is in the thread's own stack, or nothing is
-    /// known of it. A signal handler's stack is over with what it has interrupted.
+    /// Is what lies at this address over when everything below the other one is? That
+    /// is in the thread's own stack, or nothing is known of it. A signal handler's
+    /// stack is over with what it has interrupted.
     pub fn is_left(&self, at: usize, below: usize) -> bool {
         const FAR: usize = 64 << 20;
         match self.block.get() {
@@ -162,7 +167,8 @@ impl Mine {
         }
     }
 
-    /// The thread has left what it was about, in the middle of it: nothing that it remembers counts, and it is on no stack of ours.
+    /// The thread has left what it was about, in the middle of it: nothing that it remembers
+    /// counts, and it is on no stack of ours.
     #[cold]
     pub fn leave(&self) {
         let Some(block) = self.block.get() else { return };
@@ -186,8 +192,9 @@ pub fn aside<R>(f: impl FnOnce() -> R) -> R {
     mine(|mine| mine.aside(f))
 }
 
-/// Runs `f` on a large stack that is taken for it, or, if there is no memory, on one of this thread's. For whatever writes files: the
-/// thread that ends a process, or asks for a snapshot, may stand on a fiber's stack or a signal's, of a few kilobytes.
+/// Runs `f` on a large stack that is taken for it, or, if there is no memory, on one of this
+/// thread's. For whatever writes files. The thread that ends a process, or asks for a snapshot, may
+/// stand on a fiber's stack or a signal's, of a few kilobytes.
 #[cold]
 #[inline(never)]
 pub fn on_a_large_one<R>(f: impl FnOnce() -> R) -> R {
@@ -209,7 +216,8 @@ fn blocks() -> impl Iterator<Item = &'static Block> {
 /// The block of the thread whose variable this is: a dead thread's, or a new one.
 #[cold]
 fn take(mine: &Mine) -> Option<&'static Block> {
-    // What finds out about the thread's stack must not be left in the middle: it holds locks of the C library's.
+    // What finds out about the thread's stack must not be left in the
+    // middle: it holds locks of the C library's.
     let _held = signals::Held::all();
     let _errno = errno::Kept::now();
     let me = std::ptr::from_ref(mine) as usize;
@@ -220,7 +228,8 @@ fn take(mine: &Mine) -> Option<&'static Block> {
     };
     mine.block.set(Some(block));
     mine.roomy.set(block.room.enter().roomy());
-    // SAFETY: only one live thread can have its variable at this address, and that is the calling one.
+    // SAFETY: only one live thread can have its variable at this address,
+    // and that is the calling one.
     for scratch in unsafe { &mut *block.scratch.get() } {
         scratch.forget();
     }
@@ -242,7 +251,8 @@ fn make(me: usize) -> Option<&'static Block> {
     if at == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the mapping is zeroed, page-aligned, large enough and never unmapped; all zeros is a block.
+    // SAFETY: the mapping is zeroed, page-aligned, large enough and never
+    // unmapped; all zeros is a block.
     let block = unsafe { &*at.cast::<Block>() };
     block.owner.store(me, Ordering::Relaxed);
     block.room.furnish();

@@ -1,12 +1,13 @@
 //! One stack out of two: Python frames inside the native frames that run them.
 //!
-//! Both lists are put together from the outermost frame inwards, because that is how the depot takes a stack, and
-//! because the outer part is what stays. A thread remembers the stack that it took last; a new one goes on from the
-//! innermost native frame up to which both lists are the old ones, from there on compares word by word, and only
-//! from the first that differs on are nodes looked up.
+//! Both lists are put together from the outermost frame inwards: that is how the depot takes a
+//! stack, and the outer part is what stays. A thread remembers the stack that it took last. A new
+//! one goes on from the innermost native frame up to which both lists are the old ones. From there
+//! on it compares word by word, and only from the first that differs on are nodes looked up.
 //!
-//! A Python frame belongs to the native frame in whose part of the stack its evaluation keeps its record. Frames
-//! of which that can't be said (the native walk was cut short) stand outside of all native ones.
+//! A Python frame belongs to the native frame in whose part of the stack its evaluation keeps its
+//! record. Where that can't be said (the native walk was cut short), the frame stands outside of
+//! all native ones.
 
 use memtrace_format::stacks::{DEPOT_FULL, NO_STACK, RawFrame, Reason, StackId};
 
@@ -65,8 +66,8 @@ impl Last {
         (self.depth, self.kind.depot) = (0, 0);
     }
 
-    /// The id, if the stack is one of this depot's, taken in this mode with the libraries of now, and nothing of it is
-    /// missing.
+    /// The id, if the stack is one of this depot's, taken in this mode with the libraries
+    /// of now, and nothing of it is missing.
     #[inline(always)]
     pub fn whole(&self, depot: u64, mode: Mode) -> Option<StackId> {
         let kind = Kind { depot, mode: mode as u8, reasons: [0, 0], epoch: epoch() };
@@ -92,8 +93,8 @@ pub struct Source<'a> {
 #[inline]
 pub fn splice(
     source: &Source<'_>,
-    python: &mut walk::Trail,
-    native: &mut native::Trail,
+    python: &mut walk::Cache,
+    native: &mut native::Cache,
     last: &mut Last,
     Words { words, ids }: &mut Words,
 ) -> StackId {
@@ -124,12 +125,13 @@ pub fn splice(
     let mut out = Out { depot: source.depot, words, ids, known: last.depth, at: 0, id: NO_STACK };
     let elided = RawFrame::Elided.pack();
 
-    // Everything up to and with this native frame, or Python frame where there are none, is as it was.
+    // Everything up to and with this native frame, or Python frame where
+    // there are none, is as it was.
     let (mut next, mut done) = (0, 0);
     let mut begin = true;
     if usable && all {
-        // Also no other Python frame may stand further out now: where it stands depends on itself, and the native frames
-        // of a call are the same whichever of two functions began an evaluation.
+        // Also no other Python frame may stand further out now. Where it stands depends on itself:
+        // the native frames of a call are the same whichever of two functions began an evaluation.
         let same = |i: usize| {
             let outside = natives[i].python_outside as usize;
             let border = i.checked_sub(1).map_or(usize::MAX, |out| natives[out].sp as usize);
@@ -149,7 +151,8 @@ pub fn splice(
         }
     }
     loop {
-        // Of the Python frames that are left, those belong here that lie further out than the next native frame.
+        // Of the Python frames that are left, those belong here that lie
+        // further out than the next native frame.
         let border = match (natives.get(next), next.checked_sub(1)) {
             (None, _) => 0,
             (Some(_), None) => usize::MAX,
@@ -215,16 +218,16 @@ impl Out<'_> {
     }
 }
 
-/// Before 3.11: gives each Python frame an address inside the native frame that runs it. Returns how many, from
-/// the outermost, had it already.
+/// Before 3.11: gives each Python frame an address inside the native frame that runs it. Returns
+/// how many, from the outermost, had it already.
 #[inline]
 fn place(runtime: &Runtime, links: &mut [Link], gap: Option<usize>, natives: &[Native]) -> usize {
     let total = links.len();
     if runtime.layout.evaluation != Evaluation::EachFrame {
         return total;
     }
-    // Each main loop runs one frame. Counted from the inner end, where nothing is ever missing, as far as the
-    // frames are there; beyond a gap, from the outer end.
+    // Each main loop runs one frame. Counted from the inner end, where nothing is ever missing, as
+    // far as the frames are there; beyond a gap, from the outer end.
     let loops = |frame: &&Native| runtime.eval.contains(&(frame.pc as usize).wrapping_sub(1));
     let (mut from_inside, mut from_outside) =
         (natives.iter().rev().filter(loops), natives.iter().filter(loops));

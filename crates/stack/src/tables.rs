@@ -1,13 +1,17 @@
 //! Unwind tables (`.eh_frame`, `.eh_frame_hdr`), read as if they were lies.
 //!
-//! They are the compiler's, the assembler's or a program's own, and some are wrong: what they say is a claim, and so is where they
-//! lie. Every byte of them comes through a [`Window`], which can't fault and has an end; a claim that can't be
-//! read, or that isn't one, is no claim. Nothing here allocates, and the only lock is the loader's, before glibc 2.35.
+//! They are the compiler's, the assembler's or a program's own, and some are wrong: what they say
+//! is a claim, and so is where they lie. Every byte of them comes through a [`Window`], which can't
+//! fault and has an end. A claim that can't be read, or that isn't one, is no claim. Nothing here
+//! allocates, and the only lock is the loader's, before glibc 2.35.
 //!
-//! Code that no loaded object has may have tables that were registered, as compilers in the process do. The C runtime's list of
-//! them is never asked, only our own ([`super::registered`]); and that only if the code itself can be read, because
-//! tables most often lie beside their code and go with it. Which code registered tables are about is worked out when code
-//! without any other is first met, and kept: only the tables that seem to be about an address are searched for it, entry by
+//! Code that no loaded object has may have tables that were registered, as compilers in the process
+//! do. The C runtime's list of them is never asked, only our own ([`super::registered`]). That is
+//! asked only if the code itself can be read, because tables most often lie beside their code and
+//! go with it.
+//!
+//! Which code registered tables are about is worked out when code without any other is first met,
+//! and kept. Then only the tables that seem to be about an address are searched for it, entry by
 //! entry.
 
 use gimli::{
@@ -33,7 +37,8 @@ pub struct Row<'a> {
     pub row: &'a UnwindTableRow<usize, OnStack>,
     /// Where expressions are.
     pub frames: &'a EhFrame<Bytes<'a>>,
-    /// The frame is one that the kernel made for a signal's handler to return to: its caller was interrupted.
+    /// The frame is one that the kernel made for a signal's handler to
+    /// return to: its caller was interrupted.
     pub signal: bool,
 }
 
@@ -117,8 +122,8 @@ fn registered<T>(window: &Window<'_>, pc: u64, f: impl FnOnce(&Row<'_>) -> T) ->
     in_frames(&frames, &bases, entry.offset(), pc, f)
 }
 
-/// Which code registered tables are about: from the lowest to the one after the highest address; none if they can't be read any
-/// more. `None` if nothing more may be looked at.
+/// Which code registered tables are about: from the lowest to the one after the highest address;
+/// none if they can't be read any more. `None` if nothing more may be looked at.
 fn code_of(window: &Window<'_>, tables: &Registered) -> Option<(u64, u64)> {
     const ANY: (u64, u64) = (0, 1 << 47);
     if window.is_spent() {
@@ -171,8 +176,8 @@ impl Entry {
     }
 }
 
-/// Shows the entries of registered tables until `visit` says that it is enough, or they end, or can't be read. `None`: they
-/// did not end.
+/// Shows the entries of registered tables until `visit` says that it is enough, or they end, or
+/// can't be read. `None`: they did not end.
 fn each_entry(
     window: &Window<'_>,
     tables: &Registered,
@@ -193,7 +198,8 @@ fn each_entry(
 
 fn each_in(window: &Window<'_>, mut at: u64, visit: &mut dyn FnMut(&Entry) -> bool) -> Option<()> {
     loop {
-        // An entry is its length, how far back its common part lies, and the rest. Of a common part that is 0.
+        // An entry is its length, how far back its common part lies, and
+        // the rest. Of a common part that is 0.
         let mut head = Bytes::new(window, at, 8);
         let length = match head.read_u32().ok()? {
             0 => return Some(()),

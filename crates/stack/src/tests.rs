@@ -207,7 +207,8 @@ fn in_handler(own_stack: bool) -> Vec<Frame> {
     let stacks: &'static Stacks = Box::leak(Box::new(stacks()));
     IN_HANDLER.set(Some((stacks, 0)));
     let mut space = vec![0_u8; 256 << 10];
-    // SAFETY: the handler and the stack outlive the signal, which is raised here; both are taken back.
+    // SAFETY: the handler and the stack outlive the signal, which is
+    // raised here; both are taken back.
     unsafe {
         let mut alternative: libc::stack_t = std::mem::zeroed();
         alternative.ss_sp = space.as_mut_ptr().cast();
@@ -246,7 +247,8 @@ fn a_stack_in_a_signal_handler_reaches_past_the_signal() {
 fn below_generated_code(f: extern "C" fn()) {
     // A frame of its own without a frame pointer: sub rsp, 24; call rdi; add rsp, 24; ret.
     let code = [0x48, 0x83, 0xec, 0x18, 0xff, 0xd7, 0x48, 0x83, 0xc4, 0x18, 0xc3_u8];
-    // SAFETY: a fresh mapping that gets the code above, which keeps to the C ABI, and is called as such.
+    // SAFETY: a fresh mapping that gets the code above, which keeps to the
+    // C ABI, and is called as such.
     unsafe {
         let at = libc::mmap(
             std::ptr::null_mut(),
@@ -288,8 +290,8 @@ fn code_without_tables_ends_a_stack_with_the_reason() {
 fn the_child_of_a_fork_takes_stacks_of_its_own() {
     let parents = stacks();
     outer(&parents, middle);
-    // SAFETY: the child does nothing that could wait for another thread of the parent: it allocates, which
-    // glibc makes safe, and leaves by _exit.
+    // SAFETY: the child does nothing that could wait for another thread of the parent: it
+    // allocates, which glibc makes safe, and leaves by _exit.
     unsafe {
         let pid = libc::fork();
         if pid == 0 {
@@ -328,8 +330,8 @@ fn build(folder: &Path, name: &str, frame: u32) -> PathBuf {
 type Through =
     unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
 
-/// Loads a library, takes a stack below its function, and closes it again, as an interposed `dlclose` would
-/// have it. Returns the stack and where the function was.
+/// Loads a library, takes a stack below its function, and closes it again, as an interposed
+/// `dlclose` would have it. Returns the stack and where the function was.
 #[inline(never)]
 fn visit(stacks: &Stacks, library: &Path) -> (StackId, usize) {
     struct Visit<'a>(&'a Stacks, StackId);
@@ -375,7 +377,8 @@ fn a_library_that_takes_the_place_of_another_is_not_mistaken_for_it() {
         let frames = namer.frames(id);
         let first = at(&frames, "tests::inner");
         assert!(frames[first + 1].name.contains("called_back"));
-        // The files are gone, so there are no names; but the paths are known, and the frames go on beyond.
+        // The files are gone, so there are no names; but the paths are
+        // known, and the frames go on beyond.
         assert_eq!(Path::new(&frames[first + 2].filename), library);
         assert_eq!(Path::new(&frames[first + 3].filename), library);
         assert!(frames[first + 4].name.contains("tests::visit"), "{frames:#?}");

@@ -1,13 +1,14 @@
-//! A walk for the stacks that rules don't lead through: a fiber's or a signal handler's, whose bounds nobody knows; signal
-//! frames; code with odd tables, or with none.
+//! A walk for the stacks that rules don't lead through. Those are a fiber's or a signal handler's,
+//! whose bounds nobody knows; signal frames; and code with odd tables, or with none.
 //!
-//! It is as slow as it is careful. A word is read directly only where the thread's own stack is known to be; any other
-//! comes through a [`Window`]. It goes by rules as far as they lead, which knows three registers of a frame. Where
-//! the tables ask for another one it begins again, with all registers and the tables themselves. A frame that
-//! can't be proven ends it: what lies further out is cut.
+//! It is as slow as it is careful. A word is read directly only where the thread's own stack is
+//! known to be; any other comes through a [`Window`]. The walk goes by rules as far as they lead,
+//! which knows three registers of a frame. Where the tables ask for another one it begins again,
+//! with all registers and the tables themselves. A frame that can't be proven ends it: what lies
+//! further out is cut.
 //!
-//! What it finds is never taken for known in the next walk: a stack that isn't the thread's own may be another one by
-//! then, at the same place.
+//! What it finds is never taken for known in the next walk. A stack that isn't the thread's own may
+//! be another one by then, at the same place.
 
 use std::cell::Cell;
 
@@ -98,9 +99,9 @@ impl Stack<'_> {
     }
 }
 
-/// Shows the frames of the calling thread from `here` on outwards, innermost first: where each goes on, and its stack pointer.
-/// `None` says that it begins again. Ends when `visit` says so. Returns whether it came to the outermost frame or was
-/// told to end.
+/// Shows the frames of the calling thread from `here` on outwards, innermost first: where each goes
+/// on, and its stack pointer. `None` says that it begins again. Ends when `visit` says so. Returns
+/// whether it came to the outermost frame or was asked to end.
 pub fn walk(room: &Room, here: &Here, visit: &mut dyn FnMut(Option<(u64, u64)>) -> bool) -> bool {
     let (process, left) = (Process::default(), Cell::new(MAX_LOOKS));
     for thorough in [false, true] {
@@ -141,7 +142,8 @@ fn follow(
             }
             stack.own = room.in_use(caller.sp());
         } else if caller.sp() <= frame.sp() {
-            return Next::Unknown; // a caller's frame lies further out, so a walk can't run in a circle
+            // A caller's frame lies further out, so a walk can't run in a circle.
+            return Next::Unknown;
         }
         frame = caller;
     }
@@ -159,10 +161,10 @@ fn by_rule(stack: &Stack<'_>, room: &Room, frame: &Frame) -> Next {
     }
     let here = Registers { pc: frame.pc(), sp: frame.sp(), fp: fp.unwrap_or(0) };
     match rule.step(here, |at| stack.word(at)) {
-        Outcome::Caller(step) => {
+        Outcome::Caller(caller) => {
             let mut known = [None; REGISTERS];
-            (known[PC], known[SP]) = (Some(step.caller.pc), Some(step.caller.sp));
-            known[FP] = if step.fp_at == 0 { fp } else { Some(step.caller.fp) };
+            (known[PC], known[SP]) = (Some(caller.registers.pc), Some(caller.registers.sp));
+            known[FP] = if caller.fp_at == 0 { fp } else { Some(caller.registers.fp) };
             Next::Caller(Frame { known, interrupted: false })
         }
         Outcome::End(_) => Next::End,
@@ -256,8 +258,8 @@ impl<R: Reader> EvaluationStorage<R> for Small {
 
 /// Operations of an expression: more are a loop.
 const MAX_OPERATIONS: u32 = 1 << 10;
-/// Looks at expressions in one walk, of which an operation takes one or more: all registers of all frames may have
-/// such a loop.
+/// Looks at expressions in one walk, of which an operation takes one or more: all registers
+/// of all frames may have such a loop.
 const MAX_LOOKS: u32 = 1 << 16;
 
 fn evaluate(
@@ -308,8 +310,9 @@ fn evaluate_with(
     value.to_u64(u64::MAX).map_err(|_| Lost::Wrong)
 }
 
-/// The step out of a frame of the kernel's whose code nobody has described: what a signal's handler returns to is known by
-/// its two instructions, and the registers lie where the kernel's interface has them (`ucontext_t`).
+/// The step out of a frame of the kernel's whose code nobody has described. What a signal's handler
+/// returns to is known by its two instructions. The registers lie where the kernel's interface has
+/// them (`ucontext_t`).
 fn kernel_frame(stack: &Stack<'_>, frame: &Frame) -> Option<Next> {
     /// Move 15 (`rt_sigreturn`) to rax, and the system call.
     const CODE: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
@@ -329,8 +332,8 @@ fn kernel_frame(stack: &Stack<'_>, frame: &Frame) -> Option<Next> {
     Some(Next::Caller(Frame { known, interrupted: true }))
 }
 
-/// One step out of a function of this object at `pc`, whose stack pointer is `sp` and whose other registers are made up: for tests of
-/// tables, which need no process.
+/// One step out of a function of this object at `pc`, whose stack pointer is `sp` and whose other
+/// registers are made up. For tests of tables, which need no process.
 pub fn step_in(window: &Window<'_>, object: &Object, pc: u64, sp: u64) -> Option<Here> {
     let frame = Frame::of(&Here { kept: [sp, sp + 64, 3, pc, 0, u64::MAX], sp, pc });
     let left = Cell::new(MAX_LOOKS);

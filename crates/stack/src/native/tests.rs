@@ -21,8 +21,8 @@ fn pcs(frames: &[Native]) -> Vec<u64> {
 /// What a thread has, and how often its memory was of use.
 struct Walker {
     room: Box<Room>,
-    trail: Box<Trail>,
-    afresh: Box<Trail>,
+    cache: Box<Cache>,
+    afresh: Box<Cache>,
     found: Box<Found>,
     walks: usize,
     /// Walks of which it was said beforehand that they would be as the last one.
@@ -42,7 +42,7 @@ impl Walker {
     fn new() -> Walker {
         Walker {
             room: a_room(),
-            trail: zeroed(),
+            cache: zeroed(),
             afresh: zeroed(),
             found: zeroed(),
             walks: 0,
@@ -59,42 +59,44 @@ impl Walker {
         self.check_from(here);
     }
 
-    /// The same from a frame that is still active. Returns whether it was said beforehand that nothing has changed.
+    /// The same from a frame that is still active. Returns whether it was said
+    /// beforehand that nothing has changed.
     #[inline(never)]
     fn check_from(&mut self, here: Registers) -> bool {
         self.afresh.clear();
-        let again = self.trail.is_unchanged(here);
-        let before = again.then(|| pcs(self.trail.frames()));
+        let again = self.cache.is_unchanged(here);
+        let before = again.then(|| pcs(self.cache.frames()));
         for _ in 0..2 {
-            assert_eq!(walk(&self.room, here, &mut self.trail, &mut self.found), None);
-            assert!(self.trail.is_unchanged(here));
+            assert_eq!(walk(&self.room, here, &mut self.cache, &mut self.found), None);
+            assert!(self.cache.is_unchanged(here));
         }
-        assert!(before.is_none_or(|before| before == pcs(self.trail.frames())));
+        assert!(before.is_none_or(|before| before == pcs(self.cache.frames())));
         self.again += usize::from(again);
-        assert_ne!(self.trail.generation, 0, "the rules are known everywhere in a test program");
+        assert_ne!(self.cache.generation, 0, "the rules are known everywhere in a test program");
         assert_eq!(walk(&self.room, here, &mut self.afresh, &mut self.found), None);
         assert_eq!(self.afresh.kept(), 0);
         self.walks += 1;
-        self.kept += self.trail.kept();
-        self.frames += self.trail.len;
-        let (known, fresh) = (self.trail.frames(), self.afresh.frames());
+        self.kept += self.cache.kept();
+        self.frames += self.cache.len;
+        let (known, fresh) = (self.cache.frames(), self.afresh.frames());
         assert_eq!(pcs(known), pcs(fresh));
         for (i, (a, b)) in known.iter().zip(fresh).enumerate() {
-            let matters = self.afresh.ways[i].fp_matters;
-            assert_eq!((a.sp, matters), (b.sp, self.trail.ways[i].fp_matters));
+            let matters = self.afresh.steps[i].fp_matters;
+            assert_eq!((a.sp, matters), (b.sp, self.cache.steps[i].fp_matters));
             assert!(a.fp == b.fp || !matters);
         }
-        assert_eq!(self.trail.proofs[..known.len()], self.afresh.proofs[..known.len()]);
-        assert_eq!(self.trail.own_len, self.afresh.own_len);
-        assert_eq!(self.trail.own[..self.trail.own_len], self.afresh.own[..self.afresh.own_len]);
+        assert_eq!(self.cache.checks[..known.len()], self.afresh.checks[..known.len()]);
+        assert_eq!(self.cache.own_len, self.afresh.own_len);
+        assert_eq!(self.cache.own[..self.cache.own_len], self.afresh.own[..self.afresh.own_len]);
         assert!(known.windows(2).all(|w| w[0].sp > w[1].sp), "further out is further up");
         again
     }
 
-    /// The same, against the system's unwinder, which is slower, and against the walk for odd stacks.
+    /// The same, against the system's unwinder, which is slower, and
+    /// against the walk for odd stacks.
     #[inline(never)]
     fn check_with_system(&mut self) {
-        assert_eq!(walk(&self.room, registers(), &mut self.trail, &mut self.found), None);
+        assert_eq!(walk(&self.room, registers(), &mut self.cache, &mut self.found), None);
         system::frames(&mut self.found);
         self.compare();
         assert_eq!(odd_walk(&self.room, &mut self.found), None);
@@ -104,7 +106,7 @@ impl Walker {
     fn compare(&mut self) {
         // SAFETY: in a test, no frames are taken for memtrace's own.
         unsafe { self.afresh.extend(0, &self.found) };
-        let (known, system) = (self.trail.frames(), self.afresh.frames());
+        let (known, system) = (self.cache.frames(), self.afresh.frames());
         let n = known.len() - 1;
         assert_eq!(pcs(&known[..n]), pcs(&system[..n]));
         for (a, b) in known[..n].iter().zip(&system[..n]) {
@@ -126,7 +128,8 @@ fn check() {
     WALKER.with_borrow_mut(|w| w.get_or_insert_with(Walker::new).check());
 }
 
-/// A random tree of calls, with a check at some of its nodes. Every kind of call leaves another kind of frame.
+/// A random tree of calls, with a check at some of its nodes. Every kind
+/// of call leaves another kind of frame.
 fn tree(rng: &mut Rng, depth: u32) -> u64 {
     if rng.below(3) == 0 {
         check();
@@ -209,7 +212,8 @@ fn through_c(rng: &mut Rng, depth: u32) -> u64 {
 
 type Callee = unsafe extern "C-unwind" fn(*mut c_void, u64) -> u64;
 
-/// A function that calls another one with this in the frame pointer, as compilers do that use the register for anything.
+/// A function that calls another one with this in the frame pointer, as compilers do
+/// that use the register for anything.
 macro_rules! with_fp {
     ($(#[$section:meta])* $name:ident) => {
         #[unsafe(naked)]
@@ -240,7 +244,8 @@ with_fp!(
     own_with_fp
 );
 
-/// Calls `f` with so many bytes more on the stack, which only the frame pointer tells: compilers do so for variable arrays.
+/// Calls `f` with so many bytes more on the stack, which only the frame pointer tells:
+/// compilers do so for variable arrays.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn with_room(bytes: u64, a: *mut c_void, b: u64, f: Callee) -> u64 {
     core::arch::naked_asm!(
@@ -307,7 +312,8 @@ pub fn own_code() -> (u64, u64) {
     (&raw const __start_memtrace_own as u64, &raw const __stop_memtrace_own as u64)
 }
 
-/// A hook that takes a stack, or calls what calls others: code of memtrace's own is anywhere in the stack.
+/// A hook that takes a stack, or calls what calls others: code of
+/// memtrace's own is anywhere in the stack.
 #[inline(never)]
 #[unsafe(link_section = "memtrace_own")]
 fn own_tree(rng: &mut Rng, depth: u32) -> u64 {
@@ -346,8 +352,8 @@ fn by_jump(rng: &mut Rng, depth: u32) -> u64 {
     }
     let mut env = Env([0; 64]);
     let at = (&raw mut env).cast();
-    // SAFETY: the environment is larger than glibc's, and the frame stays until the jump is over. No variable that
-    // changes is used after it.
+    // SAFETY: the environment is larger than glibc's, and the frame stays until the jump is over.
+    // No variable that changes is used after it.
     unsafe {
         if setjmp(at) == 0 {
             black_box(jump(rng, at, depth.min(3)));
@@ -446,12 +452,12 @@ fn a_frame_pointer_that_does_not_matter_is_not_compared() {
             })
             .collect();
         assert_eq!(again.iter().sum::<u64>(), 19, "all but the first");
-        assert_eq!(walker.trail.own_len > 0, from == OWN_FRAME);
+        assert_eq!(walker.cache.own_len > 0, from == OWN_FRAME);
     }
 }
 
-/// Two frames that take the same room together, but not each. What is left of one call is not overwritten by the next: the
-/// words of the last walk are all as they were.
+/// Two frames that take the same room together, but not each. What is left of one call is not
+/// overwritten by the next: the words of the last walk are all as they were.
 #[inline(never)]
 fn in_two_rooms(walker: &mut Walker, first: u64, from: u64, then: Callee) -> u64 {
     struct Rest<'a>(&'a mut Walker, u64, Callee);
@@ -534,12 +540,12 @@ fn a_stack_that_is_not_the_threads_own_is_walked_all_the_same() {
     walker.room.pretend(Bounds { low: 1 << 20, high: 2 << 20, proven: 2 << 20 });
     let here = registers();
     assert_eq!(
-        by_rules(&walker.room, here, &mut walker.trail, generation(), &mut walker.found),
+        by_rules(&walker.room, here, &mut walker.cache, generation(), &mut walker.found),
         None
     );
-    assert_eq!(walk(&walker.room, registers(), &mut walker.trail, &mut walker.found), None);
-    assert!(walker.trail.len > 3);
-    assert_eq!((walker.trail.generation, walker.trail.kept), (0, 0), "nothing to go by next time");
+    assert_eq!(walk(&walker.room, registers(), &mut walker.cache, &mut walker.found), None);
+    assert!(walker.cache.len > 3);
+    assert_eq!((walker.cache.generation, walker.cache.kept), (0, 0), "nothing to go by next time");
 }
 
 #[test]
@@ -549,7 +555,7 @@ fn reads_stay_inside_the_stack() {
     assert!(walker.room.in_use(here.sp).contains(&here.sp));
     let low = here.sp - 4096;
     walker.room.pretend(Bounds { low, high: here.sp + 64, proven: low });
-    let reached = by_rules(&walker.room, here, &mut walker.trail, generation(), &mut walker.found);
+    let reached = by_rules(&walker.room, here, &mut walker.cache, generation(), &mut walker.found);
     assert_eq!(reached, None, "the outer frames are beyond the bounds");
 }
 
@@ -559,23 +565,23 @@ fn a_word_that_changed_is_noticed() {
     // A remembered walk with one word changed afterwards, at each place in turn.
     let mut walker = Walker::new();
     walker.check();
-    let n = walker.trail.len - 3;
-    let changed = |trail: &Trail| {
+    let n = walker.cache.len - 3;
+    let changed = |cache: &Cache| {
         // SAFETY: the frames from the third on further out are those of this function's callers.
-        unsafe { changed(&trail.proofs[..n]) }
+        unsafe { changed(&cache.checks[..n]) }
     };
     for i in (0..n).rev() {
-        assert_eq!(changed(&walker.trail), None);
-        let proof = walker.trail.proofs[i];
+        assert_eq!(changed(&walker.cache), None);
+        let check = walker.cache.checks[i];
         let others = [
-            Proof { pc: proof.pc ^ 1, ..proof },
-            Proof { fp: proof.fp ^ 1, ..proof },
-            Proof::never(),
+            Check { pc: check.pc ^ 1, ..check },
+            Check { fp: check.fp ^ 1, ..check },
+            Check::never(),
         ];
         for other in others {
-            walker.trail.proofs[i] = other;
-            assert_eq!(changed(&walker.trail), Some(i));
+            walker.cache.checks[i] = other;
+            assert_eq!(changed(&walker.cache), Some(i));
         }
-        walker.trail.proofs[i] = proof;
+        walker.cache.checks[i] = check;
     }
 }

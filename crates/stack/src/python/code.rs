@@ -1,12 +1,15 @@
 //! What is known of code objects, copied once, at first sight.
 //!
-//! In the hook is the only moment at which a code object is known to be alive, because a frame holds it. So its
-//! names and its raw line table are copied there and then, and a frame becomes an id and a position. Addresses
-//! of dead code objects are reused at once (compiling 20,000 small functions reuses most of them), so a record
-//! is found by address *and* fingerprint. From 3.12 on a code object has a serial number; it may have run out
-//! (0) and each sub-interpreter counts for itself, so some cheap fields go with it. Before 3.12 the fingerprint
-//! covers content: the hashes of the names, the line table's length and ends. Two code objects that agree in all
-//! of that give the same names and, but for the middle of a long table, the same lines.
+//! In the hook is the only moment at which a code object is known to be alive, because a frame
+//! holds it. So its names and its raw line table are copied there and then, and a frame becomes an
+//! id and a position.
+//!
+//! Addresses of dead code objects are reused at once (compiling 20,000 small functions reuses most
+//! of them). So a record is found by address *and* fingerprint. From 3.12 on a code object has a
+//! serial number. It may have run out (0), and each sub-interpreter counts for itself, so some
+//! cheap fields go with it. Before 3.12 the fingerprint covers content: the hashes of the names,
+//! the line table's length and ends. Two code objects that agree in all of that give the same names
+//! and, but for the middle of a long table, the same lines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,8 +32,8 @@ const MEMOS: usize = 256;
 
 /// What a thread remembers of the code objects that it met. All zeros is nothing.
 ///
-/// As long as no code object has died ([`super::deaths`]), an object that was checked once needs no second look. Then
-/// its fingerprint is checked again, but the table needn't be searched.
+/// As long as no code object has died ([`super::deaths`]), an object that was checked once needs no
+/// second look. Then its fingerprint is checked again, but the table needn't be searched.
 #[repr(C)]
 pub struct Memo {
     /// How many code objects had died when the walk began; never 0 while one is under way.
@@ -83,8 +86,8 @@ fn memo_of(code: usize) -> usize {
 /// The code objects seen so far.
 pub struct CodeTable {
     arena: Arena,
-    /// Ids by hash, as many as a power of two: in memory of the process's own, because no reader needs them, and where the
-    /// file has little room that is for what a reader needs.
+    /// Ids by hash, as many as a power of two. They are in memory of the process's own: no reader
+    /// needs them, and where the file has little room that is for what a reader needs.
     slots: &'static [AtomicU64],
 }
 

@@ -1,11 +1,14 @@
-//! Where CPython keeps what a stack walk reads, by version, and the proof that this interpreter is like that.
+//! Where CPython keeps what a stack walk reads, by version, and the check that this interpreter is
+//! like that.
 //!
-//! The structures are CPython's internal ones; within a minor version they don't change after its first
-//! release. Every number below was checked by running 3.9 to 3.13 (`tests/python_walk`). A build that differs
-//! (trace-refs, free-threaded, somebody's patch) must not be walked, so before the first walk the sizes of two
-//! exported types are compared, which change with nearly every field, and from 3.13 on the offsets that the
-//! interpreter itself publishes at the start of `_PyRuntime`. Anything unknown means: no Python frames, and a
-//! [`Reason`] that says which check failed.
+//! The structures are CPython's internal ones; within a minor version they don't change after its
+//! first release. Every number below was checked by running 3.9 to 3.13 (`tests/python_walk`).
+//!
+//! A build that differs (trace-refs, free-threaded, somebody's patch) must not be walked. So before
+//! the first walk the sizes of two exported types are compared, which change with nearly every
+//! field. From 3.13 on the interpreter itself publishes offsets at the start of `_PyRuntime`, and
+//! these are compared, too. Anything unknown means: no Python frames, and a [`Reason`] that says
+//! which check failed.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
@@ -33,7 +36,7 @@ pub enum Position {
 pub enum Evaluation {
     /// Each frame is an evaluation of its own.
     EachFrame,
-    /// A byte in the frame marks the outermost of an evaluation, and a chain of records on the C stack
+    /// A byte in the frame marks the outermost of an evaluation. A chain of records on the C stack
     /// (offsets: current frame, previous record) has one for each.
     Marked {
         /// Offset of the mark.
@@ -90,8 +93,9 @@ pub struct Layout {
     pub ascii: usize,
     /// Characters of any other compact string.
     pub compact: usize,
-    /// Interpreter: an `int` that is 1 from the moment when Python begins to end, before `atexit` handlers; since 3.12,
-    /// where the main interpreter is static memory, which may be read at any time.
+    /// Interpreter: an `int` that is 1 from the moment when Python begins to end, before `atexit`
+    /// handlers. Since 3.12, where the main interpreter is static memory, which may be read at any
+    /// time.
     pub ending: Option<usize>,
 }
 
@@ -122,8 +126,8 @@ pub(super) unsafe fn raw_position(layout: &Layout, frame: usize) -> u64 {
 pub(super) struct At {
     /// The index of the code unit, negative before the first.
     pub unit: i64,
-    /// The frame has begun. If not, its arguments are still being put in place, and Python's own tracebacks leave it
-    /// out unless it is a generator's.
+    /// The frame has begun. If not, its arguments are still being put in place, and Python's own
+    /// tracebacks leave it out unless it is a generator's.
     pub begun: bool,
 }
 
@@ -320,8 +324,8 @@ impl Runtime {
     /// The calling thread's state, 0 if Python never saw the thread.
     #[inline]
     pub fn thread_state(&self) -> usize {
-        // SAFETY: `PyGILState_GetThisThreadState` reads a thread-specific slot; it needs no GIL and is defined
-        // before the interpreter starts and after it ended.
+        // SAFETY: `PyGILState_GetThisThreadState` reads a thread-specific slot; it needs no GIL and
+        // is defined before the interpreter starts and after it ended.
         unsafe { (self.thread_state)() }
     }
 
@@ -334,8 +338,8 @@ impl Runtime {
 }
 
 impl Runtime {
-    /// Is the interpreter at its end: running its `atexit` handlers (on the main thread; others may have work to do until
-    /// they are waited for), or taken apart?
+    /// Is the interpreter at its end: running its `atexit` handlers, or taken apart? The handlers
+    /// count on the main thread; others may have work to do until they are waited for.
     #[inline]
     pub fn ending(&self, main_thread: bool) -> bool {
         match self.ending {
@@ -356,8 +360,9 @@ pub fn refused() -> Option<Reason> {
     Reason::from_u8(WHY.load(Ordering::Relaxed) as u8).filter(|why| *why != Reason::NoPython)
 }
 
-/// The interpreter, or why there is none to walk. Looks it up at the first call; where there was no Python,
-/// again at the second, fourth, eighth … call, because a program may load it later.
+/// The interpreter, or why there is none to walk. Looks it up at the first call. Where there was no
+/// Python it does so again at the second, fourth, eighth … call, because a program may load it
+/// later.
 ///
 /// # Errors
 /// The reason why this process has no Python that can be walked.
@@ -369,7 +374,8 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
     let look = match why {
         None => true,
         Some(Reason::NoPython) => {
-            // Not exact between threads, which is good enough for "now and then" and costs no contention.
+            // Not exact between threads, which is good enough for "now and
+            // then" and costs no contention.
             let n = MISSED.load(Ordering::Relaxed).wrapping_add(1);
             MISSED.store(n, Ordering::Relaxed);
             n.is_power_of_two()
@@ -385,8 +391,8 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
             let old = std::ptr::null_mut();
             let winner =
                 LINE.python.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
-            // SAFETY: `new` came from a box that nobody else has seen if the exchange failed; both the
-            // winner and `new` otherwise live for ever.
+            // SAFETY: `new` came from a box that nobody else has seen if the exchange failed; both
+            // the winner and `new` otherwise live for ever.
             unsafe {
                 match winner {
                     Ok(_) => Ok(&*new),
@@ -407,8 +413,9 @@ pub fn runtime() -> Result<&'static Runtime, Reason> {
 /// Finds what has a name, as everybody in the process does.
 type Symbols<'a> = &'a dyn Fn(&CStr) -> Option<*mut c_void>;
 
-/// The interpreter, if it is of a version that is known and lays its objects out as that does. Nothing is guessed from a version
-/// that is like it, and nothing is called but what says which version it is.
+/// The interpreter, if it is of a version that is known and lays its objects out as
+/// that does. Nothing is guessed from a version that is like it, and nothing is
+/// called but what says which version it is.
 fn find(symbol: Symbols<'_>) -> Result<Runtime, Reason> {
     let version = version(symbol).ok_or(Reason::NoPython)?;
     let minor = (version >> 16) as u8;
@@ -425,7 +432,8 @@ fn find(symbol: Symbols<'_>) -> Result<Runtime, Reason> {
     if minor >= 13 {
         published(symbol, layout, version)?;
     }
-    // SAFETY: both are static type objects of the interpreter, whose size is far larger than the offset.
+    // SAFETY: both are static type objects of the interpreter, whose size
+    // is far larger than the offset.
     let (code_size, frame_size) = unsafe {
         (read::<usize>(code_type + TP_BASICSIZE), read::<usize>(frame_type + TP_BASICSIZE))
     };
@@ -457,8 +465,8 @@ fn find(symbol: Symbols<'_>) -> Result<Runtime, Reason> {
 /// Offset of an interpreter's number in 3.13, which is published.
 const INTERPRETER_ID_3_13: usize = 7272;
 
-/// Where the word of [`Layout::ending`] is in the main interpreter. It must be in static memory, since a hook may read it
-/// when Python has ended, and say what `finalizing` says so far.
+/// Where the word of [`Layout::ending`] is in the main interpreter. It must be in static memory,
+/// since a hook may read it when Python has ended, and say what `finalizing` says so far.
 fn ending(
     symbol: Symbols<'_>,
     layout: &Layout,
@@ -475,8 +483,9 @@ fn ending(
     (inside && unsafe { read::<c_int>(at) == finalizing() }).then_some(at)
 }
 
-// Where the parts of the published block begin, in words, in 3.13: cookie, version and free-threaded; 3 words of
-// the runtime; 13 of an interpreter; 9 of a thread; 6 of a frame; then a code object.
+// Where the parts of the published block begin, in words, in 3.13. They are cookie, version and
+// free-threaded; 3 words of the runtime; 13 of an interpreter; 9 of a thread; 6 of a frame; then a
+// code object.
 const INTERPRETER: usize = 3 + 3;
 const THREAD: usize = INTERPRETER + 13;
 const FRAME: usize = THREAD + 9;
@@ -530,7 +539,8 @@ fn version(symbol: Symbols<'_>) -> Option<u32> {
         return Some(unsafe { read::<u64>(at as usize) } as u32);
     }
     let get = symbol(c"Py_GetVersion")?;
-    // SAFETY: `Py_GetVersion` takes nothing, needs no GIL, and returns a string that is never freed.
+    // SAFETY: `Py_GetVersion` takes nothing, needs no GIL, and returns a
+    // string that is never freed.
     let text = unsafe {
         let get: unsafe extern "C" fn() -> *const c_char = std::mem::transmute(get);
         let text = get();
@@ -550,8 +560,8 @@ fn eval() -> Range<usize> {
     scopes::default_extent(c"_PyEval_EvalFrameDefault").unwrap_or(0..0)
 }
 
-/// What everybody finds under this name: the interpreter's, whether it is a library or linked into the program, which exports its API
-/// for extension modules.
+/// What everybody finds under this name: the interpreter's, whether it is a library or linked into
+/// the program, which exports its API for extension modules.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     scopes::default(name).map(|at| at as *mut c_void)
 }

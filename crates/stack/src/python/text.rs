@@ -1,7 +1,7 @@
 //! Python strings, read without Python.
 //!
-//! A compact string is a header and its characters, one, two or four bytes each; both are fixed once the
-//! string exists. The cached UTF-8 form is not used: another thread may be making it.
+//! A compact string is a header and its characters, one, two or four bytes each; both are fixed
+//! once the string exists. The cached UTF-8 form is not used: another thread may be making it.
 
 use super::offsets::{Layout, OB_TYPE, STR_LENGTH, STR_STATE};
 use super::read;
@@ -49,7 +49,8 @@ impl Text {
         (0..self.length)
             .map(move |i| {
                 let at = self.data + i * self.width;
-                // SAFETY: `i` is below the length of a live string whose characters have this width.
+                // SAFETY: `i` is below the length of a live string whose
+                // characters have this width.
                 let point = unsafe {
                     match self.width {
                         1 => u32::from(read::<u8>(at)),
@@ -76,8 +77,9 @@ impl Text {
         let bytes = self.length * self.width;
         let end = self.data + bytes;
         if bytes < 16 {
-            // SAFETY: the eight bytes before the end of a string are its own or its header's; the header's are
-            // shifted out. Eight bytes from the beginning are the string's if it has as many.
+            // SAFETY: the eight bytes before the end of a string are its own or its
+            // header's; the header's are shifted out. Eight bytes from the beginning
+            // are the string's if it has as many.
             unsafe {
                 let kept = bytes.min(8) as u32;
                 let last = read_word(end - 8).checked_shr(64 - 8 * kept).unwrap_or(0);

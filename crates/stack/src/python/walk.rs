@@ -1,25 +1,35 @@
 //! The chain of Python frames of the calling thread.
 //!
-//! **What didn't change is not worked out again.** Where the chain goes from a frame depends on a few words of that
-//! frame (whose it is, its code object, its position, the link to its caller), and what is written down of the
-//! frame on those words and on the identity of the code object. A thread remembers them for every frame of its
-//! last walk. When a new walk comes to a frame that it knows, it compares word by word, frame by frame
-//! outwards; if all are the same, so is the rest of the walk, whatever happened in between. A code object is
-//! known again because none has died since ([`super::deaths`]), or else by its fingerprint ([`super::code`]); within one
-//! walk it is alive, because a frame holds it, so the outermost of the frames that run it is the only one at which
-//! that is checked. No frame is read before the link that leads to it was.
+//! # What didn't change is not worked out again
 //!
-//! In most versions two words a frame are enough, its position (a pointer into the code of a live object) and the link to
-//! its caller. Whose it is follows from where it lies: what is not Python's is on the C stack, where no
-//! frame of Python's ever is; and a generator's counts for something else only while it has not begun, and then isn't
-//! taken as known. Which frames share an evaluation (3.11) follows from its records: each is at the innermost
-//! frame of its own. That is only of use among native frames, so a walk that isn't *placed* among them begins with no
-//! record, and takes no frame as known that was found with one, nor the other way round.
+//! Where the chain goes from a frame depends on a few words of it. They say whose it is, its code
+//! object, its position, and the link to its caller. What is written down of a frame depends on
+//! these words and on which code object that is. A thread remembers both for every frame of its
+//! last walk ([`Cache`]). A new walk that comes to a frame it knows compares word by word, frame by
+//! frame outwards. If all are the same, so is the rest of the walk, whatever happened in between.
+//! No frame is read before the link that leads to it was.
 //!
-//! What is compared is kept short, because that is all that most stacks cost: of a frame its address and its position. The
-//! link to its caller is the address that is kept of the next one, since the last one's is 0: a walk that ended for
-//! any other reason is not remembered. And no address is taken from what has just been read, so the processor need not
-//! wait for one frame before it looks at the next.
+//! A code object is known again because none has died since ([`super::deaths`]), or else by its
+//! fingerprint ([`super::code`]). Within one walk it is alive, because a frame holds it. So its
+//! fingerprint is checked once, at the outermost of the frames that run it.
+//!
+//! # Two words are enough in most versions
+//!
+//! They are the frame's position, a pointer into the code of a live object, and the link to its
+//! caller. Whose a frame is follows from where it lies: what is not Python's is on the C stack,
+//! where no frame of Python's ever is. A generator's counts for something else only while it has
+//! not begun, and then isn't taken as known.
+//!
+//! Which frames share an evaluation (3.11) follows from its records: each is at the innermost frame
+//! of its own. That is only of use among native frames. So a walk that isn't *placed* among them
+//! begins with no record. It takes no frame as known that was found with one, nor the other way
+//! round.
+//!
+//! What is compared is kept short, because that is all that most stacks cost: of a frame its
+//! address and its position. The link to its caller is the address that is kept of the next frame.
+//! The last one's is 0, as a walk that ended for any other reason is not remembered. No address is
+//! taken from what has just been read, so the processor need not wait for one frame before it looks
+//! at the next.
 
 use memtrace_format::stacks::{RawFrame, Reason};
 
@@ -36,8 +46,8 @@ use crate::deep::Deep;
 pub const HALF: usize = 128;
 /// Links that are kept: frames, and what stands between evaluations.
 pub const MAX: usize = 3 * HALF;
-/// More links than this are never followed: a chain that long is damaged, or a recursion of which the ends
-/// tell nothing that its first thousands don't.
+/// More links than this are never followed. A chain that long is damaged, or a recursion of which
+/// the ends say nothing that its first thousands don't.
 const MAX_STEPS: usize = 1 << 14;
 
 /// A link of the chain: a frame of Python's, or what the interpreter puts between two evaluations.
@@ -45,7 +55,8 @@ const MAX_STEPS: usize = 1 << 14;
 pub struct Link {
     /// The frame as it is written down; 0 if it shows nothing.
     pub word: u64,
-    /// An address inside the native frame of the main loop that runs it; `usize::MAX` if none is known.
+    /// An address inside the native frame of the main loop that runs it;
+    /// `usize::MAX` if none is known.
     pub inside: usize,
     /// How many words the stack has up to and with this frame, where there are no native frames.
     pub words: u16,
@@ -63,11 +74,12 @@ pub struct Link {
     outermost: bool,
 }
 
-/// What a link rests on besides its code: the frame, and the word that says its position. That it leads to the next outer
-/// link is the other word. Apart from the links, because to look at these words is most of what a stack costs.
+/// What a link rests on besides its code: the frame, and the word that says its position. That it
+/// leads to the next outer link is the other word. Apart from the links, because to look at these
+/// words is most of what a stack costs.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(16))]
-struct Proof {
+struct Check {
     frame: usize,
     at: u64,
 }
@@ -76,8 +88,8 @@ struct Proof {
 #[derive(Clone, Copy, Default)]
 struct Found {
     link: Link,
-    proof: Proof,
-    /// As in [`Trail`].
+    check: Check,
+    /// As in [`Cache`].
     outer: usize,
 }
 
@@ -94,7 +106,7 @@ const INDEX: usize = 512;
 
 /// The frames of the last walk, outermost first. All zeros is an empty one.
 #[repr(C)]
-pub struct Trail {
+pub struct Cache {
     len: usize,
     /// Of the table of code objects; 0: nothing can be known again.
     serial: u64,
@@ -107,10 +119,11 @@ pub struct Trail {
     kept: usize,
     /// The last two walks are the same.
     same: bool,
-    /// Of each link, after one that is never anything but zero: what the outermost frame leads to. Beside the words
-    /// above: an unchanged stack touches nothing else.
-    proofs: [Proof; MAX + 1],
-    /// Where there are records: of each link that is the outermost of its evaluation the caller's, if it has a caller.
+    /// Of each link, after one that is never anything but zero: what the outermost frame leads to.
+    /// Beside the words above: an unchanged stack touches nothing else.
+    checks: [Check; MAX + 1],
+    /// Where there are records: of each link that is the outermost of its
+    /// evaluation the caller's, if it has a caller.
     outers: [usize; MAX],
     links: [Link; MAX],
     /// From a frame's address to where it may be found.
@@ -126,7 +139,7 @@ fn slot(frame: usize) -> usize {
     (frame >> 3 ^ frame >> 12) % INDEX
 }
 
-impl Trail {
+impl Cache {
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.same = self.len == 0;
@@ -151,11 +164,12 @@ impl Trail {
         self.kept
     }
 
-    /// What the links up to the one that is `known` rest on, innermost first: their indices, and each one's proof with its caller's.
+    /// What the links up to the one that is `known` rest on, innermost first: their indices, and
+    /// each one's check with its caller's.
     #[inline(always)]
-    fn proved(&self, known: usize) -> impl Iterator<Item = (usize, (&Proof, &Proof))> {
+    fn checks_out_from(&self, known: usize) -> impl Iterator<Item = (usize, (&Check, &Check))> {
         let n = known + 1;
-        self.proofs[1..][..n].iter().zip(&self.proofs[..n]).enumerate().rev()
+        self.checks[1..][..n].iter().zip(&self.checks[..n]).enumerate().rev()
     }
 
     /// Are the last two walks the same, for certain?
@@ -174,9 +188,9 @@ impl Trail {
             None => (usize::MAX, 0),
         };
         for (i, found) in self.fresh[..n].iter().rev().enumerate() {
-            let (at, mut link, proof) = (kept + i, found.link, found.proof);
+            let (at, mut link, check) = (kept + i, found.link, found.check);
             if link.kind == Kind::Shim {
-                inside = proof.frame;
+                inside = check.frame;
             } else if link.outermost {
                 inside = link.record;
             }
@@ -192,9 +206,9 @@ impl Trail {
             };
             let Some(place) = self.links.get_mut(at) else { break };
             *place = link;
-            self.proofs[at + 1] = proof;
+            self.checks[at + 1] = check;
             self.outers[at] = found.outer;
-            self.index[slot(proof.frame)] = at as u16;
+            self.index[slot(check.frame)] = at as u16;
         }
     }
 
@@ -216,15 +230,15 @@ impl Trail {
     }
 }
 
-/// Walks the calling thread's frames into `trail`; `placed` says whether they are to be placed among native ones. Returns
-/// why there is nothing, or nothing more.
+/// Walks the calling thread's frames into `cache`; `placed` says whether they are to be placed
+/// among native ones. Returns why there is nothing, or nothing more.
 #[inline]
 pub fn walk(
     runtime: &Runtime,
     codes: &CodeTable,
     serial: u64,
     memo: &mut Memo,
-    trail: &mut Trail,
+    cache: &mut Cache,
     placed: bool,
 ) -> Option<Reason> {
     let thread = match (runtime.finalizing(), runtime.thread_state()) {
@@ -235,52 +249,53 @@ pub fn walk(
     let thread = match thread {
         Ok(thread) => thread,
         Err(why) => {
-            trail.clear();
+            cache.clear();
             return Some(why);
         }
     };
-    if trail.serial != serial {
-        trail.clear();
+    if cache.serial != serial {
+        cache.clear();
     }
     // Before anything is looked at: what dies from now on is not what this walk finds alive.
     let deaths = deaths::count();
     memo.begin(serial, deaths);
-    let alive = trail.deaths == deaths;
-    // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked.
+    let alive = cache.deaths == deaths;
+    // SAFETY: `thread` is the calling thread's own state, in an
+    // interpreter whose layout was checked.
     let start = unsafe { current(runtime.layout, thread, placed) };
     let record = start.1;
     // SAFETY: as above.
     let end = unsafe {
         match runtime.which {
-            0 => follow::<0>(runtime, codes, memo, start, alive, trail),
-            1 => follow::<1>(runtime, codes, memo, start, alive, trail),
-            2 => follow::<2>(runtime, codes, memo, start, alive, trail),
-            3 => follow::<3>(runtime, codes, memo, start, alive, trail),
-            4 => follow::<4>(runtime, codes, memo, start, alive, trail),
+            0 => follow::<0>(runtime, codes, memo, start, alive, cache),
+            1 => follow::<1>(runtime, codes, memo, start, alive, cache),
+            2 => follow::<2>(runtime, codes, memo, start, alive, cache),
+            3 => follow::<3>(runtime, codes, memo, start, alive, cache),
+            4 => follow::<4>(runtime, codes, memo, start, alive, cache),
             _ => {
-                trail.clear();
+                cache.clear();
                 return Some(Reason::VersionUnknown);
             }
         }
     };
     let why = match end {
         End::Known { kept, fresh } => {
-            trail.extend(kept, fresh, memo);
-            (trail.serial, trail.deaths) = (serial, deaths);
+            cache.extend(kept, fresh, memo);
+            (cache.serial, cache.deaths) = (serial, deaths);
             None
         }
         End::Damaged { fresh } => {
-            trail.extend(0, fresh, memo);
-            trail.serial = 0;
+            cache.extend(0, fresh, memo);
+            cache.serial = 0;
             Some(Reason::Truncated)
         }
         End::Deep(why) => {
-            trail.take_ends();
+            cache.take_ends();
             why
         }
     };
-    trail.record = record;
-    why.or_else(|| trail.links().iter().all(|l| l.word == 0).then_some(Reason::NoFrame))
+    cache.record = record;
+    why.or_else(|| cache.links().iter().all(|l| l.word == 0).then_some(Reason::NoFrame))
 }
 
 /// How a walk ended.
@@ -293,39 +308,42 @@ enum End {
     Deep(Option<Reason>),
 }
 
-/// Where a walk begins: the thread's current frame, and the record of its evaluation where there is one and it matters.
+/// Where a walk begins: the thread's current frame, and the record of its
+/// evaluation where there is one and it matters.
 ///
 /// # Safety
 /// `thread` is the state of the calling thread, in an interpreter with this layout.
 #[inline(always)]
 unsafe fn current(layout: &Layout, thread: usize, placed: bool) -> (usize, usize) {
-    // SAFETY: a live thread state; the record it may point to is on this thread's stack, or inside the state.
+    // SAFETY: a live thread state; the record it may point to is on this
+    // thread's stack, or inside the state.
     unsafe {
         match (read(thread + layout.thread), layout.record) {
             (frame, None) => (frame, 0),
             (0, Some(_)) => (0, 0),
             (record, Some(current)) => {
-                let told_by_records = matches!(layout.evaluation, Evaluation::Marked { .. });
-                (read(record + current), if placed && told_by_records { record } else { 0 })
+                let has_records = matches!(layout.evaluation, Evaluation::Marked { .. });
+                (read(record + current), if placed && has_records { record } else { 0 })
             }
         }
     }
 }
 
-/// Is the chain of the calling thread, for certain, what it was at the last walk, which was for this table, placed or not? Looks
-/// at the versions of which two words a frame tell that, as long as no code object dies.
+/// Is the chain of the calling thread, for certain, what it was at the last walk, which was
+/// for this table, placed or not? Looks at the versions of which two words a frame tell
+/// that, as long as no code object dies.
 #[inline(always)]
-pub fn is_unchanged(runtime: &Runtime, serial: u64, trail: &Trail, placed: bool) -> bool {
+pub fn is_unchanged(runtime: &Runtime, serial: u64, cache: &Cache, placed: bool) -> bool {
     match runtime.which {
-        2 => is_unchanged_in::<2>(runtime, serial, trail, placed),
-        3 => is_unchanged_in::<3>(runtime, serial, trail, placed),
-        4 => is_unchanged_in::<4>(runtime, serial, trail, placed),
+        2 => is_unchanged_in::<2>(runtime, serial, cache, placed),
+        3 => is_unchanged_in::<3>(runtime, serial, cache, placed),
+        4 => is_unchanged_in::<4>(runtime, serial, cache, placed),
         _ => false,
     }
 }
 
-/// Each version has a walk of its own above, and each of which two words tell enough has its comparison here: no other
-/// version is walked by one that was made for another.
+/// Each version has a walk of its own above, and each of which two words say enough has its
+/// comparison here. So no version is walked by what was made for another.
 const _: () = {
     assert!(LAYOUTS.len() == 5, "a version that has no walk of its own");
     let mut which = 0;
@@ -340,22 +358,22 @@ const _: () = {
 fn is_unchanged_in<const WHICH: usize>(
     runtime: &Runtime,
     serial: u64,
-    trail: &Trail,
+    cache: &Cache,
     placed: bool,
 ) -> bool {
     let layout = const { &LAYOUTS[WHICH] };
     // Before any frame is looked at, as in a walk.
-    let alive = trail.deaths == deaths::count();
-    if !alive || trail.serial != serial || !(1..=MAX).contains(&trail.len) {
+    let alive = cache.deaths == deaths::count();
+    if !alive || cache.serial != serial || !(1..=MAX).contains(&cache.len) {
         return false;
     }
     let thread = if runtime.finalizing() { 0 } else { runtime.thread_state() };
-    // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was checked; the frame that it
-    // begins with is alive.
+    // SAFETY: `thread` is the calling thread's own state, in an interpreter whose layout was
+    // checked; the frame that it begins with is alive.
     thread != 0
         && unsafe {
-            current(layout, thread, placed) == (trail.proofs[trail.len].frame, trail.record)
-                && changed(layout, trail, trail.len - 1, trail.record).is_none()
+            current(layout, thread, placed) == (cache.checks[cache.len].frame, cache.record)
+                && changed(layout, cache, cache.len - 1, cache.record).is_none()
         }
 }
 
@@ -369,29 +387,29 @@ unsafe fn follow<const WHICH: usize>(
     memo: &mut Memo,
     start: (usize, usize),
     alive: bool,
-    trail: &mut Trail,
+    cache: &mut Cache,
 ) -> End {
     let layout = const { &LAYOUTS[WHICH] };
     let (mut frame, mut record) = start;
     let (mut fresh, mut kept) = (0, 0);
     // Links at this index and further in are not what they were.
-    let mut candidates = trail.len;
+    let mut candidates = cache.len;
     while frame != 0 {
         // Most often the innermost frame is the one that it was.
         let known = match candidates.checked_sub(1) {
-            Some(last) if fresh == 0 && trail.proofs[last + 1].frame == frame => last,
-            _ => trail.index[slot(frame)] as usize,
+            Some(last) if fresh == 0 && cache.checks[last + 1].frame == frame => last,
+            _ => cache.index[slot(frame)] as usize,
         };
         if known < candidates
-            && let (Some(link), Some(proof)) = (trail.links.get(known), trail.proofs.get(known + 1))
-            && (proof.frame, link.record) == (frame, record)
+            && let (Some(link), Some(check)) = (cache.links.get(known), cache.checks.get(known + 1))
+            && (check.frame, link.record) == (frame, record)
         {
             // SAFETY: the frame is alive, and its address is the remembered one.
             let changed = unsafe {
                 if alive && layout.position_tells_code() {
-                    changed(layout, trail, known, record)
+                    changed(layout, cache, known, record)
                 } else {
-                    changed_or_dead(layout, trail, known, record, alive)
+                    changed_or_dead(layout, cache, known, record, alive)
                 }
             };
             match changed {
@@ -404,7 +422,7 @@ unsafe fn follow<const WHICH: usize>(
         }
         // SAFETY: a frame in the chain of this thread, which keeps it alive.
         let found = unsafe { look::<WHICH>(runtime, codes, memo, frame, record) };
-        let (Some((found, next)), Some(place)) = (found, trail.fresh.get_mut(fresh)) else {
+        let (Some((found, next)), Some(place)) = (found, cache.fresh.get_mut(fresh)) else {
             if fresh < MAX {
                 return End::Damaged { fresh };
             }
@@ -414,99 +432,102 @@ unsafe fn follow<const WHICH: usize>(
         fresh += 1;
         (frame, record) = next;
     }
-    let shown = trail.fresh[..fresh].iter().filter(|found| found.link.word != 0).count();
-    let shown = shown + trail.links[..kept].last().map_or(0, |l| l.shown as usize);
+    let shown = cache.fresh[..fresh].iter().filter(|found| found.link.word != 0).count();
+    let shown = shown + cache.links[..kept].last().map_or(0, |l| l.shown as usize);
     if shown > 2 * HALF || fresh + kept > MAX || fresh == MAX {
         // SAFETY: as the caller promises.
         return End::Deep(unsafe {
-            both_ends::<WHICH>(runtime, codes, memo, start, &mut trail.ends)
+            both_ends::<WHICH>(runtime, codes, memo, start, &mut cache.ends)
         });
     }
     End::Known { kept, fresh }
 }
 
-/// The innermost of the links up to the one that is `known` that is not as it was; `record` is that one's. No code object
-/// has died since, and positions are pointers into them.
+/// The innermost of the links up to the one that is `known` that is not as it was; `record` is that
+/// one's. No code object has died since, and positions are pointers into them.
 ///
 /// # Safety
 /// The frame of the known link is a live frame of this thread, in an interpreter with this layout.
 #[inline(always)]
 unsafe fn changed(
     layout: &Layout,
-    trail: &Trail,
+    cache: &Cache,
     known: usize,
     mut record: usize,
 ) -> Option<usize> {
     let (previous, at, placed) = (layout.previous, layout.at, record != 0);
-    for (i, (proof, caller)) in trail.proved(known) {
-        // SAFETY: the frame is alive: it is the first, or the link that leads to it was found unchanged.
+    for (i, (check, caller)) in cache.checks_out_from(known) {
+        // SAFETY: the frame is alive: it is the first, or the link that
+        // leads to it was found unchanged.
         let differs = unsafe {
-            (read::<usize>(proof.frame + previous) ^ caller.frame) as u64
-                | (read::<u64>(proof.frame + at) ^ proof.at)
+            (read::<usize>(check.frame + previous) ^ caller.frame) as u64
+                | (read::<u64>(check.frame + at) ^ check.at)
         };
         // SAFETY: as above; the frame is unchanged, and so is its record.
-        if differs != 0 || placed && unsafe { left(layout, trail, i, &mut record) } {
+        if differs != 0 || placed && unsafe { left(layout, cache, i, &mut record) } {
             return Some(i);
         }
     }
     None
 }
 
-/// The same for all other versions and times. With positions that are numbers, or when objects have died, the code is
-/// looked at, too.
+/// The same for all other versions and times. With positions that are numbers, or when objects
+/// have died, the code is looked at, too.
 ///
 /// # Safety
 /// As for [`changed`].
 unsafe fn changed_or_dead(
     layout: &Layout,
-    trail: &Trail,
+    cache: &Cache,
     known: usize,
     mut record: usize,
     alive: bool,
 ) -> Option<usize> {
-    trail.proved(known).find_map(|(i, (proof, caller))| {
-        let link = &trail.links[i];
+    cache.checks_out_from(known).find_map(|(i, (check, caller))| {
+        let link = &cache.links[i];
         // SAFETY: as in `changed`. The code object is alive if it is the one in the frame.
         let same = unsafe {
-            read::<usize>(proof.frame + layout.previous) == caller.frame
-                && raw_position(layout, proof.frame) == proof.at
-                && read::<usize>(proof.frame + layout.code) == link.code
+            read::<usize>(check.frame + layout.previous) == caller.frame
+                && raw_position(layout, check.frame) == check.at
+                && read::<usize>(check.frame + layout.code) == link.code
                 && (alive || !link.first || fingerprint(layout, link.code) == link.mark)
-                && (record == 0 || !left(layout, trail, i, &mut record))
+                && (record == 0 || !left(layout, cache, i, &mut record))
         };
         (!same).then_some(i)
     })
 }
 
-/// Does the record of this link's evaluation no longer lead to the same outer one, or is that no longer at the link's
-/// caller? If it does, `record` becomes the outer one. Nothing is asked where the evaluation goes on further out.
+/// Does the record of this link's evaluation no longer lead to the same outer one, or is that no
+/// longer at the link's caller? If it does, `record` becomes the outer one. Nothing is asked where
+/// the evaluation goes on further out.
 ///
 /// # Safety
 /// The link is unchanged but for that, and its record is alive, in an interpreter with this layout.
 #[inline(always)]
-unsafe fn left(layout: &Layout, trail: &Trail, link: usize, record: &mut usize) -> bool {
+unsafe fn left(layout: &Layout, cache: &Cache, link: usize, record: &mut usize) -> bool {
     let (Evaluation::Marked { next, .. }, Some(current)) = (layout.evaluation, layout.record)
     else {
         return false;
     };
-    let outer = trail.outers[link];
+    let outer = cache.outers[link];
     if outer == 0 {
         return false;
     }
     // SAFETY: as the caller promises; the outer record is alive if the inner one leads to it.
     let same = unsafe {
         read::<usize>(*record + next) == outer
-            && read::<usize>(outer + current) == trail.proofs[link].frame
+            && read::<usize>(outer + current) == cache.checks[link].frame
     };
     *record = outer;
     !same
 }
 
-/// Looks at a frame. Returns what it is, and the frame and the record that it leads to; `None` if it can't be a frame.
+/// Looks at a frame. Returns what it is, and the frame and the record that it
+/// leads to; `None` if it can't be a frame.
 ///
 /// # Safety
-/// `frame` is in the chain of the calling thread, and `record` that of its evaluation, in an interpreter whose
-/// layout is `LAYOUTS[WHICH]`.
+/// `frame` is in the chain of the calling thread, and `record` that of its evaluation, in an
+/// interpreter whose layout is `LAYOUTS[WHICH]`.
 #[inline(always)]
 unsafe fn look<const WHICH: usize>(
     runtime: &Runtime,
@@ -521,24 +542,24 @@ unsafe fn look<const WHICH: usize>(
     }
     let mut link = Link { record, ..Link::default() };
     let (mut outer, mut next_record) = (0, record);
-    // SAFETY: the frame is alive, and only this thread changes it. A frame that is Python's has a code object,
-    // which it keeps alive; others are told by their owner or by the type of what is in the code's place, which is
-    // always an object.
+    // SAFETY: the frame is alive, and only this thread changes it. A frame that is Python's has a
+    // code object, which it keeps alive. Others are known by their owner or by the type of what is
+    // in the code's place, which is always an object.
     unsafe {
         let owner = layout.owner.map_or(0, |at| read(frame + at));
         link.code = read(frame + layout.code);
         let previous: usize = read(frame + layout.previous);
-        let mut proof = Proof { frame, at: raw_position(layout, frame) };
+        let mut check = Check { frame, at: raw_position(layout, frame) };
         if owner >= OWNER_SHIM {
             link.kind = Kind::Shim;
         } else {
             if link.code == 0 || !link.code.is_multiple_of(align_of::<usize>()) {
                 return None;
             }
-            // What isn't fixed by the words of the proof is never the same again.
+            // What isn't fixed by the words of the check is never the same again.
             let mut certain = false;
             if read::<usize>(link.code + OB_TYPE) == runtime.code_type {
-                let at = position(layout, proof.at, link.code);
+                let at = position(layout, check.at, link.code);
                 if at.begun || owner == OWNER_GENERATOR {
                     let (code, mark) = codes.id(layout, link.code, memo);
                     link.mark = mark;
@@ -548,7 +569,7 @@ unsafe fn look<const WHICH: usize>(
                 }
             }
             if !certain {
-                proof.at = !proof.at;
+                check.at = !check.at;
             }
             if let Evaluation::Marked { mark, next } = layout.evaluation {
                 link.outermost = record != 0 && read::<u8>(frame + mark) != 0;
@@ -560,7 +581,7 @@ unsafe fn look<const WHICH: usize>(
                 }
             }
         }
-        Some((Found { link, proof, outer }, (previous, next_record)))
+        Some((Found { link, check, outer }, (previous, next_record)))
     }
 }
 
@@ -597,8 +618,8 @@ unsafe fn both_ends<const WHICH: usize>(
             link.inside = 0;
             ends.push(link);
         }
-        // The evaluation ends with the last frame that counts, unless that belongs to an earlier one because this
-        // evaluation has none.
+        // The evaluation ends with the last frame that counts, unless that belongs to an earlier
+        // one because this evaluation has none.
         if end != 0
             && let Some(last) = ends.last_mut()
             && last.inside == 0

@@ -7,7 +7,7 @@ use crate::registers::registers;
 
 fn down(n: u32, walker: &mut Walker) -> u32 {
     if n == 0 {
-        assert_eq!(walk(&walker.room, registers(), &mut walker.trail, &mut walker.found), None);
+        assert_eq!(walk(&walker.room, registers(), &mut walker.cache, &mut walker.found), None);
         return 0;
     }
     black_box(down(n - 1, walker)) + 1
@@ -24,12 +24,12 @@ fn a_deep_recursion_keeps_both_ends() {
             let mut both = Vec::new();
             for forget in black_box(vec![false, true]) {
                 if forget {
-                    walker.trail.clear();
+                    walker.cache.clear();
                 }
                 down(depth, &mut walker);
-                let mut frames = pcs(walker.trail.frames());
+                let mut frames = pcs(walker.cache.frames());
                 frames.pop(); // where the walk begins
-                both.push((frames, walker.trail.gap()));
+                both.push((frames, walker.cache.gap()));
             }
             assert!(both[0] == both[1], "depth {depth}");
             let (known, gap) = both.swap_remove(0);

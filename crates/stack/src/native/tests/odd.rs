@@ -69,7 +69,8 @@ impl Memory for Made {
 const AT: u64 = 0x10_0000;
 const SIZE: usize = 4096;
 
-/// Unwind tables as compilers write them: an index of one entry, a common part, and an entry with these instructions.
+/// Unwind tables as compilers write them: an index of one entry, a common part,
+/// and an entry with these instructions.
 fn tables_with(common: &[u8], own: &[u8]) -> Vec<u8> {
     let mut t = vec![1, 0x1b, 3, 0x3b];
     t.extend(28_i32.to_ne_bytes()); // from here to the entries
