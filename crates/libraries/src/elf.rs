@@ -1,7 +1,9 @@
-//! A loaded library's own tables: its symbols, and the words in which its calls to others are bound.
+//! A loaded library's own tables: its symbols, and the words in which its
+//! calls to others are bound.
 //!
-//! Read where the loader has mapped them, in the layout that the System V ABI and the GNU hash section give. Nothing is
-//! looked up by the loader here, so this works before, inside and around `dlsym`.
+//! Read where the loader has mapped them, in the layout that the System V ABI and
+//! the GNU hash section give. Nothing is looked up by the loader here, so this
+//! works before, inside and around `dlsym`.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -56,7 +58,8 @@ pub struct Binding {
     pub is_lazy: bool,
 }
 
-/// Kinds of relocations: an address in data, and the two of words through which functions are called.
+/// Kinds of relocations: an address in data, and the two of words through
+/// which functions are called.
 const ABSOLUTE: u64 = 1;
 const GLOB_DAT: u64 = 6;
 const JUMP_SLOT: u64 = 7;
@@ -70,7 +73,8 @@ struct Relocation {
 }
 
 impl Tables {
-    /// The tables of a loaded library; `None` if it has none, or if the program has taken their memory away.
+    /// The tables of a loaded library; `None` if it has none, or if the
+    /// program has taken their memory away.
     ///
     /// # Safety
     /// `info` describes a loaded library, which stays.
@@ -150,7 +154,8 @@ impl Tables {
             let mut entry = tables.dynamic as *const [i64; 2];
             while (*entry)[0] != 0 {
                 let value = (*entry)[1] as usize;
-                // The loader has put addresses there; where it hasn't (a read-only section), it is an offset.
+                // The loader has put addresses there; where it hasn't (a
+                // read-only section), it is an offset.
                 let at = if value < base { base + value } else { value };
                 match (*entry)[0] {
                     STRTAB => tables.strings = at,
@@ -196,7 +201,8 @@ impl Tables {
         const NEEDED: i64 = 1;
         let mut names = Vec::new();
         let mut entry = self.dynamic as *const [i64; 2];
-        // SAFETY: the dynamic section, which ends with an entry of zeros, and places among the library's strings; see `of`.
+        // SAFETY: the dynamic section, which ends with an entry of zeros, and places
+        // among the library's strings; see `of`.
         unsafe {
             while (*entry)[0] != 0 {
                 if (*entry)[0] == NEEDED {
@@ -214,7 +220,8 @@ impl Tables {
         self.own_name.map(|at| unsafe { CStr::from_ptr((self.strings + at) as *const _) })
     }
 
-    /// Has the library one of these texts in its constant data? The names of its symbols don't count.
+    /// Has the library one of these texts in its constant data? The names
+    /// of its symbols don't count.
     pub fn says(&self, texts: &[&[u8]]) -> bool {
         let symbols = self.strings..self.strings + self.strings_size;
         self.constant.iter().any(|part| {
@@ -253,7 +260,8 @@ impl Tables {
             return None;
         }
         let symbol = self.symbols_wanted().find(|i| self.entry(*i).1 == name)?;
-        // SAFETY: tables of the library's own, in the layout that the GNU extensions to the ABI give; see `of`.
+        // SAFETY: tables of the library's own, in the layout that the GNU
+        // extensions to the ABI give; see `of`.
         unsafe {
             let number = *(numbers as *const u16).add(symbol) & 0x7fff;
             let mut at = needed;
@@ -276,7 +284,8 @@ impl Tables {
     }
 
     fn entry(&self, i: usize) -> (&'static libc::Elf64_Sym, &'static CStr) {
-        // SAFETY: the index comes from one of the library's own tables, and so do the places; see `of`.
+        // SAFETY: the index comes from one of the library's own tables,
+        // and so do the places; see `of`.
         unsafe {
             let symbol = &*(self.symbols as *const libc::Elf64_Sym).add(i);
             (symbol, CStr::from_ptr((self.strings + symbol.st_name as usize) as *const _))
@@ -296,7 +305,8 @@ impl Tables {
         Binding { name: self.entry(r.symbol()).1, place, is_protected, is_lazy }
     }
 
-    /// The words that have the address of a function, the library's own or another's: what it calls, and what its data names.
+    /// The words that have the address of a function, the library's own or another's:
+    /// what it calls, and what its data names.
     pub fn references(&self) -> impl Iterator<Item = Binding> + '_ {
         let named =
             self.words().filter(|r| r.is_binding() || r.kind() == ABSOLUTE && r.addend == 0);
@@ -340,18 +350,21 @@ impl Binding {
         unsafe { AtomicUsize::from_ptr(self.place as *mut usize) }
     }
 
-    /// Where calls go now: the function, or the library's own stub if the loader is yet to be asked.
+    /// Where calls go now: the function, or the library's own stub if the
+    /// loader is yet to be asked.
     pub fn target(&self) -> usize {
         self.word().load(Ordering::Acquire)
     }
 
-    /// Has the loader done with it, as far as can be told? What it makes read-only after binding is read-only.
+    /// Has the loader done with it, as far as can be known? What it makes read-only after binding
+    /// is read-only.
     pub fn is_settled(&self) -> bool {
         !self.is_protected || !is_writable(self.word())
     }
 
-    /// Sends calls elsewhere. Says whether that could be done. A word that the loader makes read-only after binding, and hasn't yet,
-    /// is left alone: it is at work on this library in another thread, and what it does next would fault in a page that we have made
+    /// Sends calls elsewhere. Says whether that could be done. A word that the loader makes
+    /// read-only after binding, and hasn't yet, is left alone. The loader is at work on this
+    /// library in another thread. What it does next would fault in a page that we have made
     /// read-only before it does.
     pub fn bind(&self, target: usize) -> bool {
         static BINDING: Turn = Turn::new(());
@@ -361,7 +374,8 @@ impl Binding {
         }
         let Some(_turn) = BINDING.try_lock() else { return false };
         let page = page_of(self.place) as *mut c_void;
-        // SAFETY: the page of a word that the loader has made read-only is made writable and read-only again.
+        // SAFETY: the page of a word that the loader has made read-only is
+        // made writable and read-only again.
         let protect = |to| unsafe { libc::mprotect(page, PAGE, to) } == 0;
         let is_done = !is_writable(self.word()) && protect(libc::PROT_READ | libc::PROT_WRITE);
         if is_done {
@@ -378,7 +392,8 @@ fn page_of(address: usize) -> usize {
     address & !(PAGE - 1)
 }
 
-/// Can this word be written to? The kernel is asked to change nothing in it (`FUTEX_WAKE_OP` with an "or" of no bit).
+/// Can this word be written to? The kernel is asked to change nothing in it
+/// (`FUTEX_WAKE_OP` with an "or" of no bit).
 fn is_writable(word: &AtomicUsize) -> bool {
     const OR_NOTHING: u32 = 2 << 28; // FUTEX_OP_OR
     static NOBODY_WAITS: AtomicU32 = AtomicU32::new(0);

@@ -32,7 +32,8 @@ const MOST: usize = 1 << 16;
 
 /// The entries; those that a program begins with come first. Calls nothing, and takes no lock.
 pub fn links() -> impl Iterator<Item = &'static Link> {
-    // SAFETY: the loader's list, whose entries describe loaded libraries and are gone after those alone.
+    // SAFETY: the loader's list, whose entries describe loaded libraries
+    // and are gone after those alone.
     let after = |link: *const Link| unsafe { link.as_ref() };
     // SAFETY: the loader's word, which it changes as a whole.
     let first = unsafe { (&raw const _r_debug.first).read_volatile() };

@@ -1,15 +1,18 @@
 //! The loader's list of loaded objects: under its lock, and in a forked child past it.
 //!
-//! `dl_iterate_phdr` shows the list under a lock that glibc leaves in the child of a fork as it was, while it makes others anew:
-//! held for ever if another thread of the parent was loading or unloading a library, or was in the list itself. So in a child the lock is
-//! in doubt, and the list is gone through as debuggers do, by `_r_debug`. It can't change meanwhile if the lock is held. As
-//! soon as it is another one than at first, somebody of this process has had the lock, which is no longer in doubt. What
-//! remains is the first library that a child unloads, in the moment in which another one of its threads looks: the
-//! memory of libraries is read by the kernel ([`memtrace_os::checked`]), which can't fault.
+//! `dl_iterate_phdr` shows the list under a lock that glibc leaves in the child of a fork as it
+//! was, while it makes others anew. It is held for ever if another thread of the parent was loading
+//! or unloading a library, or was in the list itself. So in a child the lock is in doubt, and the
+//! list is gone through as debuggers do, by `_r_debug`. It can't change meanwhile if the lock is
+//! held. As soon as it is another one than at first, somebody of this process has had the lock,
+//! which is no longer in doubt. What remains is the first library that a child unloads, in the
+//! moment in which another one of its threads looks. The memory of libraries is read by the kernel
+//! ([`memtrace_os::checked`]), which can't fault.
 //!
-//! The other way round, no child shall wait because *we* were in the list as its parent forked: it may want to load a library. So
-//! a fork waits until nobody of ours is in it, and who wants to go in waits for the fork. Neither waits for ever, since they may
-//! wait for each other in some other way, too. The child of a fork by system call has no such promise: no handler runs.
+//! The other way round, no child shall wait because *we* were in the list as its parent forked: it
+//! may want to load a library. So a fork waits until nobody of ours is in it, and who wants to go
+//! in waits for the fork. Neither waits for ever, since they may wait for each other in some other
+//! way, too. The child of a fork by system call has no such promise: no handler runs.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -23,7 +26,8 @@ use memtrace_os::checked::{Memory, Process};
 use memtrace_os::locks::ForkLock;
 use memtrace_os::{clock, futex};
 
-/// The process of this age knows the lock to be whole; 0: the one in which this library is being loaded.
+/// The process of this age knows the lock to be whole; 0: the one in which
+/// this library is being loaded.
 static TRUSTED: AtomicU32 = AtomicU32::new(0);
 /// What the loader had counted, loads and unloads, when it was asked last.
 static COUNTS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -35,14 +39,16 @@ pub fn loading() {
     unsafe { libc::pthread_atfork(Some(forking), Some(has_forked), Some(forked)) };
 }
 
-/// May the loader be asked for a library? In the child of a process of which another thread was loading or unloading one it is in
-/// the middle of that for ever, and glibc ends a program that asks.
+/// May the loader be asked for a library? Another thread of the parent may have been loading or
+/// unloading one. Then the loader is in the middle of that for ever in the child, and glibc ends a
+/// program that asks.
 pub fn may_load() -> bool {
     is_trusted() || links::is_consistent()
 }
 
-/// And for one that isn't loaded? It looks for its file in a cache of names, which it gives back each time it is
-/// done. The child of a process that was just doing so still has the address of what is mapped no longer.
+/// And for one that isn't loaded? It looks for its file in a cache of names, which it gives
+/// back each time it is done. The child of a process that was just doing so still has the
+/// address of what is mapped no longer.
 pub fn may_search() -> bool {
     is_trusted()
 }
@@ -74,7 +80,8 @@ fn under_lock(mut visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
         }
     }
     static OWN: Address = Address::new();
-    // SAFETY: the C library's function, and a callback that goes with the data, which outlives the call.
+    // SAFETY: the C library's function, and a callback that goes with the
+    // data, which outlives the call.
     unsafe {
         let own: Iterate = std::mem::transmute(next::of_c_library(&OWN, c"dl_iterate_phdr"));
         own(each, (&raw mut visit).cast());
@@ -89,7 +96,8 @@ fn note(info: &libc::dl_phdr_info) {
     }
 }
 
-// --- past the lock ---------------------------------------------------------------------------------------
+// --- past the lock
+// ---------------------------------------------------------------------------------------
 
 /// A list that was seen at some age: a number that is another one for another list.
 #[derive(Default)]
@@ -177,12 +185,15 @@ fn past_lock(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
     }
 }
 
-// --- around a fork ---------------------------------------------------------------------------------------
+// --- around a fork
+// ---------------------------------------------------------------------------------------
 
-/// So many threads have the lock on our behalf, or are about to; above [`FORK`], so many are forking. A futex word.
+/// So many threads have the lock on our behalf, or are about to; above
+/// [`FORK`], so many are forking. A futex word.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 const FORK: u32 = 1 << 16;
-/// How long a fork waits for those, and they for a fork. On a busy machine a thread may not run for a while.
+/// How long a fork waits for those, and they for a fork. On a busy machine
+/// a thread may not run for a while.
 const PATIENCE_NS: u64 = 3_000_000_000;
 
 /// This thread is in the list. Not any more when dropped.
@@ -268,7 +279,8 @@ mod tests {
         all
     }
 
-    /// A child that loads a library waits for whoever of its parent was in the list: these tests are, one at a time.
+    /// A child that loads a library waits for whoever of its parent was in the
+    /// list: these tests are, one at a time.
     fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
         as_loaded();

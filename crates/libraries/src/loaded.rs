@@ -1,6 +1,7 @@
 //! The libraries that are loaded, and what they define, read without asking the loader.
 //!
-//! What asks the loader says so, and is not for hooks: its lock may be held by whoever waits for this thread.
+//! What asks the loader says so, and is not for hooks: its lock may be
+//! held by whoever waits for this thread.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
@@ -43,7 +44,8 @@ pub fn with_library<R>(address: usize, ask: impl FnOnce(&CStr, &Tables) -> R) ->
     answer
 }
 
-/// Shows the loaded libraries, by path, in the loader's order, until `f` has seen enough. Asks the loader nothing while it does.
+/// Shows the loaded libraries, by path, in the loader's order, until `f` has seen enough.
+/// Asks the loader nothing while it does.
 pub fn visit(f: impl FnMut(&CStr, &Tables) -> bool) {
     visit_from(0, f);
 }
@@ -152,19 +154,22 @@ pub fn in_tables(name: &CStr, is_one: impl Fn(&CStr, &Tables) -> bool) -> Option
     found
 }
 
-/// What is found in the own scope of the library that has this address. Asks the loader: not for hooks.
+/// What is found in the own scope of the library that has this address.
+/// Asks the loader: not for hooks.
 pub fn in_own_scope(caller: usize, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
     // The program itself has no scope of its own, and no path.
     let path = with_library(caller, |path, _| path.to_owned()).filter(|path| !path.is_empty())?;
     in_scope_of(&path, find)
 }
 
-/// What is found in a loaded library or those that it needs, if it is not ours. Asks the loader: not for hooks.
+/// What is found in a loaded library or those that it needs, if it is not
+/// ours. Asks the loader: not for hooks.
 pub fn in_scope_of(library: &CStr, find: impl Fn(*mut c_void) -> usize) -> Option<usize> {
     if !list::may_load() {
         return None;
     }
-    // SAFETY: a name of the loader's own, NOLOAD only looks, and the handle is given back: who asked keeps open what was found.
+    // SAFETY: a name of the loader's own, NOLOAD only looks, and the handle is given back:
+    // who asked keeps open what was found.
     unsafe {
         let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
         if handle.is_null() {
@@ -186,7 +191,8 @@ pub enum Next {
     Other,
 }
 
-/// Libraries that were there when the program began, in whose common scope we are. The others come after them.
+/// Libraries that were there when the program began, in whose common scope
+/// we are. The others come after them.
 static AT_START: AtomicUsize = AtomicUsize::new(0);
 
 /// How many that were.
@@ -232,8 +238,9 @@ pub fn next_after(caller: usize, symbol: &CStr) -> Next {
 /// Functions whose libraries shall stay, and don't yet.
 static TO_KEEP: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
 
-/// A library that another one was bound to stays loaded for its sake. The loader has bound the caller to us and doesn't know. It is
-/// told before a library is closed ([`keep`]): here it must not be asked anything.
+/// A library that another one was bound to stays loaded for its sake. The loader has bound the
+/// caller to us and doesn't know. It hears of that before a library is closed ([`keep`]): here it
+/// must not be asked anything.
 pub fn stays(function: usize) {
     for place in &TO_KEEP {
         let claimed = place.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
@@ -243,9 +250,11 @@ pub fn stays(function: usize) {
     }
 }
 
-/// Tells the loader which libraries stay. Not for hooks, but for those that the loader is asked by anyway.
+/// Tells the loader which libraries stay. Not for hooks, but for those
+/// that the loader is asked by anyway.
 pub fn keep() {
-    /// First addresses of libraries that do: nothing else can come to lie there. Beyond these a library is only held once more.
+    /// First addresses of libraries that do: nothing else can come to lie there. Beyond
+    /// these a library is only held once more.
     static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
     if !list::may_load() {
         return; // nobody will unload anything here

@@ -1,7 +1,7 @@
 //! Functions behind ours: of the C library itself, or of the next interposer.
 //!
-//! `dlsym` is ours, too, and is called before anything of ours has run. So the C library's own is found in its symbol table, with no
-//! state but one word.
+//! `dlsym` is ours, too, and is called before anything of ours has run. So the C library's own is
+//! found in its symbol table, with no state but one word.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -35,13 +35,14 @@ pub fn behind(place: &Address, name: &CStr) -> *mut c_void {
     })
 }
 
-/// The C library's own function of this name, in which an interposer, which may not know who is asking, plays no part.
+/// The C library's own function of this name, in which an interposer, which may
+/// not know who is asking, plays no part.
 pub fn of_c_library(place: &Address, name: &CStr) -> *mut c_void {
     place.get_or(|| in_c_library(name).unwrap_or_else(|| std::process::abort()).as_ptr())
 }
 
-/// A symbol (in a version, if one is wanted) as the loader has it, and not as we (or another interposer) would show it. What is
-/// next is next to this library.
+/// A symbol (in a version, if one is wanted) as the loader has it, and not as we (or another
+/// interposer) would show it. What is next is next to this library.
 ///
 /// # Safety
 /// `handle` is an open library's, or one of `dlsym`'s own values.
@@ -67,14 +68,16 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
     unsafe {
         let next = behind(&NEXT_DLCLOSE, c"dlclose");
         let next: Option<extern "C" fn(*mut c_void) -> c_int> = std::mem::transmute(next);
-        let Some(next) = next else { return -1 }; // no C library has it: nothing can have been opened either
+        // If no C library has it, nothing can have been opened either.
+        let Some(next) = next else { return -1 };
         next(handle)
     }
 }
 
-/// A function of the C library, by its own symbol table: `dlsym` can't find itself. Calls nothing: a sanitizer's runtime asks for
-/// `dlsym` when its own functions, which stand in front of the C library's, can't be called yet. So the libraries are
-/// gone through as debuggers do, by the list that the loader keeps for them; those that a program begins with come first.
+/// A function of the C library, by its own symbol table: `dlsym` can't find itself. Calls nothing:
+/// a sanitizer's runtime asks for `dlsym` when its own functions, which stand in front of the C
+/// library's, can't be called yet. So the libraries are gone through as debuggers do, by the list
+/// that the loader keeps for them; those that a program begins with come first.
 pub fn in_c_library(name: &CStr) -> Option<NonNull<c_void>> {
     links().find_map(|library| {
         // SAFETY: the name of a loaded library.

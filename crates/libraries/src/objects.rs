@@ -1,8 +1,10 @@
-//! Loaded objects, by an address in them: where they are mapped, and where the index of their unwind tables is.
+//! Loaded objects, by an address in them: where they are mapped, and where
+//! the index of their unwind tables is.
 //!
-//! An address that was found on a stack may mean nothing, or a library that goes away this moment. So nothing that an object
-//! says of itself is read here but through [`memtrace_os::checked`], not even its program headers: they lie in its first page, which
-//! a program may have unmapped or protected while the loader still lists it.
+//! An address that was found on a stack may mean nothing, or a library that goes away this moment.
+//! So nothing that an object says of itself is read here but through [`memtrace_os::checked`], not
+//! even its program headers. They lie in its first page, which a program may have unmapped or
+//! protected while the loader still lists it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
@@ -25,8 +27,8 @@ pub struct Object {
 
 /// The loaded object that has `address`, and unwind tables.
 ///
-/// glibc answers this without a lock since 2.35. Before, there is only the loop over all objects, under the
-/// loader's lock; we take it once for every new address.
+/// glibc answers this without a lock since 2.35. Before, there is only the loop over all objects,
+/// under the loader's lock; we take it once for every new address.
 pub fn object_at(address: u64) -> Option<Object> {
     match dl_find_object() {
         Some(find) => {
@@ -37,7 +39,8 @@ pub fn object_at(address: u64) -> Option<Object> {
     }
 }
 
-/// The range of the library that an address lies in; without a lock where glibc has such a search. `None`: no library.
+/// The range of the library that an address lies in; without a lock where glibc
+/// has such a search. `None`: no library.
 pub fn library_at(address: u64) -> Option<Range<u64>> {
     let Some(find) = dl_find_object() else { return listed_at(address) };
     find_with(find, address).map(|found| found.start..found.end)
@@ -59,7 +62,8 @@ pub fn is_one_library(one: usize, other: usize) -> bool {
 /// The object that this function is in, unless that is the program itself.
 pub fn own_library() -> Option<Object> {
     let here = own_library as *const () as u64;
-    // SAFETY: asks the kernel's notes to this process. The first header that a program has is its own.
+    // SAFETY: asks the kernel's notes to this process. The first header
+    // that a program has is its own.
     let program = unsafe { libc::getauxval(libc::AT_PHDR) };
     object_at(here).filter(|own| !(own.start..own.end).contains(&program))
 }
@@ -112,7 +116,8 @@ fn dl_find_object() -> Option<FindObject> {
 
 fn find_with(find: FindObject, address: u64) -> Option<FoundObject> {
     let mut found = std::mem::MaybeUninit::<FoundObject>::zeroed();
-    // SAFETY: glibc's function, which fills the record if it returns 0; all zeros are a valid record.
+    // SAFETY: glibc's function, which fills the record if it returns 0;
+    // all zeros are a valid record.
     unsafe {
         let missing = find(address as *const c_void, found.as_mut_ptr());
         (missing == 0).then(|| found.assume_init())
@@ -147,8 +152,8 @@ pub struct Listed<'a> {
 }
 
 impl Listed<'_> {
-    /// From its first to the address after its last mapped byte; `visit` sees each of its program headers. Empty if they can't be
-    /// read.
+    /// From its first to the address after its last mapped byte; `visit` sees each of its program
+    /// headers. Empty if they can't be read.
     pub fn range(&self, mut visit: impl FnMut(&libc::Elf64_Phdr)) -> (u64, u64) {
         const SIZE: usize = size_of::<libc::Elf64_Phdr>();
         let (mut start, mut end) = (u64::MAX, 0);
@@ -177,7 +182,8 @@ impl Listed<'_> {
     }
 }
 
-/// Asks for each object that the loader lists, under the lock of its list, until there is an answer.
+/// Asks for each object that the loader lists, under the lock of its list,
+/// until there is an answer.
 pub fn each<T>(mut visit: impl FnMut(&Listed<'_>) -> Option<T>) -> Option<T> {
     let (process, mut found) = (Process::default(), None);
     iterate(&mut |info| {
@@ -204,8 +210,8 @@ pub fn counts() -> [u64; 2] {
     counts
 }
 
-/// Shows what the loader lists until `visit` has seen enough. No handler of a signal runs meanwhile: one that jumps away would
-/// leave the lock of that list held.
+/// Shows what the loader lists until `visit` has seen enough. No handler of a signal runs
+/// meanwhile: one that jumps away would leave the lock of that list held.
 pub fn iterate(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
     // SAFETY: plain calls on records of ours. What the processor itself reports can't wait.
     unsafe {

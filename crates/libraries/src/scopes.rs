@@ -1,13 +1,16 @@
 //! What the loader would find by name, worked out from the libraries' own tables.
 //!
-//! A hook must not ask the loader. `dlsym`, `dladdr` and `dlopen` take its lock, which a thread holds for as long as a library's
-//! constructor runs: a constructor that waits for another thread, whose first call of CUDA's waits for the lock, waits for ever.
-//! And a signal handler that leaves a look-up by a jump leaves the lock held. So the scopes are gone through here: the one that all
-//! have in common (what the program began with, then what was opened with `RTLD_GLOBAL`), and a library's own (itself, then what
-//! it needs). Which libraries were opened how is noted when they are (`deepbind.rs`).
+//! A hook must not ask the loader. `dlsym`, `dladdr` and `dlopen` take its lock, which a thread
+//! holds for as long as a library's constructor runs. If the constructor waits for another thread,
+//! whose first call of CUDA's waits for the lock, both wait for ever. And a signal handler that
+//! leaves a look-up by a jump leaves the lock held. So the scopes are gone through here. All have
+//! one in common: what the program began with, then what was opened with `RTLD_GLOBAL`. Each
+//! library has its own: itself, then what it needs. Which libraries were opened how is noted when
+//! they are (`deepbind.rs`).
 //!
-//! `dl_iterate_phdr` takes another lock, which the loader holds while it changes its list and never while anybody's code runs. We
-//! hold it while we read, so that no library goes; signals wait meanwhile (`objects.rs`).
+//! `dl_iterate_phdr` takes another lock, which the loader holds while it changes its list and
+//! never while anybody's code runs. We hold it while we read, so that no library goes;
+//! signals wait meanwhile (`objects.rs`).
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -111,7 +114,8 @@ impl Libraries<'_> {
         scope
     }
 
-    /// What is behind us in that scope. Nothing, if we were opened later than the C library, in a scope of our own.
+    /// What is behind us in that scope. Nothing, if we were opened later than
+    /// the C library, in a scope of our own.
     fn behind_us(&self) -> Vec<usize> {
         let here = next as *const () as usize;
         let is_c = |l: &Library<'_>| file(l.path).starts_with(b"libc.so");
@@ -126,7 +130,8 @@ impl Libraries<'_> {
         }
     }
 
-    /// Do the own functions of the library with this address come first for it, because it was opened or made so? Then that scope.
+    /// Do the own functions of the library with this address come first for it, because it was
+    /// opened or made so? Then that scope.
     fn deep_scope(&self, address: usize) -> Option<Vec<usize>> {
         let library = self.at(address)?;
         if self.0[library].tables.is_symbolic() {
@@ -148,10 +153,12 @@ impl Libraries<'_> {
         tables.filter(|t| !loaded::is_own(t.start())).find_map(|t| t.function(name, version))
     }
 
-    /// What the loader would have bound a name to for the library with this address, if we were not there: what is next in the
-    /// scope that all have in common, else what is in its own scope. The other way round where its own come first.
+    /// What the loader would have bound a name to for the library with this address, if we were not
+    /// there. That is what is next in the scope that all have in common, else what is in its own
+    /// scope. The other way round where its own come first.
     ///
-    /// What is found in the common scope is told to stay: the loader has bound the caller to us and doesn't know.
+    /// What is found in the common scope is made to stay: the loader has bound the caller to us and
+    /// doesn't know.
     pub fn bound(&self, caller: usize, name: &CStr, version: Version<'_>) -> Option<usize> {
         let deep = self.deep_scope(caller).and_then(|scope| self.first(&scope, name, version));
         let common = || {
@@ -190,7 +197,8 @@ pub fn deep(caller: usize, name: &CStr, version: Version<'_>) -> Option<usize> {
     ask(|all| all.first(&all.deep_scope(caller)?, name, version)).flatten()
 }
 
-/// A function of the loaded library whose file name begins with `library`, or of what that needs. Says in which library.
+/// A function of the loaded library whose file name begins with `library`, or of
+/// what that needs. Says in which library.
 pub fn of_file(library: &str, name: &CStr) -> Option<usize> {
     ask(|all| {
         let is_it = |l: &Library<'_>| file(l.path).starts_with(library.as_bytes());
@@ -200,7 +208,8 @@ pub fn of_file(library: &str, name: &CStr) -> Option<usize> {
     .flatten()
 }
 
-/// The calling thread's own word of this name in the loaded library whose file name begins with `library`.
+/// The calling thread's own word of this name in the loaded library whose
+/// file name begins with `library`.
 pub fn of_thread(library: &str, name: &CStr) -> Option<*mut c_void> {
     unsafe extern "C" {
         fn __tls_get_addr(place: *const [usize; 2]) -> *mut c_void;
@@ -212,13 +221,14 @@ pub fn of_thread(library: &str, name: &CStr) -> Option<*mut c_void> {
         if file(path).starts_with(library.as_bytes()) {
             // SAFETY: as above.
             let tables = unsafe { Tables::of(info, &Process::default()) };
-            // A forked child may not be told the number.
+            // A forked child may not get the number.
             let number = Some(info.dlpi_tls_modid).filter(|number| *number != 0);
             place = tables.and_then(|tables| Some([number?, tables.thread_local(name)?]));
         }
         place.is_some()
     });
-    // SAFETY: the number of a loaded library's words for each thread, and a place among them, as compiled code asks for them.
+    // SAFETY: the number of a loaded library's words for each thread, and a place among
+    // them, as compiled code asks for them.
     place.map(|place| unsafe { __tls_get_addr(&raw const place) })
 }
 
@@ -226,9 +236,11 @@ fn file(path: &CStr) -> &[u8] {
     path.to_bytes().rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
 
-// --- how libraries were opened ---------------------------------------------------------------------------
+// --- how libraries were opened
+// ---------------------------------------------------------------------------
 
-/// Libraries that were opened in a special way, by what was asked for: the whole of it and its last part.
+/// Libraries that were opened in a special way, by what was asked for: the
+/// whole of it and its last part.
 pub struct Opened {
     names: [[AtomicU64; 2]; NAMES],
     count: AtomicUsize,
@@ -296,7 +308,8 @@ fn number(name: &[u8]) -> u64 {
     name.iter().fold(0xcbf2_9ce4_8422_2325, mix) | 1
 }
 
-/// A function of an already loaded library, found by the start of its file name, or of what that needs. The library stays.
+/// A function of an already loaded library, found by the start of its file name, or of
+/// what that needs. The library stays.
 pub fn loaded_symbol(library: &str, symbol: &CStr) -> Option<NonNull<c_void>> {
     let found = of_file(library, symbol)?;
     loaded::stays(found);

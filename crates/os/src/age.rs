@@ -1,9 +1,12 @@
-//! Which process this is, in the line of those that it was forked from: a number that costs no system call.
+//! Which process this is, in the line of those that it was forked from: a
+//! number that costs no system call.
 //!
-//! It lies in a word that the kernel wipes in the child of a fork, also of one that runs no handlers (`MADV_WIPEONFORK`, since
-//! Linux 4.14); who finds 0 there takes the next number. The number of the process would not do: it takes a system call, and a
-//! grandchild may be given that of one who is dead. A kernel that can't wipe leaves it to the handler of a fork
-//! ([`forget`]). There, a child that was made by the system call itself, past the C library, takes itself for its parent.
+//! It lies in a word that the kernel wipes in the child of a fork, also of one that runs no
+//! handlers (`MADV_WIPEONFORK`, since Linux 4.14). Who finds 0 there takes the next number. The
+//! number of the process would not do: it takes a system call, and a grandchild may be given that
+//! of one who is dead. A kernel that can't wipe leaves it to the handler of a fork ([`forget`]).
+//! There, a child that was made by the system call itself, past the C library, takes itself for its
+//! parent.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -58,7 +61,8 @@ pub fn forget() {
     }
 }
 
-/// A word that is 0 in a forked child, before any code runs there, and whether the kernel sees to that. Here it is 0, too, so far.
+/// A word that is 0 in a forked child, before any code runs there, and whether the kernel sees
+/// to that. Here it is 0, too, so far.
 pub fn word_of_this_process() -> (&'static AtomicUsize, bool) {
     const PAGE: usize = 4096;
     let _errno = errno::Kept::now();

@@ -1,18 +1,22 @@
 //! Reads that can't fault, of memory that nobody has promised to be there.
 //!
-//! What a stack walk follows beyond the thread's own stack (unwind tables, code, the stack of a fiber or of a signal handler)
-//! are pointers that it found in somebody else's memory: tables may be wrong, code may have none, a library may be
-//! unmapped or protected while its addresses still lie on a stack. Such a pointer is read by the kernel on our behalf, which
-//! answers "no" where the processor would end the program. Nothing here takes a lock or allocates, and errno stays as it is.
+//! Beyond the thread's own stack a walk follows pointers that it found in somebody else's memory.
+//! They lead to unwind tables, code, the stack of a fiber or of a signal handler. Tables may be
+//! wrong, and code may have none. A library may be unmapped or protected while its addresses still
+//! lie on a stack. Such a pointer is read by the kernel on our behalf, which answers "no" where the
+//! processor would end the program. Nothing here takes a lock or allocates, and errno stays as it
+//! is.
 //!
-//! * `process_vm_readv(2)` of the process itself copies, so nothing can happen between a check and a read. It needs no
-//!   permission.
-//! * A sandbox may punish a system call that it doesn't know. So where `prctl(PR_GET_SECCOMP)` says that there is
-//!   one, the copy is made here, page by page, after `rt_sigprocmask(2)` has been asked to take a mask from there for an
-//!   operation that doesn't exist: it reads the mask first (EFAULT) and then refuses (EINVAL). Every program may call that.
+//! * `process_vm_readv(2)` of the process itself copies, so nothing can happen between a check
+//!   and a read. It needs no permission.
+//! * A sandbox may punish a system call that it doesn't know. So where `prctl(PR_GET_SECCOMP)` says
+//!   that there is one, the copy is made here, page by page. Before each page `rt_sigprocmask(2)`
+//!   is asked to take a mask from there for an operation that doesn't exist. It reads the mask
+//!   first (EFAULT) and then refuses (EINVAL). Every program may call that.
 //!
-//! A [`Window`] keeps what it read, in lines of 256 bytes, and only so many of them, and it is looked through only so often: tables
-//! that lead astray, or in a circle, cost a bounded time. What it keeps is as old as itself, so it lives for one walk or one look-up.
+//! A [`Window`] keeps what it read, in lines of 256 bytes, and only so many of them. It is looked
+//! through only so often. So tables that lead astray, or in a circle, cost a bounded time. What it
+//! keeps is as old as itself, so it lives for one walk or one look-up.
 
 use std::cell::Cell;
 
@@ -22,14 +26,15 @@ pub trait Memory {
     fn copy(&self, at: u64, to: &[Cell<u64>]) -> bool;
 }
 
-/// This process's own memory. It is asked once how that can be read: one of these lives for one walk or look-up.
+/// This process's own memory. It is asked once how that can be read: one of
+/// these lives for one walk or look-up.
 #[derive(Default)]
 pub struct Process {
-    way: Cell<Way>,
+    access: Cell<Access>,
 }
 
 #[derive(Clone, Copy, Default)]
-enum Way {
+enum Access {
     #[default]
     Unknown,
     /// The kernel copies from the process of this number.
@@ -39,23 +44,27 @@ enum Way {
 }
 
 impl Process {
-    /// The way of a process in a sandbox.
+    /// That of a process in a sandbox.
     #[cfg(test)]
     fn sandboxed() -> Process {
-        Process { way: Cell::new(Way::Here) }
+        Process { access: Cell::new(Access::Here) }
     }
 
     /// The number of the process if the kernel is to copy.
     fn number(&self) -> Option<usize> {
-        if let Way::Unknown = self.way.get() {
+        if let Access::Unknown = self.access.get() {
             let question = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
             // SAFETY: both calls only say something about this process.
             let (sandbox, number) =
                 unsafe { (system(libc::SYS_prctl, question), system(libc::SYS_getpid, [0; 6])) };
-            self.way.set(if sandbox == 0 { Way::ByKernel(number as usize) } else { Way::Here });
+            self.access.set(if sandbox == 0 {
+                Access::ByKernel(number as usize)
+            } else {
+                Access::Here
+            });
         }
-        match self.way.get() {
-            Way::ByKernel(number) => Some(number),
+        match self.access.get() {
+            Access::ByKernel(number) => Some(number),
             _ => None,
         }
     }
@@ -101,7 +110,7 @@ impl Memory for Process {
             if n >= 0 || n == -(libc::EFAULT as isize) {
                 return false;
             }
-            self.way.set(Way::Here); // a kernel without this call, or one that forbids it
+            self.access.set(Access::Here); // a kernel without this call, or one that forbids it
         }
         if !Process::has_word(at) {
             return false;
@@ -116,7 +125,8 @@ impl Memory for Process {
 
 const PAGE: u64 = 4096;
 
-/// A system call that leaves errno alone: a hook may run between a call of the program's and its look at it.
+/// A system call that leaves errno alone: a hook may run between a call of
+/// the program's and its look at it.
 ///
 /// # Safety
 /// As for the call of this number.
@@ -153,7 +163,8 @@ struct Line {
 pub struct Window<'m, const N: usize = LINES> {
     memory: &'m dyn Memory,
     left: Cell<u32>,
-    /// Looks that are left, at first as many as there are bytes to see: a loop of a table's goes nowhere that is new.
+    /// Looks that are left, at first as many as there are bytes to see: a loop of
+    /// a table's goes nowhere that is new.
     looks: Cell<u32>,
     lines: [Line; N],
 }

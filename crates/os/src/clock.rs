@@ -1,12 +1,13 @@
-//! The time of an event: the wall clock, because PyTorch's own trace uses it, and so traces of ranks can be laid
-//! side by side.
+//! The time of an event: the wall clock, because PyTorch's own trace uses it, and so
+//! traces of ranks can be laid side by side.
 //!
-//! The system call without entering the kernel (vDSO) takes 24 ns, and there are two readings in an allocation
-//! and its free. Where the kernel itself keeps time by the processor's counter (`current_clocksource` is `tsc`, which
-//! it gives up if the counter isn't constant or differs between processors), we read the counter, 10 ns, and go on
-//! from an *anchor*: a pair of readings of both, and the counter's rate since an earlier one. An anchor holds for a
-//! quarter of a second; then whoever comes by takes a new one, so a clock that was set or that the network
-//! corrects is followed soon. The rate comes from the monotonic clock, which nobody sets.
+//! The system call without entering the kernel (vDSO) takes 24 ns, and there are two readings in an
+//! allocation and its free. Where the kernel itself keeps time by the processor's counter, we read
+//! the counter, 10 ns. (`current_clocksource` is `tsc`, which the kernel gives up if the counter
+//! isn't constant or differs between processors.) We go on from an *anchor*: a pair of readings of
+//! both, and the counter's rate since an earlier one. An anchor holds for a quarter of a second;
+//! then whoever comes by takes a new one. So a clock that was set or that the network corrects is
+//! followed soon. The rate comes from the monotonic clock, which nobody sets.
 //!
 //! Must never wait: a reader that meets somebody at work on the anchor asks the system.
 
@@ -18,7 +19,8 @@ pub fn now_ns() -> u64 {
     ANCHOR.read().unwrap_or_else(|| ANCHOR.renew())
 }
 
-/// Allows the use of the processor's counter, if the kernel trusts it. Reads a file: once, not in a hook.
+/// Allows the use of the processor's counter, if the kernel trusts it.
+/// Reads a file: once, not in a hook.
 pub fn prepare() {
     let path = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     let trusted = memtrace_files::read(path).is_ok_and(|text| text.trim_ascii() == b"tsc");
@@ -45,7 +47,8 @@ fn system(clock: libc::clockid_t) -> u64 {
 #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
 #[inline]
 fn counter() -> u64 {
-    // SAFETY: every 64-bit x86 processor has it; systems that forbid its use to programs don't use it as clock.
+    // SAFETY: every 64-bit x86 processor has it; systems that forbid its
+    // use to programs don't use it as clock.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
@@ -58,7 +61,8 @@ fn counter() -> u64 {
 const MEASURE_NS: u64 = 10_000_000;
 /// How long an anchor holds; not more than four times as long as its rate was measured.
 const HOLD_NS: u64 = 250_000_000;
-/// Readings that belong together are no further apart. So the time is never off by more than five times this.
+/// Readings that belong together are no further apart. So the time is
+/// never off by more than five times this.
 const TOGETHER_NS: u64 = 2_000;
 /// So often in turn they don't, and the system's clock is too slow to be compared with.
 const PATIENCE: u64 = 1000;
@@ -99,7 +103,8 @@ impl Anchor {
         }
     }
 
-    /// The time by the counter; `None` if the anchor is too old, or not there yet, or in somebody's hands.
+    /// The time by the counter; `None` if the anchor is too old, or not
+    /// there yet, or in somebody's hands.
     #[inline]
     fn read(&self) -> Option<u64> {
         let version = self.version.load(Ordering::Acquire);
@@ -268,7 +273,8 @@ mod tests {
             let off = 5 * TOGETHER_NS;
             assert!(time + off >= before && time <= after + off, "{before} {time} {after}");
         }
-        // Where the counter isn't fit for use the kernel's file says so, and this test has nothing to compare.
+        // Where the counter isn't fit for use the kernel's file says so,
+        // and this test has nothing to compare.
         prepare();
         if ANCHOR.trusted.load(Ordering::Relaxed) {
             assert!(by_counter > 1000, "{by_counter} readings came from the counter");

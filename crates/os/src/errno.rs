@@ -1,7 +1,8 @@
 //! The calling thread's `errno`, which a hook leaves as it was.
 //!
-//! A program may look at it after a call of its own into which ours has come: real functions that succeed leave it alone, so
-//! must what we do beside them. Saved where work of ours is rare and asks the system for something; an event asks for nothing.
+//! A program may look at it after a call of its own into which ours has come. Real functions that
+//! succeed leave it alone, and so must what we do beside them. Saved where work of ours is rare and
+//! asks the system for something; an event asks for nothing.
 
 use std::ffi::c_int;
 

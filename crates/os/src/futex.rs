@@ -1,4 +1,5 @@
-//! Sleeping on a word until somebody changes it, without a lock that a killed or forked thread could keep.
+//! Sleeping on a word until somebody changes it, without a lock that a
+//! killed or forked thread could keep.
 
 use std::sync::atomic::AtomicU32;
 

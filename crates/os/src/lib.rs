@@ -1,17 +1,18 @@
 //! What is asked of the operating system, and how: in somebody else's process, where each of these
 //! calls can do harm.
 //!
-//! A program that is observed has its own `errno`, its own signals, descriptors and limits, may
-//! fork at any moment, and may ask for something in a signal handler, on a stack of a few hundred
+//! A program that is observed has its own `errno`, its own signals, descriptors and limits, and may
+//! fork at any moment. It may ask for something in a signal handler, on a stack of a few hundred
 //! bytes, under any lock. So what lies here keeps to this:
 //!
 //! * `errno` is the program's ([`errno`]), and so are its signals and its cancellations
 //!   ([`signals`]);
 //! * a lock that a thread of the parent held is free in a forked child ([`locks`], by the age of
-//!   the process, [`age`]), and where a thread must sleep, it sleeps on a word ([`futex`]);
+//!   the process, [`age`]);
+//! * where a thread must sleep, it sleeps on a word ([`futex`]);
 //! * what is looked up once is an [`address`] for which nobody waits;
-//! * memory that may not be there is read by the kernel, which can't fault ([`checked`]), and a
-//!   file that is mapped has room before it is written to ([`space`]), or is replaced where
+//! * memory that may not be there is read by the kernel, which can't fault ([`checked`]);
+//! * a file that is mapped has room before it is written to ([`space`]), and is replaced where
 //!   somebody cuts it short ([`truncated`]);
 //! * memory of our own comes from the kernel, not from the program's allocator ([`sync`],
 //!   [`memory`]);

@@ -1,18 +1,20 @@
 //! Locks that a fork can't leave held for ever.
 //!
-//! A program may fork while another of its threads holds a lock of ours. In the child there is no such thread, so whoever
-//! waited there would wait for ever. The rule: what is shared by threads is behind one of the types of this module; clippy refuses those of `std`
-//! (`clippy.toml`). There is no list of locks, and nothing to be done for one when a process forks.
+//! A program may fork while another of its threads holds a lock of ours. In the child there is no
+//! such thread, so whoever waited there would wait for ever. The rule: what is shared by threads is
+//! behind one of the types of this module; clippy refuses those of `std` (`clippy.toml`). There is
+//! no list of locks, and nothing to be done for one when a process forks.
 //!
-//! A lock's word has the age of the process ([`super::age`]) that used it last beside its state. So a lock of another age is
-//! free: its holder is not here. What was being changed at that moment is half changed. It is neither read nor dropped, but
-//! forgotten, and begins again as `T::default()`.
+//! A lock's word has the age of the process ([`super::age`]) that used it last beside its state. So
+//! a lock of another age is free: its holder is not here. What was being changed at that moment is
+//! half changed. It is neither read nor dropped, but forgotten, and begins again as `T::default()`.
 //!
-//! The other way, to hold all locks while the process forks (`pthread_atfork`), would let the fork wait for whoever holds one:
-//! a thread that waits for the driver, or for what the forking thread holds, as Python's lock. The age costs two loads of words
-//! that nobody writes.
+//! The alternative is to hold all locks while the process forks (`pthread_atfork`). Then the fork
+//! would wait for whoever holds one: a thread that waits for the driver, or for what the forking
+//! thread holds, as Python's lock. The age costs two loads of words that nobody writes.
 //!
-//! A thread that forks while it holds one, as a handler of a signal may, still holds it in the child.
+//! A thread that forks while it holds one, as a handler of a signal may,
+//! still holds it in the child.
 
 mod state;
 
@@ -42,10 +44,12 @@ pub struct ForkLock<T> {
 /// Whose turn it is to do something that only one thread may do at a time.
 pub type Turn = ForkLock<()>;
 
-// SAFETY: who has the lock alone gets the value for himself; readers need `T: Sync`, see `try_read`.
+// SAFETY: who has the lock alone gets the value for himself; readers need
+// `T: Sync`, see `try_read`.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
-/// A panic while somebody has it ends that somebody's work, at our boundary; the next one goes on with what is there.
+/// A panic while somebody has it ends that somebody's work, at our boundary; the
+/// next one goes on with what is there.
 impl<T> RefUnwindSafe for ForkLock<T> {}
 
 /// The value, to be changed.

@@ -2,9 +2,9 @@
 //!
 //! Rust ends the process when an allocation fails. That must not happen in somebody else's: a
 //! program with a limit on its memory (`RLIMIT_AS`, `RLIMIT_DATA`) handles its own failures. So
-//! what fails is taken from a small reserve, and whoever works on something large looks whether
-//! that has happened and stops ([`is_short`]); and what needs much asks first ([`has`]). When all
-//! that was taken from the reserve has come back, it is whole again.
+//! what fails is taken from a small reserve. Whoever works on something large looks whether that
+//! has happened, and stops ([`is_short`]). What needs much asks first ([`has`]). When all that was
+//! taken from the reserve has come back, it is whole again.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
@@ -83,10 +83,11 @@ fn take(layout: Layout, _errno: errno::Kept) -> *mut u8 {
     RESERVED.take(layout)
 }
 
-/// Makes the calling thread, one of ours, take what is small from memory of its own, where addresses
-/// are limited. For a thread that takes some from the C library, or gives some back, that sets an
-/// arena aside: 64 MiB of addresses, if a piece that suits it comes to lie there. They are the
-/// program's. What others took the thread must not give back, and should take nothing large.
+/// Makes the calling thread, one of ours, take what is small from memory of its own, where
+/// addresses are limited. The C library may set an arena aside for a thread that takes memory from
+/// it, or gives some back. That is 64 MiB of addresses, if a piece that suits it comes to lie
+/// there. They are the program's. What others took the thread must not give back, and should take
+/// nothing large.
 pub fn be_frugal() {
     if limit(libc::RLIMIT_AS) != libc::RLIM_INFINITY {
         // SAFETY: asks for a number.

@@ -1,8 +1,8 @@
 //! Lines on stderr.
 //!
-//! Straight to file descriptor 2 in one write, so that lines of several processes don't mix, a closed
-//! stderr is no error, and nothing of `std`'s stream locks is touched inside somebody else's process.
-//! Names of the program's are written so that they are seen ([`memtrace_format::screen`]).
+//! Straight to file descriptor 2 in one write, so that lines of several processes don't mix and a
+//! closed stderr is no error. Nothing of `std`'s stream locks is touched inside somebody else's
+//! process. Names of the program's are written so that they are seen ([`memtrace_format::screen`]).
 
 use memtrace_format::screen::{Page, shown};
 

@@ -6,9 +6,10 @@ use std::ffi::c_int;
 
 use crate::errno;
 
-/// Runs something that may open, write or wait. A thread that is being cancelled (`pthread_cancel`) would end in there,
-/// by unwinding through our frames, which ends the process; and a write beyond the limit on files (`RLIMIT_FSIZE`), or to
-/// a pipe that nobody reads, is a signal that ends it. For us, either is just an error. `errno` stays as it is.
+/// Runs something that may open, write or wait. A thread that is being cancelled (`pthread_cancel`)
+/// would end in there, by unwinding through our frames, which ends the process. A write beyond the
+/// limit on files (`RLIMIT_FSIZE`), or to a pipe that nobody reads, is a signal that ends it. For
+/// us, either is just an error. `errno` stays as it is.
 pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     let _undisturbed = Undisturbed::begin();
     f()
@@ -36,7 +37,8 @@ unsafe extern "C" {
 
 impl Undisturbed {
     fn begin() -> Undisturbed {
-        // SAFETY: POSIX's functions, which change what is this thread's own; the places for old values are ours.
+        // SAFETY: POSIX's functions, which change what is this thread's own;
+        // the places for old values are ours.
         unsafe {
             let mut before = Undisturbed {
                 cancel: 0,
@@ -90,7 +92,8 @@ impl Drop for Undisturbed {
     }
 }
 
-/// No signal comes to this thread, but for those that say what it has just done wrong, until this is dropped.
+/// No signal comes to this thread, but for those that say what it has just
+/// done wrong, until this is dropped.
 pub struct Held(libc::sigset_t);
 
 impl Held {

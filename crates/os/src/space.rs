@@ -1,13 +1,14 @@
 //! Room in the file behind the mapping, taken before it is written.
 //!
-//! A page of a mapping that the file system has no room for is a SIGBUS in the host program. So every word is reserved before
-//! it is written, in steps that grow with what is there; a step that fails leaves things as they are. What is
-//! reserved is gone for everybody else: a step takes at most a part of what the file system has left, because the program
-//! (its loader processes, NCCL) wants room in the same folder of shared memory, which Docker makes 64 MB small.
+//! A page of a mapping that the file system has no room for is a SIGBUS in the host program. So
+//! every word is reserved before it is written, in steps that grow with what is there; a step that
+//! fails leaves things as they are. What is reserved is gone for everybody else, so a step takes at
+//! most a part of what the file system has left. The program (its loader processes, NCCL) wants
+//! room in the same folder of shared memory, which Docker makes 64 MB small.
 //!
-//! The file is reached by its descriptor. A program that closes every descriptor has closed this one, too, and may have
-//! got its number for a file of its own, to which nothing must be done; then the kernel is asked for the mapping's pages
-//! themselves (from 5.14 on).
+//! The file is reached by its descriptor. A program that closes every descriptor has closed this
+//! one, too. It may have got its number for a file of its own, to which nothing must be done. Then
+//! the kernel is asked for the mapping's pages themselves (from 5.14 on).
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -64,8 +65,8 @@ impl Space {
         }
     }
 
-    /// Makes sure that these words can be written, if they are no more than one part in `share` of what is free.
-    /// Idempotent.
+    /// Makes sure that these words can be written, if they are no more than one part in
+    /// `share` of what is free. Idempotent.
     pub fn reserve<T>(&self, words: &[T], share: u64) -> bool {
         self.reserve_bytes(words.as_ptr() as usize, size_of_val(words), share)
     }
@@ -99,7 +100,8 @@ impl Space {
 
     fn leaves_enough(&self, is_own: bool, bytes: usize, share: u64) -> bool {
         let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-        // SAFETY: a descriptor or a C string, and a record of the right type; it is read only if the call filled it.
+        // SAFETY: a descriptor or a C string, and a record of the right type; it
+        // is read only if the call filled it.
         let found = unsafe {
             let code = match self.folder {
                 _ if is_own => libc::fstatvfs(self.file, found.as_mut_ptr()),
@@ -110,14 +112,16 @@ impl Space {
             };
             (code == 0).then(|| found.assume_init())
         };
-        // Memory without a limit has no blocks. A folder that can't be found any more tells nothing.
+        // Memory without a limit has no blocks. A folder that can't be
+        // found any more tells nothing.
         found.is_none_or(|found| {
             found.f_blocks == 0
                 || bytes as u64 <= found.f_bavail.saturating_mul(found.f_frsize) / share
         })
     }
 
-    /// Does the path still lead to the file system that the file is in? In another root folder it need not.
+    /// Does the path still lead to the file system that the file is in? In
+    /// another root folder it need not.
     fn is_reached_by(&self, folder: &CStr) -> bool {
         let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
         // SAFETY: a C string and a record of the right type; it is read only if the call filled it.
@@ -127,9 +131,9 @@ impl Space {
         }
     }
 
-    /// Reserves by the descriptor. Between the question whose it is and this call it may become the program's: a file that
-    /// it gets then must not grow. So its length is kept; and nothing is written, as the C library does where
-    /// a file system knows no such call.
+    /// Reserves by the descriptor. Between the question whose it is and this call it may become the
+    /// program's: a file that it gets then must not grow. So its length is kept; and nothing is
+    /// written, as the C library does where a file system knows no such call.
     fn allocate(&self, at: usize, bytes: usize) -> bool {
         /// Times that a signal may come in between.
         const PATIENCE: usize = 16;
@@ -157,8 +161,8 @@ impl Space {
         false
     }
 
-    /// Reserves without a descriptor. All or nothing, but for the pages at both ends, which others share. `None`: the kernel
-    /// can't.
+    /// Reserves without a descriptor. All or nothing, but for the pages at both ends, which
+    /// others share. `None`: the kernel can't.
     fn take_pages(&self, at: usize, end: usize) -> Option<bool> {
         if populate(at, end) {
             return Some(true);
@@ -175,10 +179,10 @@ impl Space {
         Some(false)
     }
 
-    /// Brings words that have been reserved into the page table, so that no hook meets them for the first time: that is a
-    /// fault, which costs as much as twenty events, on every page of them. Takes milliseconds: for the background thread.
-    /// Does nothing to a file on a disk, where it would only make the kernel write zeros, nor on kernels before
-    /// 5.14, which can't.
+    /// Brings words that have been reserved into the page table, so that no hook meets them for the
+    /// first time. That is a fault on every page of them, which costs as much as twenty events.
+    /// Takes milliseconds: for the background thread. Does nothing to a file on a disk, where it
+    /// would only make the kernel write zeros, nor on kernels before 5.14, which can't.
     pub fn settle<T>(&self, words: &[T]) {
         if self.in_memory {
             populate(words.as_ptr() as usize, words.as_ptr_range().end as usize);
@@ -192,8 +196,8 @@ fn populate(at: usize, end: usize) -> bool {
     let mut at = at & !(PAGE - 1);
     while at < end {
         let length = STEP.min(end - at);
-        // SAFETY: the range is part of a mapping of ours that is never unmapped. Nothing is changed in it; a page
-        // that the file has not, or has no room for, is an error here, and no signal.
+        // SAFETY: the range is part of a mapping of ours that is never unmapped. Nothing is changed
+        // in it; a page that the file has not, or has no room for, is an error here, and no signal.
         if unsafe { libc::madvise(at as *mut _, length, libc::MADV_POPULATE_WRITE) } != 0 {
             return false;
         }
@@ -245,7 +249,8 @@ impl Room {
         Room { start, count, space, reserved: reserved.into(), enough, extending, pause }
     }
 
-    /// Makes sure that all words before `end` can be written. Any thread may ask, also while another one does.
+    /// Makes sure that all words before `end` can be written. Any thread
+    /// may ask, also while another one does.
     #[inline]
     pub fn reaches(&self, end: usize) -> bool {
         end <= self.enough.load(Ordering::Relaxed) || self.extend(end)
@@ -256,7 +261,8 @@ impl Room {
         self.extend_by(end, |at, bytes| self.space.reserve_bytes(at, bytes, SHARE))
     }
 
-    /// Who comes while another one is at it makes do with what there is: it may be a signal handler, which must not wait.
+    /// Who comes while another one is at it makes do with what there is: it may be a
+    /// signal handler, which must not wait.
     fn extend_by(&self, end: usize, reserve: impl Fn(usize, usize) -> bool) -> bool {
         if end <= self.count
             && let Some(_turn) = self.extending.try_lock()
@@ -277,7 +283,8 @@ impl Room {
             return;
         }
         let least = (end.max(from + 1) - from).next_multiple_of(ROOM_STEP);
-        // Whole pages: a step that fails takes back those that nobody has written, also one that it shares.
+        // Whole pages: a step that fails takes back those that nobody has
+        // written, also one that it shares.
         for step in [least.max((from / 2).next_multiple_of(PAGE / 8)), least] {
             let to = (from + step).min(self.count);
             if reserve(self.start + from * 8, (to - from) * 8) {
@@ -290,7 +297,8 @@ impl Room {
     }
 }
 
-/// Of a step between these two, how far one goes before the next: a quarter is for those who come meanwhile.
+/// Of a step between these two, how far one goes before the next: a
+/// quarter is for those who come meanwhile.
 fn enough(from: usize, to: usize, count: usize) -> usize {
     if to == count { to } else { to - (to - from) / 4 }
 }

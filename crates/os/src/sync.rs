@@ -110,8 +110,8 @@ pub fn to_file(_: &'static [AtomicU64]) -> &'static [Real] {
     unreachable!("loom's atomics are not words of a file")
 }
 
-/// Brings a word near that is written next: without that, the next instruction of anybody's that locks the bus waits
-/// for it to come from memory.
+/// Brings a word near that is written next: without that, the next instruction of anybody's that
+/// locks the bus waits for it to come from memory.
 #[inline]
 pub fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -124,8 +124,8 @@ pub fn prefetch<T>(at: *const T) {
     let _ = at;
 }
 
-/// `n` zeros that live for ever. Pages the program never reaches cost nothing. Fewer if the address space is
-/// out.
+/// `n` zeros that live for ever. Pages the program never reaches cost
+/// nothing. Fewer if the address space is out.
 pub fn zeroed_memory(n: usize) -> &'static [Real] {
     let _errno = errno::Kept::now();
     // SAFETY: a fresh anonymous mapping that is never unmapped; all-zero words are valid atomics.
@@ -156,7 +156,8 @@ pub fn zeroed_records<T: Plain>(mut n: usize) -> &'static mut [T] {
     while n > 0 {
         let words = zeroed_memory((n * size_of::<T>()).div_ceil(8));
         if !words.is_empty() {
-            // SAFETY: a fresh mapping that nobody else knows, large enough, aligned as a page; zeros are a value.
+            // SAFETY: a fresh mapping that nobody else knows, large enough,
+            // aligned as a page; zeros are a value.
             return unsafe { std::slice::from_raw_parts_mut(words.as_ptr().cast_mut().cast(), n) };
         }
         n /= 2;

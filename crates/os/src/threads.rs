@@ -1,7 +1,7 @@
 //! Threads of our own.
 //!
-//! Made with `pthread_create`: the standard library's own threads register thread-local destructors, which a library that may be
-//! unloaded must not have.
+//! Made with `pthread_create`: the standard library's own threads register thread-local
+//! destructors, which a library that may be unloaded must not have.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,8 @@ use std::ffi::c_void;
 /// # Safety
 /// `run` may be called with the argument, at any time.
 pub unsafe fn start(run: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
-    // SAFETY: plain pthread calls on local, initialised objects; the rest is promised by the caller.
+    // SAFETY: plain pthread calls on local, initialised objects; the rest
+    // is promised by the caller.
     unsafe {
         let mut attr = std::mem::MaybeUninit::uninit();
         if libc::pthread_attr_init(attr.as_mut_ptr()) != 0 {
@@ -18,8 +19,8 @@ pub unsafe fn start(run: extern "C" fn(*mut c_void) -> *mut c_void, argument: *m
         }
         libc::pthread_attr_setstacksize(attr.as_mut_ptr(), 2 << 20);
         libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        // The new thread inherits the mask: no signal of the program's is ever delivered to it. One that blocks SIGBUS
-        // would not survive a fault (see `truncated`).
+        // The new thread inherits the mask: no signal of the program's is ever delivered to it. One
+        // that blocks SIGBUS would not survive a fault (see `truncated`).
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::sigdelset(&raw mut all, libc::SIGBUS);

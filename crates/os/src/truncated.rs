@@ -1,16 +1,20 @@
 //! A black box that somebody cuts short while the program runs.
 //!
-//! A mapped page beyond the end of its file is a SIGBUS in whichever thread touches it next, and that ends the program.
-//! Cutting can't be prevented: a file that the kernel seals against it has no name by which it could be found after
-//! its process. What has been cut away is gone. But the program must run on, so a fault inside the mapping puts plain
-//! memory in its place, switches recording off and says so, and the instruction is tried again. To the threads that are
-//! inside a hook at that moment the whole record reads as zeros: no loop of theirs may wait for anything but that.
+//! A mapped page beyond the end of its file is a SIGBUS in whichever thread touches it next, and
+//! that ends the program. Cutting can't be prevented: a file that the kernel seals against it has
+//! no name by which it could be found after its process. What has been cut away is gone. But the
+//! program must run on. So a fault inside the mapping puts plain memory in its place, switches
+//! recording off and says so, and the instruction is tried again. To the threads that are inside a
+//! hook at that moment the whole record reads as zeros: no loop of theirs may wait for anything but
+//! that.
 //!
-//! What is done here is done in a signal handler: system calls and atomics, nothing else. Every other SIGBUS goes to
-//! whom it would have gone to before, as if we weren't there: an own handler of the program's with its own mask and stack,
-//! ignored if it was ignored, else the end. It can't help where the program sets up a handler of its own later and doesn't
-//! pass on what isn't its business, nor in a thread that blocks SIGBUS, which the kernel ends at once. It never runs on a stack for
-//! signals that a handler of the program's is still on: who leaves that sees to it (`crates/stack`, `room.rs`).
+//! What is done here is done in a signal handler: system calls and atomics, nothing else. Every
+//! other SIGBUS goes where it would have gone before, as if we weren't there: to a handler of the
+//! program's with its own mask and stack. It is ignored if it was ignored, and else is the end. It
+//! can't help where the program sets up a handler of its own later and doesn't pass on what isn't
+//! its business. Nor can it in a thread that blocks SIGBUS: the kernel ends that process at once.
+//! It never runs on a stack for signals that a handler of the program's is still on: who leaves
+//! that sees to it (`crates/stack`, `room.rs`).
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -18,7 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize
 
 use crate::descriptors;
 
-/// The mapping, as addresses; and in which process it is one. A forked child has something else there.
+/// The mapping, as addresses; and in which process it is one. A forked
+/// child has something else there.
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 static OWNER: AtomicI32 = AtomicI32::new(0);
@@ -31,8 +36,8 @@ static SAID: AtomicBool = AtomicBool::new(false);
 /// What the program did with SIGBUS before.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes the program survive it if this mapping's file is cut short: then `lost` switches recording off, in a handler of a
-/// signal. Once for each recorder; never in a hook.
+/// Makes the program survive it if this mapping's file is cut short: then `lost` switches recording
+/// off, in a handler of a signal. Once for each recorder; never in a hook.
 pub fn survive(words: &'static [AtomicU64], path: &Path, lost: fn()) {
     let line = format!(
         "memtrace: somebody cut the black box short ({}): what was recorded in it is lost and recording is switched off; \
@@ -90,8 +95,8 @@ extern "C" fn on_bus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     }
 }
 
-/// Plain memory in place of the file, and the end of recording. Several threads may do it at once: nothing that they would
-/// lose counts any more. `false`: there is no memory.
+/// Plain memory in place of the file, and the end of recording. Several threads may do it at once:
+/// nothing that they would lose counts any more. `false`: there is no memory.
 pub fn replace() -> bool {
     let (start, end) = (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
     let lost = LOST.load(Ordering::Relaxed);
@@ -100,7 +105,8 @@ pub fn replace() -> bool {
         unsafe { std::mem::transmute::<*mut c_void, fn()>(lost)() };
     }
     let first = !SAID.swap(true, Ordering::AcqRel);
-    // SAFETY: the range is our own mapping, which is never unmapped; all its words are atomics, valid as zeros.
+    // SAFETY: the range is our own mapping, which is never unmapped; all
+    // its words are atomics, valid as zeros.
     let placed = unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -133,7 +139,8 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
             if before.sa_sigaction == libc::SIG_IGN && !fault {
                 return;
             }
-            // The end, as by the fault itself: the instruction is tried again. One that was sent comes again on return.
+            // The end, as by the fault itself: the instruction is tried again. One
+            // that was sent comes again on return.
             libc::signal(signal, libc::SIG_DFL);
             if !fault {
                 libc::raise(signal);

@@ -1,4 +1,5 @@
-//! What a loaded library defines, found as the loader finds it: by either table of hashes, and by version.
+//! What a loaded library defines, found as the loader finds it: by either
+//! table of hashes, and by version.
 
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
@@ -15,7 +16,8 @@ pub enum Version<'v> {
     Wanted(&'v CStr),
 }
 
-/// Kinds of symbols: a word that each thread has of its own, and a function that another one chooses.
+/// Kinds of symbols: a word that each thread has of its own, and a
+/// function that another one chooses.
 const THREAD_LOCAL: u8 = 6;
 const CHOSEN_BY_CALL: u8 = 10;
 
@@ -26,13 +28,15 @@ impl Tables {
         NonNull::new((self.base + symbol.st_value as usize) as *mut c_void)
     }
 
-    /// What the loader would find in this library. The library must be ready to run: it may say itself which function it means.
+    /// What the loader would find in this library. The library must be ready to run: it may
+    /// say itself which function it means.
     pub fn function(&self, name: &CStr, version: Version<'_>) -> Option<usize> {
         let (symbol, _) = self.defined(name, |i| self.has_version(i, version))?;
         let at = self.base.wrapping_add(symbol.st_value as usize);
         match symbol.st_info & 15 {
             CHOSEN_BY_CALL => {
-                // SAFETY: as the loader calls it: a function of no arguments that returns the one which is meant.
+                // SAFETY: as the loader calls it: a function of no arguments
+                // that returns the one which is meant.
                 Some(unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> usize>(at)() })
             }
             THREAD_LOCAL => None,
@@ -192,7 +196,8 @@ impl Tables {
             next: u32,
         }
         let mut at = self.own_versions;
-        // SAFETY: tables of the library's own, in the layout that the GNU extensions to the ABI give; see `of`.
+        // SAFETY: tables of the library's own, in the layout that the GNU
+        // extensions to the ABI give; see `of`.
         unsafe {
             while at != 0 {
                 let it = &*(at as *const Defined);

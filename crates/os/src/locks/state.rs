@@ -1,4 +1,5 @@
-//! The word of a lock, and who may change it how. Tried with every interleaving of threads (`tests::model`).
+//! The word of a lock, and who may change it how. Tried with every
+//! interleaving of threads (`tests::model`).
 
 /// An atomic word, or loom's.
 pub trait Word {
