@@ -8,8 +8,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use memtrace_caching::conf::NAMES;
 use memtrace_files::Readers;
-use memtrace_format::settings::NAMES;
 use memtrace_options::{
     self as options, Context, Format, Permissions, Quiet, Setting, Stacks, Value, Words,
 };

@@ -6,8 +6,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
+use memtrace_caching::conf::from_conf;
 use memtrace_caching::{Misuse, Settings};
-use memtrace_format::settings::from_conf;
 use memtrace_format::snapshot::Segment;
 use serde_json::{Value, json};
 

@@ -21,13 +21,13 @@ use memtrace_format::blackbox::{MAGIC, at, count_from_header};
 use memtrace_format::event::Event;
 use memtrace_format::json::Stacks;
 use memtrace_format::key::{Description, Memtrace, OrNull, StackTables};
-use memtrace_format::screen::Page;
-use memtrace_format::shell::quoted;
 use memtrace_format::snapshot::Value;
 use memtrace_options::Format;
 use memtrace_snapshot::{Counts, Encoding, Moment};
 use memtrace_state::State;
 use memtrace_state::recording::Recording;
+use memtrace_terminal::Page;
+use memtrace_terminal::shell::quoted;
 
 use crate::config::Config;
 use crate::cuda::{deepbind, table};

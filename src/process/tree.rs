@@ -23,8 +23,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::key::{Kept, Memtrace, RecordedParent};
-use memtrace_format::screen::show;
-use memtrace_format::shell::quote;
+use memtrace_terminal::shell::quote;
+use memtrace_terminal::show;
 
 use crate::config::Config;
 use crate::os::descriptors;

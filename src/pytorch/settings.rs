@@ -14,8 +14,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
+use memtrace_caching::conf;
 use memtrace_format::blackbox::Read;
-use memtrace_format::settings;
 use serde_json::Value;
 
 use crate::config::Config;
@@ -40,12 +40,12 @@ fn is_2_6() -> bool {
 
 /// The names of PyTorch's variable that this release reads.
 pub fn names() -> &'static [&'static str] {
-    if is_2_6() { &settings::NAMES[..1] } else { &settings::NAMES }
+    if is_2_6() { &conf::NAMES[..1] } else { &conf::NAMES }
 }
 
 /// What this release means by such words, in words that are the same to every one.
 pub fn meant(text: &str) -> String {
-    if is_2_6() { settings::from_2_6(text) } else { text.to_owned() }
+    if is_2_6() { conf::from_2_6(text) } else { text.to_owned() }
 }
 
 /// The settings that hold, as a snapshot lists them, and as words. Where PyTorch
@@ -55,11 +55,11 @@ pub fn in_force(config: &Config) -> (Value, String) {
     let release = if is_2_6() { "2.6" } else { "" };
     let own = || {
         let (variable, conf) = (config.allocator_variable, &config.allocator_conf);
-        let (last, all) = settings::read_by(release, variable, conf);
+        let (last, all) = conf::read_by(release, variable, conf);
         Read { last: last.to_owned(), all }
     };
     let Read { last, all } = read.unwrap_or_else(own);
-    let mut settings = settings::from_conf(&all);
+    let mut settings = conf::from_conf(&all);
     settings["PYTORCH_CUDA_ALLOC_CONF"] = last.into();
     (settings, all)
 }
@@ -81,7 +81,7 @@ fn locked() -> Option<Guard<'static, Option<Read>>> {
 pub fn remember(text: &str, meant: &str) {
     let mut lock = locked();
     let new = lock.as_deref_mut().map(|read| {
-        let all = settings::after(read.as_ref().map_or("", |read| &read.all), meant);
+        let all = conf::after(read.as_ref().map_or("", |read| &read.all), meant);
         &*read.insert(Read { last: text.to_owned(), all })
     });
     if let Some(recorder) = crate::record::switch::recorder() {
@@ -141,6 +141,6 @@ pub unsafe extern "C-unwind" fn parse_words(this: *mut c_void, text: *const c_ch
         std::mem::transmute::<*mut c_void, Parse>(real)(this, text);
         let text = if text.is_null() { c"" } else { CStr::from_ptr(text) };
         let text = text.to_string_lossy();
-        remember(&text, &settings::from_2_6(&text));
+        remember(&text, &conf::from_2_6(&text));
     }
 }

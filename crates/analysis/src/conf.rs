@@ -8,11 +8,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use memtrace_caching::Settings;
+use memtrace_caching::conf::{NAMES, with};
 use memtrace_caching::settings::Backend;
 use memtrace_caching::sizes;
-use memtrace_format::settings::{NAMES, with};
-use memtrace_format::shell::quoted;
 use memtrace_format::snapshot::{Action, Snapshot, Value};
+use memtrace_terminal::shell::quoted;
 
 const MIB: u64 = 1 << 20;
 /// A release of PyTorch: 2.11.

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use memtrace_format::key::Memtrace;
-use memtrace_format::screen::Page;
 use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, Tables};
+use memtrace_terminal::Page;
 
 use crate::conf::{self, Known, Limit};
 use crate::report::told_warning;

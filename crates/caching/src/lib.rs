@@ -19,6 +19,7 @@
 mod allocator;
 mod blocks;
 mod check;
+pub mod conf;
 mod counter;
 mod deferred;
 mod driver;

@@ -12,9 +12,9 @@ use std::time::SystemTime;
 
 use memtrace_format::blackbox::{OpenError, at};
 use memtrace_format::key::Memtrace;
-use memtrace_format::screen::Page;
-use memtrace_format::shell::quoted;
 use memtrace_options::{BLACKBOX, NO_BLACKBOX, OUT};
+use memtrace_terminal::Page;
+use memtrace_terminal::shell::quoted;
 use serde_json::{Value, json};
 
 use crate::blackbox;

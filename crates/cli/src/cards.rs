@@ -15,7 +15,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use memtrace_cards::{Card, Cards, ask};
-use memtrace_format::screen::Page;
+use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;

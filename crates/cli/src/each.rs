@@ -7,9 +7,9 @@
 
 use std::path::Path;
 
-use memtrace_format::screen::Page;
 use memtrace_format::snapshot::Snapshot;
 use memtrace_reading::{Limit, Trouble, find, snapshots};
+use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::args::Files;

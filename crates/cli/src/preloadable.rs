@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use memtrace_format::shell::quoted;
+use memtrace_terminal::shell::quoted;
 use object::Endianness;
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};

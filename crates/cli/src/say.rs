@@ -1,10 +1,10 @@
 //! What goes to the user: answers on standard output, trouble on standard error. Nothing of the
 //! command is printed past this module, and all that it prints is a [`Page`], a line that is made
-//! one, JSON, or the command's own words; see [`memtrace_format::screen`].
+//! one, JSON, or the command's own words; see [`memtrace_terminal`].
 
 use std::io::{self, Write};
 
-use memtrace_format::screen::{Page, shown, shown_json};
+use memtrace_terminal::{Page, shown, shown_json};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -2,9 +2,9 @@
 //!
 //! Straight to file descriptor 2 in one write, so that lines of several processes don't mix and a
 //! closed stderr is no error. Nothing of `std`'s stream locks is touched inside somebody else's
-//! process. Names of the program's are written so that they are seen ([`memtrace_format::screen`]).
+//! process. Names of the program's are written so that they are seen ([`memtrace_terminal`]).
 
-use memtrace_format::screen::{Page, shown};
+use memtrace_terminal::{Page, shown};
 
 use crate::descriptors;
 use crate::signals;

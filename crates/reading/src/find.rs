@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use memtrace_format::shell::quoted;
+use memtrace_terminal::shell::quoted;
 
 use crate::Trouble;
 use crate::left_out::{LeftOut, left_out};

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use memtrace_format::shell::quoted;
+use memtrace_terminal::shell::quoted;
 
 /// How a black box begins; see [`memtrace_format::blackbox`].
 const BLACK_BOX: [u8; 8] = memtrace_format::blackbox::MAGIC.to_le_bytes();

@@ -6,10 +6,10 @@
 
 use std::io;
 
+use memtrace_caching::conf;
 use memtrace_files::NewFile;
 use memtrace_format::blackbox::{BlackBox, Bytes, Life, Read, Region, at, count_from_header};
 use memtrace_format::key::{Counters, Memtrace, OrNull, Part, StackTables};
-use memtrace_format::settings;
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
 use memtrace_symbols::{Namer, Splice};
 
@@ -47,8 +47,8 @@ pub fn of_black_box<B: Bytes>(
         let release = namer.pytorch();
         let read = file.settings(|about| read_at_the_start(about, release.as_deref()));
         if let Some(Read { last, all }) = &read {
-            snapshot.allocator_settings = settings::from_conf(all);
-            snapshot.allocator_settings[settings::NAMES[0]] = last.as_str().into();
+            snapshot.allocator_settings = conf::from_conf(all);
+            snapshot.allocator_settings[conf::NAMES[0]] = last.as_str().into();
         }
         let said = said(file, described.as_ref().map(|d| &d.memtrace));
         let mut stacks = said.stacks.clone();
@@ -103,7 +103,7 @@ const LACKING: &str = "the settings of PyTorch's allocator";
 fn read_at_the_start(about: &Memtrace, release: Option<&str>) -> Option<Read> {
     let conf = about.allocator_conf.as_deref()?;
     let variable = about.allocator_variable.as_deref().unwrap_or_default();
-    let (last, all) = settings::read_by(release.unwrap_or_default(), variable, conf);
+    let (last, all) = conf::read_by(release.unwrap_or_default(), variable, conf);
     Some(Read { last: last.to_owned(), all })
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use memtrace_caching::conf::from_conf;
 use memtrace_caching::{Action as Did, Settings};
 use memtrace_format::key::{Kept, Memtrace, OrNull, ReplayOom, Replayed};
-use memtrace_format::settings::from_conf;
 use memtrace_format::snapshot::{Action, BlockState, Snapshot, StackIx, TraceEntry};
 
 use super::requests::Requests;

@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use memtrace_caching::Settings;
-use memtrace_format::settings::{pairs, with, without};
+use memtrace_caching::conf::{pairs, with, without};
 use serde::Serialize;
 
 use super::requests::Requests;

@@ -2,8 +2,8 @@
 
 use memtrace_analysis::check::{self, Level, Problem};
 use memtrace_format::ReadError;
-use memtrace_format::screen::Page;
 use memtrace_reading::{Trouble, contents, find};
+use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::args::Check;

@@ -1,7 +1,7 @@
 //! `memtrace devices`: what this machine has, and what the virtual GPU can be.
 
 use memtrace_devices::profiles;
-use memtrace_format::screen::Page;
+use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::args::Devices;

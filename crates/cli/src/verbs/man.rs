@@ -8,8 +8,8 @@ use clap::Command;
 use clap_mangen::Man as Writer;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 use memtrace_files::{NewFile, Readers};
-use memtrace_format::screen::Page;
 use memtrace_options::{ALL, Reader, Setting, Value};
+use memtrace_terminal::Page;
 
 use crate::args::Man;
 use crate::command;

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use memtrace_format::blackbox::{OpenError, at};
-use memtrace_format::screen::Page;
+use memtrace_terminal::Page;
 
 use crate::args::Recover;
 use crate::blackbox::{self, Trouble, Written};

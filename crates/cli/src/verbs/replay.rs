@@ -8,8 +8,8 @@ use memtrace_analysis::replay::requests::{Requests, requests};
 use memtrace_analysis::replay::run::{Card, Oom, Outcome, smallest_capacity};
 use memtrace_analysis::replay::{self};
 use memtrace_analysis::sites::Lines;
-use memtrace_format::screen::Page;
 use memtrace_format::snapshot::Snapshot;
+use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::args::{self, Format};

@@ -2,7 +2,7 @@
 
 use memtrace_analysis::report::{self, DeviceReport, Labelled, Managed, Owner, Report};
 use memtrace_format::key::DeferredFrees;
-use memtrace_format::screen::Page;
+use memtrace_terminal::Page;
 
 use crate::args;
 use crate::each::each;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use memtrace_format::screen::Page;
+use memtrace_terminal::Page;
 
 use crate::args::Snapshot;
 use crate::failure::Failure;

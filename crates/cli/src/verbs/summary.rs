@@ -7,8 +7,8 @@ use memtrace_analysis::summary::{
     self, Amount, DeviceSummary, DriverMemory, Estimate, Fragmentation, Oom, Peak, SiteUse, Summary,
 };
 use memtrace_format::key::Memtrace;
-use memtrace_format::screen::{Page, shown};
 use memtrace_origin::file_name;
+use memtrace_terminal::{Page, shown};
 
 use crate::args;
 use crate::each::{Asked, each};

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use memtrace_format::looks_like_json;
-use memtrace_format::screen::Page;
 use memtrace_reading::contents;
+use memtrace_terminal::Page;
 
 use crate::args::{Format, Symbolize};
 use crate::each::each_file;

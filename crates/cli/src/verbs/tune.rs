@@ -3,9 +3,9 @@
 use memtrace_analysis::conf;
 use memtrace_analysis::replay;
 use memtrace_analysis::replay::tune::{Tried, candidates, tune as try_all};
-use memtrace_format::screen::Page;
-use memtrace_format::settings::NAMES;
-use memtrace_format::shell::quoted;
+use memtrace_caching::conf::NAMES;
+use memtrace_terminal::Page;
+use memtrace_terminal::shell::quoted;
 use serde_json::{Value, json};
 
 use crate::args;

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::{env, io};
 
-use memtrace_format::screen::Page;
 use memtrace_options::{QUIET, Quiet};
+use memtrace_terminal::Page;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -4,9 +4,9 @@ use std::io::Read;
 use std::path::Path;
 
 use memtrace_format::key::{BoundElsewhere, Counters, Memtrace};
-use memtrace_format::screen::Page;
 use memtrace_format::stacks::Reason;
 use memtrace_reading::{Limit, contents};
+use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use super::{Check, Level};

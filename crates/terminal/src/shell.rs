@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::screen::is_seen;
+use crate::is_seen;
 
 /// A word for a shell. What needs no quotes gets none.
 pub fn quoted(name: impl AsRef<OsStr>) -> String {

@@ -9,10 +9,18 @@
 //! A page is filled line by line with `writeln!`: what stands in a call is one line,
 //! however many the name in it would have made. Text of several lines is taken only from
 //! the source code ([`Page::push_str`]).
+//!
+//! Names in a command that a user may copy are another matter: [`shell`].
+
+#![forbid(unsafe_code)]
+// Product names in prose are not code.
+#![allow(clippy::doc_markdown)]
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::ops::Deref;
+
+pub mod shell;
 
 /// Lines of characters that are seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
