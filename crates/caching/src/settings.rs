@@ -147,7 +147,8 @@ impl Parsed {
         Ok(())
     }
 
-    /// Reads the value of the key at `i`; gives the index of its last token.
+    /// Reads the value of the key at `i`; gives the index of its last token. One arm for each key,
+    /// however many there are.
     fn key(&mut self, tokens: &Tokens, i: usize) -> Result<usize, ConfError> {
         let at = i + 2;
         let key = tokens.get(i)?;

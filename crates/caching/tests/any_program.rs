@@ -81,6 +81,7 @@ fn settings(n: usize) -> Settings {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
+    /// One arm for each operation, however many there are.
     #[test]
     fn any_sequence_leaves_it_whole(
         conf in 0..CONFS.len(),

@@ -214,7 +214,8 @@ fn versions(soname: &str) -> Vec<&str> {
 /// else: no symbols, no code, no sections.
 ///
 /// Two parts are mapped: one to read (headers, an empty table of symbols, names), one to write (the
-/// dynamic section, in which older loaders adjust addresses).
+/// dynamic section, in which older loaders adjust addresses). In one body, since where each part
+/// lies follows from those before it, and what is written below must be just that.
 fn shared_object(soname: &str, needed: &str) -> Vec<u8> {
     const PARTS: u32 = 4;
     let elf = Encoder::new(Endianness::Little, true, MACHINE);

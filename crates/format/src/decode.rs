@@ -313,17 +313,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
         }
         let fields = self.fields(top, At(Place::Top), keys)?;
         let (segments, traces) = (fields.need(Segments)?, fields.need(DeviceTraces)?);
-        self.tables = match (fields.get(Stacks), fields.get(Frames)) {
-            (Some(Item::List(stacks)), Some(Item::List(frames))) => Some((stacks, frames)),
-            (stacks, frames) => {
-                for (key, item) in [(Stacks, stacks), (Frames, frames)] {
-                    item.map_or(Ok(()), |item| {
-                        self.other(At(Place::Top), key.text(), item, &mut HashMap::new())
-                    })?;
-                }
-                None
-            }
-        };
+        self.tables = self.tables_of(fields.get(Stacks), fields.get(Frames))?;
         self.snapshot.segments = self.segments(segments, Segments, false)?;
         for (d, trace) in self.list(traces, || DeviceTraces.text().to_owned())?.iter().enumerate() {
             self.spend("device_traces")?;
@@ -368,6 +358,23 @@ impl<'t, 'm> Decoder<'t, 'm> {
             }
         }
         Ok(())
+    }
+
+    /// Stacks and frames by number, if they are two lists; if not, they are somebody else's keys.
+    fn tables_of(
+        &mut self,
+        stacks: Option<Item>,
+        frames: Option<Item>,
+    ) -> Result<Option<(ListId, ListId)>> {
+        if let (Some(Item::List(stacks)), Some(Item::List(frames))) = (stacks, frames) {
+            return Ok(Some((stacks, frames)));
+        }
+        for (key, item) in [(Word::Stacks, stacks), (Word::Frames, frames)] {
+            if let Some(item) = item {
+                self.other(At(Place::Top), key.text(), item, &mut HashMap::new())?;
+            }
+        }
+        Ok(None)
     }
 
     /// A dictionary that is no snapshot, by what it has instead.

@@ -188,28 +188,13 @@ impl Oom {
     }
 }
 
-/// Answers for one device.
-pub(super) fn device(
-    (snapshot, known): (&Snapshot, &Known),
-    number: usize,
-    sites: &mut Sites<'_>,
-) -> DeviceSummary {
-    let mut contradictions = 0;
-    let beginning = rewind(snapshot, number, &mut |_, _| contradictions += 1);
-    let trace = snapshot.device_traces.get(number).map_or(&[][..], Vec::as_slice);
-    let start_us = trace.iter().find_map(|e| e.time_us);
-    let after = |e: &TraceEntry| Some(e.time_us?.saturating_sub(start_us?));
-
-    let mut totals = Totals::at(&beginning);
-    let mut before_history = Amount::default();
-    for block in beginning.blocks.values().filter(|b| !b.driver) {
-        before_history.add(block.requested);
-    }
-    let mut out = DeviceSummary {
+/// The answers before the first entry of the history, of which nothing has been looked at.
+fn at_the_beginning(snapshot: &Snapshot, number: usize, totals: &Totals) -> DeviceSummary {
+    DeviceSummary {
         device: number,
-        entries: trace.len(),
-        span_us: trace.iter().rev().find_map(after),
-        before_history,
+        entries: 0,
+        span_us: None,
+        before_history: Amount::default(),
         allocated: Peak::start(totals.allocated),
         allocated_rounded: 0,
         rounded_is_exact: true,
@@ -229,7 +214,33 @@ pub(super) fn device(
         segment_frees: 0,
         driver: None,
         capacity: capacity(snapshot, number),
+        contradictions: 0,
+    }
+}
+
+/// Answers for one device.
+pub(super) fn device(
+    (snapshot, known): (&Snapshot, &Known),
+    number: usize,
+    sites: &mut Sites<'_>,
+) -> DeviceSummary {
+    let mut contradictions = 0;
+    let beginning = rewind(snapshot, number, &mut |_, _| contradictions += 1);
+    let trace = snapshot.device_traces.get(number).map_or(&[][..], Vec::as_slice);
+    let start_us = trace.iter().find_map(|e| e.time_us);
+    let after = |e: &TraceEntry| Some(e.time_us?.saturating_sub(start_us?));
+
+    let mut totals = Totals::at(&beginning);
+    let mut before_history = Amount::default();
+    for block in beginning.blocks.values().filter(|b| !b.driver) {
+        before_history.add(block.requested);
+    }
+    let mut out = DeviceSummary {
+        entries: trace.len(),
+        span_us: trace.iter().rev().find_map(after),
+        before_history,
         contradictions,
+        ..at_the_beginning(snapshot, number, &totals)
     };
     let mut driver = DriverMemory { peak: Peak::start(totals.driver), ..DriverMemory::default() };
 
@@ -244,13 +255,7 @@ pub(super) fn device(
             driver.calls.entry(call.to_owned()).or_default().add(entry.size);
         }
         if call.is_none() {
-            match entry.action {
-                Action::Alloc => out.allocs += 1,
-                Action::FreeRequested => out.frees += 1,
-                Action::SegmentAlloc | Action::SegmentMap => out.segment_allocs += 1,
-                Action::SegmentFree | Action::SegmentUnmap => out.segment_frees += 1,
-                _ => {}
-            }
+            out.count(&entry.action);
         }
         if let Some(change) = forward.apply(i, entry) {
             totals.apply(&change);
@@ -315,6 +320,17 @@ impl DeviceSummary {
         self.driver.is_none()
             || self.allocs + self.segment_allocs + self.segments.all.count > 0
             || self.before_history.count > 0
+    }
+
+    /// An entry of a framework's allocator.
+    fn count(&mut self, action: &Action) {
+        match action {
+            Action::Alloc => self.allocs += 1,
+            Action::FreeRequested => self.frees += 1,
+            Action::SegmentAlloc | Action::SegmentMap => self.segment_allocs += 1,
+            Action::SegmentFree | Action::SegmentUnmap => self.segment_frees += 1,
+            _ => {}
+        }
     }
 
     /// The state of the segments at the end.
