@@ -43,7 +43,7 @@ pub fn of_black_box<B: Bytes>(
     let words = [codes.word(HEAD_NEXT), libraries.word(HEAD_NEXT)];
     let labels = file.part(Region::Labels)?;
     let mut namer = Namer::new(depot, codes, libraries, Splice::PyTorch).with_labels(labels);
-    write(&mut recording, moment, &mut namer, &api, target, &mut |snapshot, known, namer| {
+    write(&mut recording, moment, &mut namer, &api, target, &mut |snapshot, mut known, namer| {
         let release = namer.pytorch();
         let read = file.settings(|about| read_at_the_start(about, release.as_deref()));
         if let Some(Read { last, all }) = &read {
@@ -65,20 +65,9 @@ pub fn of_black_box<B: Bytes>(
             reason: Some(reason.to_owned()),
             written_us: Some(written_us),
             stacks,
-            counters: Some(counters(file, known.counters.unwrap_or_default())),
+            counters: Some(counters(file, known.counters.take().unwrap_or_default())),
             cost: Some(cost(file.header(at::SAMPLED), file.header(at::SAMPLED_NS))),
             not_recorded,
-            ledger: known.ledger,
-            owners: known.owners,
-            reconcile: known.reconcile,
-            entered: known.entered,
-            out_of_memory: known.out_of_memory,
-            refused_by_driver: known.refused_by_driver,
-            warnings: known.warnings,
-            deferred_frees: known.deferred_frees,
-            labels: known.labels,
-            marks: known.marks,
-            ends: known.ends,
             libraries: Some(namer.build_ids()),
             python: Some(namer.places_and_links().to_key()),
             pytorch: release,
@@ -87,7 +76,7 @@ pub fn of_black_box<B: Bytes>(
             // Only the process itself sees how its libraries are bound.
             bound_elsewhere: Some(OrNull(None)),
             switched_off: (file.header(at::LIFE) == Life::SwitchedOff as u64).then_some(true),
-            ..said
+            ..known.or(said)
         };
         // A damaged description may hold numbers that no viewer could read.
         all.bound();

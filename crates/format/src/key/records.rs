@@ -18,6 +18,19 @@ macro_rules! records {
         }
 
         impl $record {
+            /// A record that was made here, with the keys of another one where it has none.
+            #[must_use]
+            pub fn or(self, other: $record) -> $record {
+                $record {
+                    $( $field: if crate::key::Part::is_written(&self.$field) {
+                        self.$field
+                    } else {
+                        other.$field
+                    }, )*
+                    kept: other.kept,
+                }
+            }
+
             fn states(&self) -> impl Iterator<Item = crate::key::part::State> + Clone + use<> {
                 use crate::key::part::{Part, State};
                 [$( State {

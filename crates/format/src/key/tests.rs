@@ -88,6 +88,23 @@ fn a_key_of_the_wrong_type_takes_no_other_with_it() {
 }
 
 #[test]
+fn a_record_has_the_keys_of_another_where_it_has_none() {
+    let said = read(&json!({"pid": 7, "host": "h", "future": 1, "marks": []})).made_here();
+    let known = Memtrace { pid: Some(8), warnings: Some(Vec::new()), ..Memtrace::default() };
+    let all = serde_json::to_value(known.or(said)).expect("JSON");
+    for (key, value) in [
+        ("pid", json!(8)),
+        ("warnings", json!([])),
+        ("host", json!("h")),
+        ("marks", json!([])),
+        ("future", json!(1)),
+        ("rank", Value::Null),
+    ] {
+        assert_eq!(all.get(key), Some(&value), "{key}");
+    }
+}
+
+#[test]
 fn what_is_set_takes_the_place_of_what_was_read() {
     let mut about = read(&json!({"reason": 5, "pid": 7, "future": 1}));
     (about.reason, about.symbolized) = (Some("replay".to_owned()), Some(true));
