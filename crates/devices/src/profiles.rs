@@ -47,6 +47,8 @@ pub struct Profile {
     pub pci_device_id: u16,
     /// Error correction is on, as it is by default on data-centre cards.
     pub ecc: bool,
+    /// Cards of this model in one machine are linked by NVLink.
+    pub nvlink: bool,
 }
 
 impl Profile {
@@ -112,7 +114,8 @@ pub(crate) const CONTEXT_ESTIMATE: &str =
 macro_rules! card {
     ($key:literal, $name:literal, sm $sm:literal, $mib:literal MiB ($source:literal), $sms:literal SM,
      context $context:literal, MHz $mhz:literal/$memory_mhz:literal, $bus:literal bit,
-     L2 $l2:literal KiB, engines $engines:literal, pci $pci:literal, ecc $ecc:literal) => {
+     L2 $l2:literal KiB, engines $engines:literal, pci $pci:literal, ecc $ecc:literal,
+     nvlink $nvlink:literal) => {
         Profile {
             key: Cow::Borrowed($key),
             name: Cow::Borrowed($name),
@@ -129,6 +132,7 @@ macro_rules! card {
             async_engines: $engines,
             pci_device_id: $pci,
             ecc: $ecc,
+            nvlink: $nvlink,
         }
     };
 }
@@ -136,33 +140,33 @@ macro_rules! card {
 #[rustfmt::skip]
 static PROFILES: [Profile; 14] = [
     card!("v100-16", "Tesla V100-SXM2-16GB", sm 70, 16160 MiB ("deviceQuery, driver 450"), 80 SM,
-        context 310, MHz 1530/877, 4096 bit, L2 6144 KiB, engines 5, pci 0x1DB1, ecc true),
+        context 310, MHz 1530/877, 4096 bit, L2 6144 KiB, engines 5, pci 0x1DB1, ecc true, nvlink true),
     card!("v100-32", "Tesla V100-SXM2-32GB", sm 70, 32510 MiB ("deviceQuery, driver 450"), 80 SM,
-        context 310, MHz 1530/877, 4096 bit, L2 6144 KiB, engines 5, pci 0x1DB5, ecc true),
+        context 310, MHz 1530/877, 4096 bit, L2 6144 KiB, engines 5, pci 0x1DB5, ecc true, nvlink true),
     card!("t4", "Tesla T4", sm 75, 15102 MiB ("torch device properties"), 40 SM,
-        context 110, MHz 1590/5001, 256 bit, L2 4096 KiB, engines 3, pci 0x1EB8, ecc true),
+        context 110, MHz 1590/5001, 256 bit, L2 4096 KiB, engines 3, pci 0x1EB8, ecc true, nvlink false),
     card!("a10", "NVIDIA A10", sm 86, 22515 MiB ("PyTorch OOM message: 21.99 GiB"), 72 SM,
-        context 260, MHz 1695/6251, 384 bit, L2 6144 KiB, engines 2, pci 0x2236, ecc true),
+        context 260, MHz 1695/6251, 384 bit, L2 6144 KiB, engines 2, pci 0x2236, ecc true, nvlink false),
     card!("a100-40", "NVIDIA A100-SXM4-40GB", sm 80, 40339 MiB ("deviceQuery, CUDA 12.2 driver"), 108 SM,
-        context 420, MHz 1410/1215, 5120 bit, L2 40960 KiB, engines 3, pci 0x20B0, ecc true),
+        context 420, MHz 1410/1215, 5120 bit, L2 40960 KiB, engines 3, pci 0x20B0, ecc true, nvlink true),
     card!("a100-80", "NVIDIA A100-SXM4-80GB", sm 80, 81153 MiB ("PyTorch OOM message: 79.25 GiB"), 108 SM,
-        context 420, MHz 1410/1593, 5120 bit, L2 40960 KiB, engines 3, pci 0x20B2, ecc true),
+        context 420, MHz 1410/1593, 5120 bit, L2 40960 KiB, engines 3, pci 0x20B2, ecc true, nvlink true),
     card!("l4", "NVIDIA L4", sm 89, 22563 MiB ("PyTorch OOM message: 22.03 GiB"), 58 SM,
-        context 200, MHz 2040/6251, 192 bit, L2 49152 KiB, engines 2, pci 0x27B8, ecc true),
+        context 200, MHz 2040/6251, 192 bit, L2 49152 KiB, engines 2, pci 0x27B8, ecc true, nvlink false),
     card!("l40s", "NVIDIA L40S", sm 89, 45589 MiB ("torch device properties"), 142 SM,
-        context 430, MHz 2520/9001, 384 bit, L2 98304 KiB, engines 2, pci 0x26B9, ecc true),
+        context 430, MHz 2520/9001, 384 bit, L2 98304 KiB, engines 2, pci 0x26B9, ecc true, nvlink false),
     card!("rtx3090", "NVIDIA GeForce RTX 3090", sm 86, 24259 MiB ("torch device properties, Linux"), 82 SM,
-        context 270, MHz 1695/9751, 384 bit, L2 6144 KiB, engines 2, pci 0x2204, ecc false),
+        context 270, MHz 1695/9751, 384 bit, L2 6144 KiB, engines 2, pci 0x2204, ecc false, nvlink false),
     card!("rtx4090", "NVIDIA GeForce RTX 4090", sm 89, 24209 MiB ("PyTorch OOM message, Linux: 23.64 GiB"), 128 SM,
-        context 400, MHz 2520/10501, 384 bit, L2 73728 KiB, engines 2, pci 0x2684, ecc false),
+        context 400, MHz 2520/10501, 384 bit, L2 73728 KiB, engines 2, pci 0x2684, ecc false, nvlink false),
     card!("rtx5090", "NVIDIA GeForce RTX 5090", sm 120, 32117 MiB ("deviceQuery, CUDA 12.8 driver"), 170 SM,
-        context 500, MHz 2407/14001, 512 bit, L2 98304 KiB, engines 2, pci 0x2B85, ecc false),
+        context 500, MHz 2407/14001, 512 bit, L2 98304 KiB, engines 2, pci 0x2B85, ecc false, nvlink false),
     card!("h100", "NVIDIA H100 80GB HBM3", sm 90, 81089 MiB ("torch device properties, CUDA 12.8"), 132 SM,
-        context 520, MHz 1980/2619, 5120 bit, L2 51200 KiB, engines 3, pci 0x2330, ecc true),
+        context 520, MHz 1980/2619, 5120 bit, L2 51200 KiB, engines 3, pci 0x2330, ecc true, nvlink true),
     card!("h200", "NVIDIA H200", sm 90, 143_156 MiB ("torch device properties"), 132 SM,
-        context 520, MHz 1980/3201, 6144 bit, L2 61440 KiB, engines 3, pci 0x2335, ecc true),
+        context 520, MHz 1980/3201, 6144 bit, L2 61440 KiB, engines 3, pci 0x2335, ecc true, nvlink true),
     card!("b200", "NVIDIA B200", sm 100, 182_631 MiB ("torch device properties"), 148 SM,
-        context 600, MHz 1965/3996, 7680 bit, L2 129_536 KiB, engines 3, pci 0x2901, ecc true),
+        context 600, MHz 1965/3996, 7680 bit, L2 129_536 KiB, engines 3, pci 0x2901, ecc true, nvlink true),
 ];
 
 #[cfg(test)]
@@ -197,6 +201,7 @@ mod tests {
     #[test]
     fn usable_memory_lies_just_below_the_data_sheet() {
         let gb = [16, 32, 16, 24, 40, 80, 24, 48, 24, 24, 32, 80, 141, 180];
+        assert_eq!(gb.len(), profiles().len());
         for (p, gb) in profiles().iter().zip(gb) {
             // HBM3 cards of 80 GB report more than 80 * 10^9 bytes: the sheet rounds down.
             let sheet = gb * 1024;
@@ -206,6 +211,12 @@ mod tests {
                 p.key
             );
         }
+    }
+
+    #[test]
+    fn cards_that_nvlink_links() {
+        let linked: Vec<_> = profiles().iter().filter(|p| p.nvlink).map(|p| &*p.key).collect();
+        assert_eq!(linked, ["v100-16", "v100-32", "a100-40", "a100-80", "h100", "h200", "b200"]);
     }
 
     /// 12/16 of 40 MiB and 10/16 of 50 MiB are what an A100 and an H100 report.

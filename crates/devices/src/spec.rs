@@ -194,6 +194,7 @@ fn parse_custom(text: &str) -> Result<Profile, SpecError> {
         sms,
         context_mib: like.context_mib.min(memory_mib / 4),
         context_source: CONTEXT_ESTIMATE,
+        nvlink: false,
         ..like.clone()
     })
 }
