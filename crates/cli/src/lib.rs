@@ -32,32 +32,14 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use crate::args::{Args, Command};
-use crate::verbs::{
-    check, completions, devices, doctor, man, recover, replay, report, run, snapshot, summary,
-    symbolize, tune,
-};
+use crate::args::Args;
 
 /// Makes a program that this process becomes inherit what this process did.
 pub type HandOn = fn(&mut std::process::Command);
 
 /// Runs the command line of this process.
 pub fn main(hand_on: HandOn) -> ExitCode {
-    let answer = match Args::parse().command {
-        Command::Run(args) => run::run(&args, hand_on).map(|never| match never {}),
-        Command::Summary(args) => summary::summary(&args),
-        Command::Report(args) => report::report(&args),
-        Command::Check(args) => check::check(&args),
-        Command::Recover(args) => recover::recover(&args),
-        Command::Snapshot(args) => snapshot::snapshot(&args),
-        Command::Symbolize(args) => symbolize::symbolize(&args),
-        Command::Replay(args) => replay::replay(&args),
-        Command::Tune(args) => tune::tune(&args),
-        Command::Doctor(args) => doctor::doctor(&args),
-        Command::Devices(args) => devices::devices(&args),
-        Command::Completions(args) => Ok(completions::completions(&args)),
-        Command::Man(args) => man::man(&args),
-    };
+    let answer = verbs::answer(&Args::parse().command, hand_on);
     let answer = answer.and_then(|answer| answer.print().map(|()| answer.yes));
     match answer {
         Ok(true) => ExitCode::SUCCESS,
