@@ -23,6 +23,11 @@ die() {
     exit 2
 }
 
+# Prints the versions of CPython 3 whose frames are read, as the source has them.
+known_pythons() {
+    seq $(sed -nE 's/^pub const PYTHONS: .* = ([0-9]+)\.\.=([0-9]+);$/\1 \2/p' "$ROOT/crates/format/src/stacks.rs")
+}
+
 # Prints the first interpreter that has venv and pip and whose version ($1 to $2, such
 # as 3.10 3.13) PyTorch has wheels for.
 find_python() {

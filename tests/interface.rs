@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+use memtrace_devices::Toolkit;
 use memtrace_format::key::{Memtrace, Row};
+use memtrace_format::stacks::PYTHONS;
 use memtrace_options::{ALL, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Value, Word, remark};
 
 /// Where the functions are, in the order of the header.
@@ -36,6 +38,12 @@ fn the_header_and_the_python_package_have_the_functions_of_the_source() {
 #[test]
 fn the_documentation_has_the_settings_of_the_table() {
     settle_table(DOCUMENTATION, TABLE_BEGINS, &settings());
+    settle_versions(DOCUMENTATION);
+}
+
+#[test]
+fn the_first_page_has_the_versions_that_are_known() {
+    settle_versions("README.md");
 }
 
 #[test]
@@ -49,6 +57,30 @@ fn settle_table(file: &str, begins: &str, table: &str) {
     let (before, rest) = there.split_once(begins).expect("where the table begins");
     let (_, behind) = rest.split_once(TABLE_ENDS).expect("where the table ends");
     settle(file, &format!("{before}{begins}{table}{TABLE_ENDS}{behind}"));
+}
+
+/// Settles the line that says with which versions memtrace works.
+fn settle_versions(file: &str) {
+    const PLATFORM: &str = "\nLinux on x86-64";
+    let there = read(file);
+    let (before, rest) = there.split_once(PLATFORM).expect("the line of versions");
+    let (line, behind) = rest.split_once('\n').expect("more behind it");
+    let comma = &line[..1];
+    let python = format!("CPython 3.{}–3.{}", PYTHONS.start(), PYTHONS.end());
+    let (releases, cuda) = (releases(), Toolkit::ALL.map(|known| known.major().to_string()));
+    let [oldest, .., newest] = &releases[..] else { panic!("several releases") };
+    let torch = format!("PyTorch {oldest}–{newest} with CUDA {}", cuda.join(" or "));
+    let line = format!("{comma} {python}{comma} {torch}.");
+    settle(file, &format!("{before}{PLATFORM}{line}\n{behind}"));
+}
+
+/// The releases of PyTorch in whose libraries everything was found, the oldest first.
+fn releases() -> Vec<String> {
+    let source = read("src/pytorch/names.rs");
+    let (_, list) = source.split_once("pub const RELEASES: ").expect("the list");
+    let (list, _) =
+        list.split_once(';').and_then(|(_, list)| list.split_once(';')).expect("its end");
+    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 /// Names that tests get wrong on purpose.

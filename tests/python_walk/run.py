@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Is the Python stack that memtrace reads, without the GIL, the one that the interpreter has?
 
-Runs in the interpreter that is to be checked (CPython 3.9 to 3.13; on any other it checks that memtrace says so). Each
+Runs in the interpreter that is to be checked (a CPython that memtrace knows; on any other it checks that memtrace says so). Each
 check makes calls of one kind, has libmemtrace take the stack in the innermost one, with the GIL held or released at
 random, and compares with what `sys._getframe` saw there: names, files and lines, frame by frame. Names are asked for at
 the end, when most of the code objects are gone.
@@ -14,6 +14,7 @@ Exit code: 0 all equal, 1 not, 2 could not run.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,9 @@ from threads_and_native import among_native, evaluations, remembered, resumed, s
 from trees import call_trees, forked, threads
 
 ROOT = Path(__file__).resolve().parents[2]
-SUPPORTED = [(3, minor) for minor in range(9, 14)]
+SOURCE = (ROOT / "crates/format/src/stacks.rs").read_text(encoding="utf-8")
+OLDEST, NEWEST = map(int, re.search(r"PYTHONS: .* = (\d+)\.\.=(\d+);", SOURCE).groups())
+SUPPORTED = [(3, minor) for minor in range(OLDEST, NEWEST + 1)]
 
 # In the order in which they run; each takes a Bench.
 CHECKS = [
@@ -53,8 +56,8 @@ CHECKS = [
 
 
 # Names under which a Python may be found that is not walked.
-OTHERS = ["python3.6", "python3.7", "python3.8", "python3.13t"]
-OTHERS += [f"python3.{minor}{kind}" for minor in (14, 15, 16) for kind in ("", "t")]
+OTHERS = ["python3.6", "python3.7", "python3.8"] + [f"python3.{minor}t" for minor in range(13, NEWEST + 1)]
+OTHERS += [f"python3.{minor}{kind}" for minor in range(NEWEST + 1, NEWEST + 4) for kind in ("", "t")]
 
 
 def is_supported():

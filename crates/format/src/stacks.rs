@@ -11,6 +11,7 @@
 //! another one that maps the same file, and after a crash. A reader trusts nothing: every position
 //! is checked, and a record that was cut short by the end of the process reads as absent.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use crate::event::{NO_STACK, StackId};
@@ -18,6 +19,10 @@ pub use crate::event::{NO_STACK, StackId};
 /// The stack that says: the depot was full. It is a node like any other,
 /// so readers need not know it.
 pub const DEPOT_FULL: StackId = 1;
+
+/// The versions of CPython whose frames are read: 3.n for these n. A further one doesn't compile
+/// before the walk has a layout for it.
+pub const PYTHONS: RangeInclusive<u8> = 9..=13;
 
 /// First word of a depot; the last digit is the version of its layout.
 pub const DEPOT_MAGIC: u64 = u64::from_le_bytes(*b"mtdepot1");

@@ -95,9 +95,10 @@
 //!
 //! # A new CPython
 //!
-//! Its layout is an entry of [`python::offsets::LAYOUTS`], with the numbers of its headers. The
-//! walk names each entry: `python/walk.rs` doesn't compile otherwise. `tests/python_walk` compares
-//! what is read with the interpreter itself.
+//! Its number goes into [`memtrace_format::stacks::PYTHONS`], which then wants a layout: an entry
+//! of [`python::offsets::LAYOUTS`], with the numbers of its headers. The walk names each entry:
+//! `python/walk.rs` doesn't compile otherwise. `tests/python_walk` compares what is read with the
+//! interpreter itself.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_types))]
 #![allow(

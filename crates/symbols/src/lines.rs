@@ -92,6 +92,7 @@ fn signed(bytes: &[u8]) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memtrace_format::stacks::PYTHONS;
     use proptest::prelude::*;
 
     proptest! {
@@ -113,7 +114,7 @@ mod tests {
 
     #[test]
     fn before_the_first_instruction_it_is_the_first_line() {
-        for minor in 9..=13 {
+        for minor in PYTHONS {
             assert_eq!(line(minor, 7, &[1, 1], None), Some(7));
         }
     }
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn every_instruction_has_the_line_that_python_gives() {
         let mut tried = 0;
-        for minor in 9..=13 {
+        for minor in PYTHONS {
             let Some(python) = crate::testing::python(minor) else {
                 eprintln!(
                     "skipped 3.{minor}: not found (set MEMTRACE_PYTHON3_{minor} to its path)"

@@ -2,7 +2,7 @@
 //! like that.
 //!
 //! The structures are CPython's internal ones; within a minor version they don't change after its
-//! first release. Every number below was checked by running 3.9 to 3.13 (`tests/python_walk`).
+//! first release. Every number below was checked by running its version (`tests/python_walk`).
 //!
 //! A build that differs (trace-refs, free-threaded, somebody's patch) must not be walked. So before
 //! the first walk the sizes of two exported types are compared, which change with nearly every
@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use memtrace_format::stacks::Reason;
+use memtrace_format::stacks::{PYTHONS, Reason};
 
 use super::read;
 use crate::line::LINE;
@@ -170,8 +170,9 @@ pub const STR_STATE: usize = 32;
 pub const BYTES_DATA: usize = 32;
 const TP_BASICSIZE: usize = 32;
 
-/// The versions that can be walked. A constant, so that a walk can be compiled for each.
-pub const LAYOUTS: [Layout; 5] = [
+/// The versions that can be walked, of [`PYTHONS`] each. A constant, so that a walk can be compiled
+/// for each.
+pub const LAYOUTS: [Layout; (*PYTHONS.end() - *PYTHONS.start() + 1) as usize] = [
     Layout {
         minor: 9,
         code_size: 176,
@@ -293,6 +294,17 @@ pub const LAYOUTS: [Layout; 5] = [
         ending: Some(INTERPRETER_ID_3_13 + 48),
     },
 ];
+
+const _: () = {
+    let mut which = 0;
+    while which < LAYOUTS.len() {
+        assert!(
+            LAYOUTS[which].minor == *PYTHONS.start() + which as u8,
+            "of each version, in order"
+        );
+        which += 1;
+    }
+};
 
 /// The interpreter of this process; what every stack needs, first.
 #[repr(C, align(64))]

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::Path;
 
 use memtrace_format::key::{BoundElsewhere, Counters, Memtrace};
-use memtrace_format::stacks::Reason;
+use memtrace_format::stacks::{PYTHONS, Reason};
 use memtrace_reading::{Limit, contents};
 use memtrace_terminal::Page;
 use serde_json::{Value, json};
@@ -187,12 +187,14 @@ pub(super) fn python(process: &Process) -> Check {
     }
     // What helps depends on what is wrong: another version, the build with
     // the GIL, or nobody's own build.
+    let (oldest, newest) = (PYTHONS.start(), PYTHONS.end());
     let advice = if said == Reason::FreeThreaded.text() {
-        "use the build with the GIL (python3.13, not python3.13t)"
+        format!("use the build with the GIL (python3.{newest}, not python3.{newest}t)")
     } else if said == Reason::LayoutCheckFailed.text() {
         "use a build without options that change its objects (--with-trace-refs, patches)"
+            .to_owned()
     } else {
-        "use CPython 3.9 to 3.13"
+        format!("use CPython 3.{oldest} to 3.{newest}")
     };
     let text = format!("{said}: stacks have no Python frames; {advice}");
     Check::new(Level::Wrong, "Python", text)
