@@ -39,6 +39,14 @@ def test_the_rule_is_looked_for():
     assert used("fn f() {}\n#[cfg(test)]\nmod tests { use crate::cuda; }") == set()
 
 
+def test_the_files_that_one_adds_to_are_there():
+    """Those that ARCHITECTURE names for a new function, verb, field and so on."""
+    section = (support.ROOT / "ARCHITECTURE.md").read_text().split("\n## Adding things\n")[1].split("\n## ")[0]
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", section)
+    assert len(named) > 20
+    assert [name for name in named if not (support.ROOT / name).exists()] == []
+
+
 # --- inside a room ---------------------------------------------------------------------------------
 
 # Files that know each other.
