@@ -18,7 +18,7 @@ use memtrace::os::clock;
 use memtrace::process::Process;
 use memtrace::record::{Recorder, guard};
 use memtrace::stack::Site;
-use memtrace_format::event::{Event, Kind, Layer, Pool, What};
+use memtrace_format::event::{BlockEvent, Event, Kind};
 
 const BATCH: u64 = 64;
 const BATCHES: usize = 4000;
@@ -97,22 +97,12 @@ fn batch(recorder: &Recorder, thread: u64, batch: u64) -> Duration {
         let allocates = n % (2 * BLOCKS) < BLOCKS;
         let (kind, site) =
             if allocates { (Kind::Alloc, Site::Alloc) } else { (Kind::FreeRequested, Site::Free) };
+        let addr = (thread << 32) + (n % BLOCKS + 1) * 512;
         let event = Event {
-            kind,
-            layer: Layer::Framework,
-            device: 0,
-            flags: 0,
-            api: 0,
-            what: What::Device,
-            pool: Pool::DEFAULT,
             time_ns: clock::now_ns(),
-            addr: (thread << 32) + (n % BLOCKS + 1) * 512,
-            size: 500,
-            extra: 512,
-            stream: 0,
             stack: guard::local(|local| recorder.stacks.capture(&local.stacks, site)),
             thread: thread as u32,
-            label: 0,
+            ..BlockEvent { addr, asked: 500, size: 512, stream: 0 }.event(kind)
         };
         black_box(recorder.write(&event));
     }

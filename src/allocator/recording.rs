@@ -43,7 +43,7 @@ impl Recording {
                 size: told.size,
                 stream: told.stream,
                 stack: self.stack,
-                ..event(local, kind, Layer::Framework)
+                ..event(local, Event::new(kind, Layer::Framework))
             };
             set(&mut event);
             let ticket = recorder.write(&event);

@@ -7,12 +7,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use memtrace_format::event::{Kind, What};
+use memtrace_format::event::{Event, Kind, Layer, ObjectEvent, PoolEvent, What};
 
 use crate::cuda::calls::also_inside;
 use crate::cuda::calls::{pass, pass_after};
 use crate::cuda::devices;
-use crate::cuda::notes::{got, note};
+use crate::cuda::notes::{got, note_on};
 use crate::cuda::place;
 use crate::cuda::records::Out;
 use crate::record::door::Door;
@@ -62,9 +62,8 @@ pub unsafe fn tells_reserved(
         // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
         let bytes = unsafe { got(code, value.cast::<u64>()) };
         if code == 0 {
-            note(door, Kind::PoolReserved, what, |e| {
-                (e.addr, e.size, e.device) = (handle, bytes, device);
-            });
+            let said = PoolEvent { handle, reserved: bytes }.event();
+            note_on(door, device, Event { what, ..said });
         }
     }
     code
@@ -72,10 +71,14 @@ pub unsafe fn tells_reserved(
 
 // --- contexts ------------------------------------------------------------------------------------
 
+fn context(handle: u64, kind: Kind) -> Event {
+    Event { what: What::Context, ..ObjectEvent { handle, context: 0 }.event(kind) }
+}
+
 /// A context is there, whoever made it: the runtime does so inside calls of the program's, too.
 fn made(door: Door, handle: u64, device: c_int) {
     also_inside(|| {
-        note(door, Kind::Create, What::Context, |e| (e.addr, e.device) = (handle, device as i8));
+        note_on(door, device as i8, context(handle, Kind::Create));
     });
 }
 
@@ -135,10 +138,8 @@ pub unsafe fn shows_green(
 pub unsafe fn destroys_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
     let before = || {
         if !place::is_primary(handle) {
-            note(door, Kind::Destroy, What::Context, |e| {
-                e.addr = handle as u64;
-                e.device = place::of(handle).unwrap_or(place::UNKNOWN);
-            });
+            let device = place::of(handle).unwrap_or(place::UNKNOWN);
+            note_on(door, device, context(handle as u64, Kind::Destroy));
         }
     };
     let code = pass_after(door, before, call);
@@ -234,8 +235,9 @@ pub unsafe fn resets(door: Door, device: Option<c_int>, call: impl FnOnce() -> c
 
 fn reset(door: Door, device: i8) {
     let handle = place::primary(device) as u64;
-    note(door, Kind::Reset, What::Device, |e| (e.device, e.extra) = (device, handle));
+    let all = Event { extra: handle, ..Event::new(Kind::Reset, Layer::Device) };
+    note_on(door, device, all);
     if handle != 0 {
-        note(door, Kind::Destroy, What::Context, |e| (e.device, e.addr) = (device, handle));
+        note_on(door, device, context(handle, Kind::Destroy));
     }
 }

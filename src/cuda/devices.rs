@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use memtrace_format::event::{Event, Kind, Layer};
+use memtrace_format::event::{Event, Kind, Layer, MeasuredEvent};
 
 use crate::cuda::under_way::write_said;
 use crate::cuda::{place, resolve};
@@ -46,7 +46,7 @@ pub(super) fn enters(door: Door, device: i8) {
                 api,
                 device,
                 stack,
-                ..event(local, Kind::Entered, Layer::Device)
+                ..event(local, Event::new(Kind::Entered, Layer::Device))
             });
             recorder.mailbox.measure();
         }
@@ -66,10 +66,10 @@ pub(super) unsafe fn tells_free(
     // SAFETY: the caller's out-parameters, which a successful call has filled.
     let (free, total) = unsafe { (*free as u64, *total as u64) };
     guard::observe(|recorder, local| {
-        let said = event(local, Kind::Measured, Layer::Device);
+        let said = MeasuredEvent { used: total.saturating_sub(free), total, by: None };
         let (api, device) = (door.api, place::current().device);
-        let size = total.saturating_sub(free);
-        write_said(recorder, before, &Event { api, device, size, extra: total, ..said });
+        let said = Event { api, device, ..event(local, said.event()) };
+        write_said(recorder, before, &said);
     });
 }
 

@@ -8,7 +8,7 @@
 
 use std::ffi::{c_char, c_int, c_ulonglong, c_void};
 
-use memtrace_format::event::{Event, FLAG_SMALL, Kind, Layer, What};
+use memtrace_format::event::{Event, FLAG_SMALL, Kind, MappingEvent, RangeEvent, SegmentEvent};
 use memtrace_state::PAGE;
 
 use crate::cuda::calls::{pass, pass_after};
@@ -53,7 +53,7 @@ pub(super) fn cuMemAddressReserve(
         // SAFETY: the real function succeeded with this out-parameter.
         let addr = unsafe { *out } as u64;
         allocator::remember_reservation(addr, size as u64);
-        note(door, Kind::Reserve, What::Device, |e| (e.addr, e.size) = (addr, size as u64));
+        note(door, RangeEvent { addr, size: size as u64 }.event(Kind::Reserve));
     }
     code
 }
@@ -81,9 +81,8 @@ pub(super) fn cuMemMap(
             l.mapped.set((bytes + size as u64, piece.max(size as u64)));
         });
     } else if code == 0 {
-        note(door, Kind::Map, What::Device, |e| {
-            (e.addr, e.size, e.extra, e.stream) = (addr as u64, size as u64, handle, offset as u64);
-        });
+        let (addr, size, offset) = (addr as u64, size as u64, offset as u64);
+        note(door, MappingEvent { addr, size, handle, offset }.event());
     }
     code
 }
@@ -115,16 +114,14 @@ fn mapped(addr: u64, size: u64) {
         }
         captures::settle(recorder, local);
         let request = allocator::doing(recorder, local, -1);
+        let reservation = allocator::reservation_of(addr);
+        let pages = SegmentEvent { addr, size, reservation, stream: request.stream };
         recorder.write(&Event {
             flags: if piece == PAGE { FLAG_SMALL } else { 0 },
-            addr,
-            size,
-            extra: allocator::reservation_of(addr),
-            stream: request.stream,
             stack: request.stack,
             pool: request.pool,
             device: request.device,
-            ..event(local, Kind::SegmentMap, Layer::Framework)
+            ..event(local, pages.event(Kind::SegmentMap))
         });
     });
 }
@@ -140,19 +137,17 @@ pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
 }
 
 fn unmapped(door: Door, addr: Ptr, size: usize) {
+    let (addr, size) = (addr as u64, size as u64);
     if allocator::is_caller(door.caller) {
         guard::observe(|recorder, local| {
             captures::settle(recorder, local);
             let request = allocator::doing(recorder, local, -1);
-            recorder.write(&Event {
-                addr: addr as u64,
-                size: size as u64,
-                stack: request.stack,
-                ..event(local, Kind::SegmentUnmap, Layer::Framework)
-            });
+            let pages = SegmentEvent { addr, size, reservation: 0, stream: 0 };
+            let pages = event(local, pages.event(Kind::SegmentUnmap));
+            recorder.write(&Event { stack: request.stack, ..pages });
         });
     }
-    note(door, Kind::Unmap, What::Device, |e| (e.addr, e.size) = (addr as u64, size as u64));
+    note(door, RangeEvent { addr, size }.event(Kind::Unmap));
 }
 
 pub(super) fn cuGetProcAddress(

@@ -29,10 +29,10 @@ pub(super) fn layer_of(what: What) -> Layer {
     if matches!(what, What::Pinned | What::Registered) { Layer::Host } else { Layer::Device }
 }
 
-/// An event of this door, here and now.
-pub(super) fn of_door(door: Door, local: &Local, kind: Kind, what: What) -> Event {
+/// What happens at this entry point, here and now.
+pub(super) fn of_door(door: Door, local: &Local, said: Event) -> Event {
     let pool = Pool(communicators::at_work());
-    Event { api: door.api, what, pool, ..event(local, kind, layer_of(what)) }
+    Event { api: door.api, pool, ..event(local, said) }
 }
 
 /// Writes an event about a call that failed.
@@ -49,15 +49,23 @@ pub(super) fn failed(recorder: &Recorder, mut event: Event) {
     }
 }
 
-/// Writes an event about a handle or a range, unless PyTorch's allocator is
-/// at work. Call outside the real call.
-pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Event)) {
+/// Writes an event about a handle or a range, unless PyTorch's allocator is at work. Call outside
+/// the real call.
+pub(super) fn note(door: Door, said: Event) {
+    write(door, None, said);
+}
+
+/// The same, where it is known on which device.
+pub(super) fn note_on(door: Door, device: i8, said: Event) {
+    write(door, Some(device), said);
+}
+
+fn write(door: Door, device: Option<i8>, said: Event) {
     if allocator::is_caller(door.caller) {
         return;
     }
     guard::observe(|recorder, local| {
-        let mut event = of_door(door, local, kind, what);
-        event.stack = match kind {
+        let stack = match said.kind {
             Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
                 recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller)
             }
@@ -66,15 +74,16 @@ pub(super) fn note(door: Door, kind: Kind, what: What, fill: impl FnOnce(&mut Ev
             }
             _ => NO_STACK,
         };
-        fill(&mut event);
+        let device = device.unwrap_or(local.device.get());
+        let event = Event { stack, device, ..of_door(door, local, said) };
         if event.flags & FLAG_FAILED == 0 {
             recorder.write(&event);
         } else {
             failed(recorder, event);
         }
         // What has no size shows in how full the device is.
-        let sized = !matches!(what, What::Context | What::Module | What::Executable);
-        match kind {
+        let sized = !matches!(said.what, What::Context | What::Module | What::Executable);
+        match said.kind {
             Kind::Create | Kind::Destroy if sized => {}
             Kind::Create | Kind::Destroy | Kind::Reset => recorder.mailbox.measure(),
             _ => {}

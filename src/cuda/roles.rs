@@ -14,13 +14,14 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::event::{
-    Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, Kind, Layer, OUT_OF_MEMORY, What,
+    Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, HandleEvent, Kind, Layer, MemoryEvent,
+    OUT_OF_MEMORY, ObjectEvent, RangeEvent, SegmentEvent, What,
 };
 
 use crate::cuda::calls::{pass, pass_after};
 pub use crate::cuda::contexts::*;
 use crate::cuda::devices::enters;
-use crate::cuda::notes::{failed, got, layer_of, note, of_door};
+use crate::cuda::notes::{failed, got, layer_of, note, note_on, of_door};
 use crate::cuda::place;
 use crate::cuda::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
@@ -69,15 +70,14 @@ fn allocated(door: Door, it: Allocated) {
                 _ => (Some(context.device), context.handle),
             };
             let of_blocks = layer_of(it.what) == Layer::Host && pinned::under_way();
+            let inside = if it.code == 0 { extra as u64 } else { it.code as u64 };
+            let (addr, size, stream) = (it.addr, it.size as u64, it.stream as u64);
+            let memory = memory(it.what, MemoryEvent { addr, size, inside, stream }, Kind::Alloc);
             Event {
                 device: device.unwrap_or(place::UNKNOWN),
                 flags: if of_blocks { FLAG_OF_BLOCKS } else { 0 },
-                addr: it.addr,
-                size: it.size as u64,
-                stream: it.stream as u64,
-                extra: if it.code == 0 { extra as u64 } else { it.code as u64 },
                 stack: recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
-                ..of_door(door, local, Kind::Alloc, it.what)
+                ..of_door(door, local, memory)
             }
         };
         if it.code == 0 {
@@ -88,21 +88,25 @@ fn allocated(door: Door, it: Allocated) {
     });
 }
 
+/// An event about memory of this sort.
+fn memory(what: What, memory: MemoryEvent, kind: Kind) -> Event {
+    Event { what, layer: layer_of(what), ..memory.event(kind) }
+}
+
 /// PyTorch's allocator got a segment for the request that is under way.
 fn segment(recorder: &Recorder, local: &Local, it: Allocated) -> Event {
     captures::settle(recorder, local);
     let request = allocator::doing(recorder, local, -1);
     // PyTorch asks the driver for exactly 2 MiB for requests of at most 1 MiB and never otherwise.
     let flags = if it.size == 2 << 20 { FLAG_SMALL } else { 0 };
+    let (addr, size, stream) = (it.addr, it.size as u64, request.stream);
+    let segment = SegmentEvent { addr, size, reservation: 0, stream };
     Event {
         flags,
-        addr: it.addr,
-        size: it.size as u64,
-        stream: request.stream,
         stack: request.stack,
         pool: request.pool,
         device: request.device,
-        ..event(local, Kind::SegmentAlloc, Layer::Framework)
+        ..event(local, segment.event(Kind::SegmentAlloc))
     }
 }
 
@@ -237,12 +241,15 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
             _ if framework => recorder.stack_of_free(local),
             _ => recorder.stack_of_freeing_call(local, door.caller),
         };
+        let (addr, stream) = (addr as u64, stream as u64);
         let event = if framework {
-            event(local, Kind::SegmentFree, Layer::Framework)
+            let segment = SegmentEvent { addr, size: 0, reservation: 0, stream };
+            event(local, segment.event(Kind::SegmentFree))
         } else {
-            of_door(door, local, Kind::FreeRequested, what)
+            let gone = MemoryEvent { addr, size: 0, inside: 0, stream };
+            of_door(door, local, memory(what, gone, Kind::FreeRequested))
         };
-        recorder.write(&Event { addr: addr as u64, stream: stream as u64, stack, ..event });
+        recorder.write(&Event { stack, ..event });
     });
 }
 
@@ -263,16 +270,15 @@ pub unsafe fn creates_physical(
         if let (0, Some(device)) = (code, device) {
             enters(door, device as i8);
         }
-        note(door, Kind::HandleCreate, What::Device, |e| {
-            (e.addr, e.size, e.stream) = (handle, size as u64, 1);
-            (e.layer, e.device) = match device {
-                Some(device) => (Layer::Device, device as i8),
-                None => (Layer::Host, e.device),
-            };
-            if code != 0 {
-                (e.flags, e.extra) = (FLAG_FAILED, code as u64);
-            }
-        });
+        let physical = HandleEvent { handle, size: size as u64, mappings: 0, references: 1 };
+        let mut said = physical.event(Kind::HandleCreate);
+        if code != 0 {
+            (said.flags, said.extra) = (FLAG_FAILED, code as u64);
+        }
+        match device {
+            Some(device) => note_on(door, device as i8, said),
+            None => note(door, Event { layer: Layer::Host, ..said }),
+        }
     }
     if allocator::is_caller(door.caller) {
         piece(code);
@@ -288,7 +294,7 @@ fn piece(code: c_int) {
     } else if code as u64 == OUT_OF_MEMORY {
         guard::observe(|recorder, local| {
             let request = allocator::doing(recorder, local, -1);
-            let refused = event(local, Kind::SegmentMap, Layer::Framework);
+            let refused = event(local, Event::new(Kind::SegmentMap, Layer::Framework));
             let (flags, extra, device) = (FLAG_FAILED, OUT_OF_MEMORY, request.device);
             failed(recorder, Event { flags, extra, device, stack: request.stack, ..refused });
         });
@@ -309,9 +315,15 @@ pub unsafe fn names_physical(
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
-        note(door, Kind::HandleCreate, what, |e| (e.addr, e.stream) = (handle, 1));
+        let physical = HandleEvent { handle, size: 0, mappings: 0, references: 1 };
+        note(door, Event { what, ..physical.event(Kind::HandleCreate) });
     }
     code
+}
+
+/// A handle gains or loses a reference.
+fn physical(handle: u64, kind: Kind) -> Event {
+    HandleEvent { handle, size: 0, mappings: 0, references: 0 }.event(kind)
 }
 
 /// One more reference to what is mapped somewhere.
@@ -320,14 +332,14 @@ pub unsafe fn retains_physical(door: Door, out: *mut u64, call: impl FnOnce() ->
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
-        note(door, Kind::HandleRetain, What::Device, |e| e.addr = handle);
+        note(door, physical(handle, Kind::HandleRetain));
     }
     code
 }
 
 /// One reference fewer.
 pub unsafe fn releases_physical(door: Door, handle: u64, call: impl FnOnce() -> c_int) -> c_int {
-    let before = || note(door, Kind::HandleRelease, What::Device, |e| e.addr = handle);
+    let before = || note(door, physical(handle, Kind::HandleRelease));
     let code = pass_after(door, before, call);
     if allocator::is_caller(door.caller) {
         pieces_end(1);
@@ -343,9 +355,8 @@ pub unsafe fn unreserves(
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     let before = || {
-        note(door, Kind::Unreserve, What::Device, |e| {
-            (e.addr, e.size) = (addr as u64, size as u64);
-        });
+        let range = RangeEvent { addr: addr as u64, size: size as u64 };
+        note(door, range.event(Kind::Unreserve));
     };
     pass_after(door, before, call)
 }
@@ -358,9 +369,8 @@ pub unsafe fn creates(door: Door, what: What, out: Out, call: impl FnOnce() -> c
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
-        note(door, Kind::Create, what, |e| {
-            (e.addr, e.extra) = (handle, place::current().handle as u64);
-        });
+        let object = ObjectEvent { handle, context: place::current().handle as u64 };
+        note(door, Event { what, ..object.event(Kind::Create) });
     }
     code
 }
@@ -372,7 +382,8 @@ pub unsafe fn destroys(
     handle: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let before = || note(door, Kind::Destroy, what, |e| e.addr = handle as u64);
+    let object = ObjectEvent { handle: handle as u64, context: 0 };
+    let before = || note(door, Event { what, ..object.event(Kind::Destroy) });
     let code = pass_after(door, before, call);
     if code == 0 && what == What::MemoryPool {
         place::forget(handle);
@@ -445,10 +456,13 @@ pub unsafe fn promises(
 }
 
 fn promised(door: Door, node: &GraphAllocation) {
-    note(door, Kind::Alloc, What::GraphNode, |e| {
-        (e.addr, e.size) = (node.addr as u64, node.size as u64);
-        e.device = node.device().map_or(e.device, |d| d as i8);
-    });
+    let (addr, size) = (node.addr as u64, node.size as u64);
+    let promise = MemoryEvent { addr, size, inside: 0, stream: 0 };
+    let said = memory(What::GraphNode, promise, Kind::Alloc);
+    match node.device() {
+        Some(device) => note_on(door, device as i8, said),
+        None => note(door, said),
+    }
 }
 
 // --- interfaces of 32-bit days -------------------------------------------------------------------

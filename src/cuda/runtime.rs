@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
-use memtrace_format::event::{Event, Kind, Layer};
+use memtrace_format::event::{Event, ReadyEvent};
 
 use crate::cuda::real;
 use crate::cuda::records::{Handle, Out, Ptr};
@@ -93,11 +93,11 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
     guard::observe(|recorder, local| {
         captures::settle(recorder, local);
         let request = local.request.get();
+        let ready = ReadyEvent { handle: ev as u64 };
         recorder.write(&Event {
-            extra: ev as u64,
             stack: request
                 .map_or_else(|| recorder.stacks.capture(&local.stacks, Site::Alloc), |r| r.stack),
-            ..event(local, Kind::EventReady, Layer::Framework)
+            ..event(local, ready.event())
         });
     });
 }

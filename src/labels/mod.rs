@@ -16,7 +16,7 @@ pub mod store;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Point};
+use memtrace_format::event::{LabelId, MarkEvent, NO_LABEL, Point};
 use memtrace_format::labels::Sort;
 
 use crate::record::activity::Work;
@@ -196,11 +196,7 @@ pub fn mark(name: &[u8], sort: Point, number: u64) {
     }
     let label = named(NO_LABEL, Sort::Range, name);
     guard::observe(|recorder, local| {
-        recorder.write(&Event {
-            addr: u64::from(label),
-            size: number,
-            extra: sort as u64,
-            ..event(local, Kind::Mark, Layer::Framework)
-        });
+        let mark = MarkEvent { label: u64::from(label), number, sort: sort as u64 };
+        recorder.write(&event(local, mark.event()));
     });
 }

@@ -14,7 +14,9 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use memtrace_format::event::{Event, Kind, Layer, ONE_OF_SEVERAL, What};
+use memtrace_format::event::{
+    CommunicatorEvent, Event, Kind, ONE_OF_SEVERAL, ObjectEvent, Pool, What,
+};
 use memtrace_format::world::World;
 
 use crate::record::door::Door;
@@ -109,16 +111,14 @@ fn number_of(handle: usize) -> u16 {
 }
 
 /// Writes an event about a communicator. Outside the real call.
-fn note(door: Door, kind: Kind, fill: impl FnOnce(&mut Event)) {
+fn note(door: Door, number: u16, said: Event) {
     guard::observe(|recorder, local| {
-        let stack = match kind {
+        let stack = match said.kind {
             Kind::Create => recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
             _ => recorder.stack_of_freeing_call(local, door.caller),
         };
-        let (api, what) = (door.api, What::Communicator);
-        let mut event = Event { api, what, stack, ..event(local, kind, Layer::Device) };
-        fill(&mut event);
-        recorder.write(&event);
+        let (api, pool) = (door.api, Pool(number));
+        recorder.write(&Event { api, pool, stack, ..event(local, said) });
     });
 }
 
@@ -136,10 +136,8 @@ fn made(door: Door, number: u16, handle: usize, ranks: c_int, rank: c_int) {
         }
     }
     put_down(number);
-    note(door, Kind::Create, |e| {
-        (e.addr, e.size, e.stream) = (handle as u64, ranks.max(0) as u64, rank.max(0) as u64);
-        e.pool.0 = number;
-    });
+    let (handle, ranks, rank) = (handle as u64, ranks.max(0) as u64, rank.max(0) as u64);
+    note(door, number, CommunicatorEvent { handle, ranks, rank }.event());
 }
 
 fn gone(door: Door, handle: usize) {
@@ -147,7 +145,8 @@ fn gone(door: Door, handle: usize) {
     if number == NONE {
         return;
     }
-    note(door, Kind::Destroy, |e| (e.addr, e.pool.0) = (handle as u64, number));
+    let gone = ObjectEvent { handle: handle as u64, context: 0 }.event(Kind::Destroy);
+    note(door, number, Event { what: What::Communicator, ..gone });
     for [key, _] in &KNOWN {
         let _ = key.compare_exchange(handle as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -25,7 +25,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
-use memtrace_format::event::{Event, FLAG_PROCESSES, Kind, Layer};
+use memtrace_format::event::{Event, MeasuredEvent};
 
 use crate::cuda::{devices, under_way};
 use crate::libraries::scopes;
@@ -316,17 +316,10 @@ impl Device {
             if self.last == now {
                 return true;
             }
-            let (own, others) = processes.unwrap_or_default();
             let is_written = guard::local(|local| {
-                let said = Event {
-                    device: ordinal,
-                    flags: if mine { FLAG_PROCESSES } else { 0 },
-                    addr: own,
-                    size: memory.used,
-                    extra: memory.total,
-                    stream: others,
-                    ..event(local, Kind::Measured, Layer::Device)
-                };
+                let (used, total) = (memory.used, memory.total);
+                let said = MeasuredEvent { used, total, by: processes };
+                let said = Event { device: ordinal, ..event(local, said.event()) };
                 under_way::write_said(recorder, before, &said)
             });
             if is_written {

@@ -20,7 +20,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{
-    Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, Layer, NO_STACK, Pool, StackId,
+    BlockEvent, Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, NO_STACK, OomEvent, Pool, StackId,
 };
 
 use crate::gauges;
@@ -271,30 +271,25 @@ fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
     captures::handed_out(local, addr, asked.stream);
     let (size, flags) =
         if asked.size == 0 { (block, FLAG_SIZE_IS_ROUNDED) } else { (asked.size, 0) };
+    let block = BlockEvent { addr, asked: size, size: block, stream: asked.stream };
     recorder.write(&Event {
-        addr,
-        size,
         flags,
-        extra: block,
-        stream: asked.stream,
         stack: asked.stack,
         pool: local.pool.replace(Pool::DEFAULT),
         device,
-        ..event(local, Kind::Alloc, Layer::Framework)
+        ..event(local, block.event(Kind::Alloc))
     })
 }
 
 fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) {
     let deferred = captures::taken_back(local, addr, block, device);
     let pending = deferred || local.recorded_len.get() > 0;
+    let back = BlockEvent { addr, asked: block, size: block, stream: 0 };
     let free = Event {
-        addr,
-        size: block,
-        extra: block,
         flags: if pending { FLAG_PENDING } else { 0 },
         stack: recorder.stack_of_free(local),
         device,
-        ..event(local, Kind::FreeRequested, Layer::Framework)
+        ..event(local, back.event(Kind::FreeRequested))
     };
     recorder.write(&free);
     if pending && !deferred {
@@ -327,14 +322,13 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
         guard::observe(|recorder, local| {
             captures::settle(recorder, local);
             let asked = doing(recorder, local, (device >> 8) as i8);
+            let failed = OomEvent { asked: size as u64, free: local.device_free.get() };
             let ticket = recorder.write(&Event {
-                size: size as u64,
-                extra: local.device_free.get(),
                 stream: asked.stream,
                 stack: asked.stack,
                 pool: local.pool.replace(Pool::DEFAULT),
                 device: (device >> 8) as i8,
-                ..event(local, Kind::Oom, Layer::Framework)
+                ..event(local, failed.event())
             });
             recorder.mailbox.out_of_memory(ticket);
             quick::failed(local);

@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memtrace_format::event::{Event, Kind, Layer, What};
+use memtrace_format::event::{Event, HostBlockEvent, Kind, Layer, What};
 
 use crate::libraries::loaded;
 use crate::os::address::Address;
@@ -160,14 +160,10 @@ fn handed_out(data: &mut DataPtr, size: usize) {
         return; // its end would not be seen
     }
     let written = guard::observe(|recorder, local| {
-        recorder.write(&Event {
-            what: What::HostBlock,
-            addr: data.addr as u64,
-            size: size as u64,
-            extra: data.context as u64,
-            stack: recorder.stacks.capture(&local.stacks, Site::Alloc),
-            ..event(local, Kind::Alloc, Layer::Host)
-        });
+        let (addr, asked, handle) = (data.addr as u64, size as u64, data.context as u64);
+        let block = HostBlockEvent { addr, asked, handle };
+        let stack = recorder.stacks.capture(&local.stacks, Site::Alloc);
+        recorder.write(&Event { stack, ..event(local, block.event()) });
     });
     if written.is_some() {
         data.delete = delete as *const () as usize;
@@ -181,7 +177,7 @@ unsafe extern "C-unwind" fn delete(block: *mut c_void) {
             what: What::HostBlock,
             addr: block as u64,
             stack: recorder.stack_of_free(local),
-            ..event(local, Kind::FreeRequested, Layer::Host)
+            ..event(local, Event::new(Kind::FreeRequested, Layer::Host))
         });
     });
     // SAFETY: PyTorch's own function, of the type that a `c10::DataPtr` keeps,

@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use memtrace_format::blackbox::at;
-use memtrace_format::event::{Event, Kind, LabelId, Layer, NO_LABEL, Pool, What};
+use memtrace_format::event::{Event, LabelId, NO_LABEL, Pool};
 
 use crate::os::clock;
 use crate::record::activity::{Operators, Work};
@@ -119,25 +119,15 @@ thread_local! {
     };
 }
 
-/// An event of this thread, here and now, with everything unsaid at zero.
+/// What happens, on this thread, here and now.
 #[inline]
-pub fn event(local: &Local, kind: Kind, layer: Layer) -> Event {
+pub fn event(local: &Local, said: Event) -> Event {
     Event {
-        kind,
-        layer,
         device: local.device.get(),
-        flags: 0,
-        api: 0,
-        what: What::Device,
-        pool: Pool::DEFAULT,
         time_ns: clock::now_ns(),
-        addr: 0,
-        size: 0,
-        extra: 0,
-        stream: 0,
-        stack: 0,
         thread: local.tid(),
         label: local.label.get(),
+        ..said
     }
 }
 

@@ -8,8 +8,9 @@
 mod views;
 
 pub use views::{
-    BlockEvent, HandleEvent, HostBlockEvent, MappingEvent, MarkEvent, MeasuredEvent, OomEvent,
-    ReadyEvent, RefusalEvent, SegmentEvent, WaitEvent,
+    BlockEvent, CommunicatorEvent, HandleEvent, HostBlockEvent, MappingEvent, MarkEvent,
+    MeasuredEvent, MemoryEvent, ObjectEvent, OomEvent, PoolEvent, RangeEvent, ReadyEvent,
+    RefusalEvent, SegmentEvent, WaitEvent,
 };
 
 /// Version of the word layout below; a reader refuses any other.

@@ -26,7 +26,7 @@ mod uses;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use memtrace_format::event::{Event, Kind, Layer, NO_STACK};
+use memtrace_format::event::{Event, Kind, Layer, WaitEvent};
 
 use crate::gauges::waiting;
 use crate::hot::HOT;
@@ -263,14 +263,8 @@ fn take_recorded(recorder: &Recorder, local: &Local, device: i8, list: &mut [Def
         let block = &mut list[at];
         block.streams.retain(|s| *s != stream);
         block.events.push(ev);
-        recorder.write(&Event {
-            addr: block.addr,
-            extra: ev,
-            stream,
-            stack: NO_STACK,
-            device,
-            ..event(local, Kind::WaitsFor, Layer::Framework)
-        });
+        let wait = WaitEvent { block: block.addr, handle: ev, stream };
+        recorder.write(&Event { device, ..event(local, wait.event()) });
     }
 }
 
@@ -282,12 +276,8 @@ fn complete(recorder: &Recorder, local: &Local, device: i8, list: &mut Vec<Defer
     for block in list.drain(..) {
         HOT.deferred.fetch_sub(1, Ordering::AcqRel);
         if block.events.is_empty() {
-            recorder.write(&Event {
-                addr: block.addr,
-                stack,
-                device,
-                ..event(local, Kind::FreeCompleted, Layer::Framework)
-            });
+            let free = Event::new(Kind::FreeCompleted, Layer::Framework);
+            recorder.write(&Event { addr: block.addr, stack, device, ..event(local, free) });
         } else {
             waiting::add(device as usize, block.bytes, &block.events);
         }

@@ -145,6 +145,52 @@ views! {
         offset: stream,
     }
 
+    /// Memory that the driver gives comes or goes.
+    MemoryEvent: Device Device {
+        /// Its address, or its handle.
+        addr: addr,
+        /// Bytes.
+        size: size,
+        /// The context that it is in; of memory in stream order, the pool that it is from.
+        inside: extra,
+        /// The raw stream handle, of memory in stream order.
+        stream: stream,
+    }
+
+    /// A range of addresses is reserved, is not any more, or loses its memory.
+    RangeEvent: Device Device {
+        /// The first address.
+        addr: addr,
+        /// Bytes.
+        size: size,
+    }
+
+    /// Something without a size comes or goes.
+    ObjectEvent: Device Device {
+        /// Its handle.
+        handle: addr,
+        /// The context that it is in, as it comes; 0 if that isn't known.
+        context: extra,
+    }
+
+    /// One of NCCL's communicators comes.
+    CommunicatorEvent: Device Communicator (Create) {
+        /// Its handle.
+        handle: addr,
+        /// How many ranks it has.
+        ranks: size,
+        /// Which of them this process is.
+        rank: stream,
+    }
+
+    /// A pool says how much it keeps.
+    PoolEvent: Device MemoryPool (PoolReserved) {
+        /// Its handle.
+        handle: addr,
+        /// Bytes.
+        reserved: size,
+    }
+
     /// A block of a framework's allocator of page-locked memory comes.
     HostBlockEvent: Host HostBlock (Alloc) {
         /// Its first address.
