@@ -125,7 +125,7 @@ pub extern "C" fn memtrace_unwind(depth: c_int) {
 /// `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_label(parent: u32, sort: c_int, name: *const c_char) -> u32 {
-    let sort = Sort::from_u8(u8::try_from(sort).unwrap_or(0));
+    let sort = u8::try_from(sort).ok().and_then(Sort::from_u8).unwrap_or_default();
     // SAFETY: promised by the caller.
     labels::named(parent, sort, unsafe { bytes(name) })
 }

@@ -187,7 +187,7 @@ impl Store {
 
     /// What it is the name of.
     pub fn sort(&self, label: LabelId) -> Sort {
-        Sort::from_u8((self.word(label, 1) >> 32) as u8)
+        Sort::from_u8((self.word(label, 1) >> 32) as u8).unwrap_or_default()
     }
 
     /// Is this label, or one around it, the phase of this name?

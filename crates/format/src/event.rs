@@ -7,6 +7,8 @@
 
 mod views;
 
+use crate::numbered::numbered;
+
 pub use views::{
     BlockEvent, CommunicatorEvent, HandleEvent, HostBlockEvent, MappingEvent, MarkEvent,
     MeasuredEvent, MemoryEvent, ObjectEvent, OomEvent, PoolEvent, RangeEvent, ReadyEvent,
@@ -31,32 +33,6 @@ pub type LabelId = u32;
 
 /// The label of an event outside any named range.
 pub const NO_LABEL: LabelId = 0;
-
-/// An enumeration with a number for each variant, and what is the same for all: the list of them,
-/// and the way back from a number.
-macro_rules! numbered {
-    (
-        $(#[$doc:meta])*
-        pub enum $name:ident { $($(#[$about:meta])* $variant:ident = $n:literal,)* }
-    ) => {
-        $(#[$doc])*
-        #[repr(u8)]
-        pub enum $name { $($(#[$about])* $variant = $n,)* }
-
-        impl $name {
-            /// All of them, in the order of their numbers.
-            pub const ALL: &[$name] = &[$($name::$variant,)*];
-
-            /// The one with this number, if there is one.
-            pub const fn from_u8(n: u8) -> Option<$name> {
-                match n {
-                    $($n => Some($name::$variant),)*
-                    _ => None,
-                }
-            }
-        }
-    };
-}
 
 numbered! {
     /// What happened. The names are those of PyTorch's trace entries where PyTorch has one.

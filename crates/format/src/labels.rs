@@ -6,6 +6,7 @@
 //! range costs nothing per event, and a killed process leaves the names behind.
 
 use crate::event::{LABEL_BITS, LabelId, NO_LABEL};
+use crate::numbered::numbered;
 use crate::stacks::{Words, bytes, record};
 
 /// First word of a region of labels; the last digit is the version of its layout.
@@ -22,27 +23,19 @@ pub const SEPARATOR: &str = "/";
 
 const _: () = assert!(LABEL_WORDS <= 1 << LABEL_BITS);
 
-/// What a label is the name of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Sort {
-    /// A range that the program named.
-    Range = 0,
-    /// A phase of training: forward, backward, optimizer step.
-    Phase = 1,
-    /// A module, by its full name.
-    Module = 2,
-    /// An operator.
-    Operator = 3,
-}
-
-impl Sort {
-    /// The sort with this number; what is unknown is a range.
-    pub fn from_u8(n: u8) -> Sort {
-        [Sort::Phase, Sort::Module, Sort::Operator]
-            .into_iter()
-            .find(|s| *s as u8 == n)
-            .unwrap_or(Sort::Range)
+numbered! {
+    /// What a label is the name of.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Sort {
+        /// A range that the program named.
+        #[default]
+        Range = 0,
+        /// A phase of training: forward, backward, optimizer step.
+        Phase = 1,
+        /// A module, by its full name.
+        Module = 2,
+        /// An operator.
+        Operator = 3,
     }
 }
 
@@ -70,7 +63,7 @@ pub fn label<W: Words + ?Sized>(region: &W, id: LabelId) -> Option<LabelRecord> 
     let [name] = bytes(region, at, LABEL_FIXED, head, [length])?;
     Some(LabelRecord {
         parent: link as u32,
-        sort: Sort::from_u8((link >> 32) as u8),
+        sort: Sort::from_u8((link >> 32) as u8).unwrap_or_default(),
         name: String::from_utf8_lossy(&name).into_owned(),
     })
 }

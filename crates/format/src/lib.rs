@@ -18,6 +18,7 @@ pub mod key;
 pub mod labels;
 #[cfg(feature = "made")]
 pub mod made;
+mod numbered;
 mod out;
 pub mod pickle;
 mod shape;

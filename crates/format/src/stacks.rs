@@ -15,6 +15,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use crate::event::{NO_STACK, StackId};
+use crate::numbered::numbered;
 
 /// The stack that says: the depot was full. It is a node like any other,
 /// so readers need not know it.
@@ -40,57 +41,38 @@ pub const HEAD_NEXT: usize = 2;
 /// Header word: how often something found no room.
 pub const HEAD_REFUSED: usize = 3;
 
-/// Why a stack is empty or cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Reason {
-    /// There is no Python in the process.
-    NoPython = 1,
-    /// A CPython that memtrace has no table for.
-    VersionUnknown = 2,
-    /// The interpreter's structures are not where its version has them.
-    LayoutCheckFailed = 3,
-    /// A free-threaded build.
-    FreeThreaded = 4,
-    /// The thread has no Python state: a C++ thread, such as an autograd worker.
-    NoThreadState = 5,
-    /// The interpreter is shutting down.
-    Finalizing = 6,
-    /// memtrace was already inside a hook on this thread.
-    InHook = 7,
-    /// What lies further out could not be walked.
-    Truncated = 8,
-    /// Stacks are switched off.
-    Disabled = 9,
-    /// The thread has a Python state but runs no Python code.
-    NoFrame = 10,
-    /// The depot was full.
-    DepotFull = 11,
-    /// No memory for the thread's scratch space.
-    NoMemory = 12,
+numbered! {
+    /// Why a stack is empty or cut.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Reason {
+        /// There is no Python in the process.
+        NoPython = 1,
+        /// A CPython that memtrace has no table for.
+        VersionUnknown = 2,
+        /// The interpreter's structures are not where its version has them.
+        LayoutCheckFailed = 3,
+        /// A free-threaded build.
+        FreeThreaded = 4,
+        /// The thread has no Python state: a C++ thread, such as an autograd worker.
+        NoThreadState = 5,
+        /// The interpreter is shutting down.
+        Finalizing = 6,
+        /// memtrace was already inside a hook on this thread.
+        InHook = 7,
+        /// What lies further out could not be walked.
+        Truncated = 8,
+        /// Stacks are switched off.
+        Disabled = 9,
+        /// The thread has a Python state but runs no Python code.
+        NoFrame = 10,
+        /// The depot was full.
+        DepotFull = 11,
+        /// No memory for the thread's scratch space.
+        NoMemory = 12,
+    }
 }
 
 impl Reason {
-    const ALL: [Reason; 12] = [
-        Reason::NoPython,
-        Reason::VersionUnknown,
-        Reason::LayoutCheckFailed,
-        Reason::FreeThreaded,
-        Reason::NoThreadState,
-        Reason::Finalizing,
-        Reason::InHook,
-        Reason::Truncated,
-        Reason::Disabled,
-        Reason::NoFrame,
-        Reason::DepotFull,
-        Reason::NoMemory,
-    ];
-
-    /// The reason with this number, if there is one.
-    pub fn from_u8(n: u8) -> Option<Reason> {
-        Reason::ALL.into_iter().find(|r| *r as u8 == n)
-    }
-
     /// The reason in words.
     pub fn text(self) -> &'static str {
         match self {
@@ -426,7 +408,7 @@ mod tests {
                 .prop_map(|(pc, epoch)| RawFrame::Native { pc, epoch }),
             (0..CODE_LIMIT, prop::option::of(0..UNIT_LIMIT - 1))
                 .prop_map(|(code, unit)| RawFrame::Python { code, unit }),
-            prop::sample::select(&Reason::ALL[..]).prop_map(RawFrame::Missing),
+            prop::sample::select(Reason::ALL).prop_map(RawFrame::Missing),
             Just(RawFrame::Elided),
         ]
     }
@@ -480,7 +462,7 @@ mod tests {
 
     #[test]
     fn every_reason_has_its_number_and_words() {
-        for r in Reason::ALL {
+        for &r in Reason::ALL {
             assert_eq!(Reason::from_u8(r as u8), Some(r));
             assert!(!r.text().is_empty());
         }
