@@ -7,8 +7,10 @@
 
 use memtrace_caching::{Action, Event as Told, Sink};
 use memtrace_format::event::{
-    Event, FLAG_PENDING, FLAG_SMALL, Kind, Layer, NO_STACK, Pool, StackId,
+    BlockEvent, CompletedEvent, Event, FLAG_PENDING, FLAG_SMALL, Kind, NO_STACK, OomEvent, Pool,
+    SegmentEvent, SnapshotEvent, StackId,
 };
+use memtrace_format::snapshot::PoolId;
 use memtrace_state::PAGE;
 
 use crate::gauges;
@@ -34,32 +36,25 @@ impl Recording {
         Recording { device, stack: NO_STACK, allocated: 0, completed: false }
     }
 
-    fn write(&self, kind: Kind, told: &Told, set: impl FnOnce(&mut Event)) {
+    fn write(&self, pool: PoolId, said: Event) {
         guard::observe(|recorder, local| {
-            let mut event = Event {
-                device: self.device,
-                pool: Pool::of(told.pool),
-                addr: told.addr,
-                size: told.size,
-                stream: told.stream,
-                stack: self.stack,
-                ..event(local, Event::new(kind, Layer::Framework))
-            };
-            set(&mut event);
+            let (device, pool, stack) = (self.device, Pool::of(pool), self.stack);
+            let event = Event { device, pool, stack, ..event(local, said) };
             let ticket = recorder.write(&event);
-            if let Some(gauge) = usize::try_from(self.device).ok().and_then(gauges::of) {
-                gauge.change(self.allocated, reserved_by(kind, told.size));
+            if let Some(gauge) = usize::try_from(device).ok().and_then(gauges::of) {
+                gauge.change(self.allocated, reserved_by(&event));
             }
-            let change = match kind {
-                Kind::Alloc => event.extra as i64,
-                Kind::FreeRequested => -(event.extra as i64),
+            let block = BlockEvent::of(&event);
+            let change = match event.kind {
+                Kind::Alloc => block.size as i64,
+                Kind::FreeRequested => -(block.size as i64),
                 _ => 0,
             };
             if change != 0 {
-                changes::block(local, told.addr, change, self.device);
+                changes::block(local, block.addr, change, device);
                 quick::event(local);
             }
-            match kind {
+            match event.kind {
                 Kind::Alloc => recorder.mailbox.allocated(self.allocated, ticket),
                 Kind::Oom => {
                     recorder.mailbox.out_of_memory(ticket);
@@ -71,66 +66,63 @@ impl Recording {
     }
 
     /// Somebody looks at the state: PyTorch notes that in its trace.
-    pub fn snapshot(&mut self, active: u64, pool: (u64, u64)) {
+    pub fn snapshot(&mut self, active: u64, pool: PoolId) {
         self.stack = NO_STACK;
-        let told = Told {
-            action: Action::Oom,
-            addr: 0,
-            size: active,
-            stream: 0,
-            pool,
-            with_address: false,
-        };
-        self.write(Kind::Snapshot, &told, |_| ());
+        self.write(pool, SnapshotEvent { active }.event());
     }
 }
 
 /// What this does to the bytes that the allocator has from the driver.
-fn reserved_by(kind: Kind, size: u64) -> i64 {
-    match kind {
-        Kind::SegmentAlloc | Kind::SegmentMap => size as i64,
-        Kind::SegmentFree | Kind::SegmentUnmap => -(size as i64),
+fn reserved_by(event: &Event) -> i64 {
+    let size = SegmentEvent::of(event).size as i64;
+    match event.kind {
+        Kind::SegmentAlloc | Kind::SegmentMap => size,
+        Kind::SegmentFree | Kind::SegmentUnmap => -size,
         _ => 0,
     }
 }
 
 impl Sink for Recording {
     fn event(&mut self, told: &Told) {
-        match told.action {
-            Action::FreeCompleted if std::mem::take(&mut self.completed) => {}
-            Action::FreeCompleted => self.write(Kind::FreeCompleted, told, |_| ()),
-            Action::SegmentAlloc => self.write(Kind::SegmentAlloc, told, flag_small),
-            Action::SegmentFree => self.write(Kind::SegmentFree, told, |_| ()),
-            Action::SegmentMap => self.write(Kind::SegmentMap, told, |event| {
-                event.extra = allocator::reservation_of(told.addr);
-                flag_small(event);
-            }),
-            Action::SegmentUnmap => self.write(Kind::SegmentUnmap, told, |_| ()),
-            Action::Oom => self.write(Kind::Oom, told, |event| {
-                (event.addr, event.extra) = (0, told.addr);
-            }),
+        let &Told { addr, size, stream, .. } = told;
+        let segment = SegmentEvent { addr, size, reservation: 0, stream };
+        let said = match told.action {
+            Action::FreeCompleted if std::mem::take(&mut self.completed) => return,
+            Action::FreeCompleted => CompletedEvent { block: addr }.event(),
+            Action::SegmentAlloc => comes(segment.event(Kind::SegmentAlloc)),
+            Action::SegmentFree => segment.event(Kind::SegmentFree),
+            Action::SegmentMap => {
+                let reservation = allocator::reservation_of(addr);
+                comes(SegmentEvent { reservation, ..segment }.event(Kind::SegmentMap))
+            }
+            Action::SegmentUnmap => segment.event(Kind::SegmentUnmap),
+            Action::Oom => Event { stream, ..OomEvent { asked: size, free: addr }.event() },
             // Told by the two below.
-            Action::Alloc | Action::FreeRequested => {}
-        }
+            Action::Alloc | Action::FreeRequested => return,
+        };
+        self.write(told.pool, said);
     }
 
     fn handed_out(&mut self, told: &Told, block: u64) {
         self.allocated += block;
-        self.write(Kind::Alloc, told, |event| event.extra = block);
+        let &Told { addr, size, stream, .. } = told;
+        let said = BlockEvent { addr, asked: size, size: block, stream };
+        self.write(told.pool, said.event(Kind::Alloc));
     }
 
     fn given_back(&mut self, told: &Told, block: u64, waits: bool) {
         self.allocated -= block;
         self.completed = !waits;
-        self.write(Kind::FreeRequested, told, |event| {
-            (event.size, event.extra) = (block, block);
-            event.flags = if waits { FLAG_PENDING } else { 0 };
-        });
+        let &Told { addr, stream, .. } = told;
+        let said = BlockEvent { addr, asked: block, size: block, stream };
+        let flags = if waits { FLAG_PENDING } else { 0 };
+        self.write(told.pool, Event { flags, ..said.event(Kind::FreeRequested) });
     }
 }
 
-/// The algorithm asks for exactly one page at a time for its small pools,
-/// and never for its large ones.
-fn flag_small(event: &mut Event) {
-    event.flags = if event.size == PAGE { FLAG_SMALL } else { 0 };
+/// A segment, or pages of one. The algorithm asks for exactly one page at a
+/// time for its small pools, and never for its large ones.
+fn comes(said: Event) -> Event {
+    let is_small = SegmentEvent::of(&said).size == PAGE;
+    Event { flags: if is_small { FLAG_SMALL } else { 0 }, ..said }
 }

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use memtrace_format::event::{Event, Kind, Layer, ObjectEvent, PoolEvent, What};
+use memtrace_format::event::{Event, Kind, ObjectEvent, PoolEvent, ResetEvent, What};
 
 use crate::cuda::calls::also_inside;
 use crate::cuda::calls::{pass, pass_after};
@@ -235,8 +235,7 @@ pub unsafe fn resets(door: Door, device: Option<c_int>, call: impl FnOnce() -> c
 
 fn reset(door: Door, device: i8) {
     let handle = place::primary(device) as u64;
-    let all = Event { extra: handle, ..Event::new(Kind::Reset, Layer::Device) };
-    note_on(door, device, all);
+    note_on(door, device, ResetEvent { context: handle }.event());
     if handle != 0 {
         note_on(door, device, context(handle, Kind::Destroy));
     }

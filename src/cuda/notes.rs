@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use memtrace_format::event::{
-    Event, FLAG_FAILED, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool, What,
+    Event, FLAG_FAILED, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool, RefusalEvent, What,
 };
 
 use crate::cuda::{devices, place};
@@ -38,13 +38,13 @@ pub(super) fn of_door(door: Door, local: &Local, said: Event) -> Event {
 /// Writes an event about a call that failed.
 #[cold]
 pub(super) fn failed(recorder: &Recorder, mut event: Event) {
-    let is_oom = event.extra == OUT_OF_MEMORY && event.layer == Layer::Device;
-    if is_oom && event.device == place::current().device {
+    let is_oom = RefusalEvent::of(&event).answer == OUT_OF_MEMORY;
+    if is_oom && event.layer == Layer::Device && event.device == place::current().device {
         event.addr = devices::free_now();
     }
     let ticket = recorder.write(&event);
     // PyTorch tries again, and reports what came of it.
-    if event.extra == OUT_OF_MEMORY && event.layer != Layer::Framework {
+    if is_oom && event.layer != Layer::Framework {
         recorder.mailbox.out_of_memory(ticket);
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_format::event::{
     Event, FLAG_FAILED, FLAG_OF_BLOCKS, FLAG_SMALL, HandleEvent, Kind, Layer, MemoryEvent,
-    OUT_OF_MEMORY, ObjectEvent, RangeEvent, SegmentEvent, What,
+    OUT_OF_MEMORY, ObjectEvent, RangeEvent, RefusalEvent, SegmentEvent, What,
 };
 
 use crate::cuda::calls::{pass, pass_after};
@@ -64,20 +64,22 @@ fn allocated(door: Door, it: Allocated) {
             segment(recorder, local, it)
         } else {
             let context = place::current();
-            let (device, extra) = match it.what {
+            let (device, inside) = match it.what {
                 What::Pool if it.pool != 0 => (place::of(it.pool), it.pool),
                 What::Pool => (Some(place::of_stream(it.stream)), 0),
                 _ => (Some(context.device), context.handle),
             };
             let of_blocks = layer_of(it.what) == Layer::Host && pinned::under_way();
-            let inside = if it.code == 0 { extra as u64 } else { it.code as u64 };
             let (addr, size, stream) = (it.addr, it.size as u64, it.stream as u64);
-            let memory = memory(it.what, MemoryEvent { addr, size, inside, stream }, Kind::Alloc);
+            let said = match it.code {
+                0 => MemoryEvent { addr, size, inside: inside as u64, stream }.event(Kind::Alloc),
+                code => Event { stream, ..refused(Kind::Alloc, size, code) },
+            };
             Event {
                 device: device.unwrap_or(place::UNKNOWN),
                 flags: if of_blocks { FLAG_OF_BLOCKS } else { 0 },
                 stack: recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
-                ..of_door(door, local, memory)
+                ..of_door(door, local, about(it.what, said))
             }
         };
         if it.code == 0 {
@@ -88,9 +90,15 @@ fn allocated(door: Door, it: Allocated) {
     });
 }
 
-/// An event about memory of this sort.
-fn memory(what: What, memory: MemoryEvent, kind: Kind) -> Event {
-    Event { what, layer: layer_of(what), ..memory.event(kind) }
+/// The same of memory of another sort.
+fn about(what: What, said: Event) -> Event {
+    Event { what, layer: layer_of(what), ..said }
+}
+
+/// A call that failed.
+fn refused(kind: Kind, asked: u64, code: c_int) -> Event {
+    let refusal = RefusalEvent { asked, answer: code as u64, free: 0 };
+    Event { flags: FLAG_FAILED, ..refusal.event(kind) }
 }
 
 /// PyTorch's allocator got a segment for the request that is under way.
@@ -247,7 +255,7 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
             event(local, segment.event(Kind::SegmentFree))
         } else {
             let gone = MemoryEvent { addr, size: 0, inside: 0, stream };
-            of_door(door, local, memory(what, gone, Kind::FreeRequested))
+            of_door(door, local, about(what, gone.event(Kind::FreeRequested)))
         };
         recorder.write(&Event { stack, ..event });
     });
@@ -270,11 +278,12 @@ pub unsafe fn creates_physical(
         if let (0, Some(device)) = (code, device) {
             enters(door, device as i8);
         }
-        let physical = HandleEvent { handle, size: size as u64, mappings: 0, references: 1 };
-        let mut said = physical.event(Kind::HandleCreate);
-        if code != 0 {
-            (said.flags, said.extra) = (FLAG_FAILED, code as u64);
-        }
+        let size = size as u64;
+        let said = if code == 0 {
+            HandleEvent { handle, size, mappings: 0, references: 1 }.event(Kind::HandleCreate)
+        } else {
+            refused(Kind::HandleCreate, size, code)
+        };
         match device {
             Some(device) => note_on(door, device as i8, said),
             None => note(door, Event { layer: Layer::Host, ..said }),
@@ -294,9 +303,9 @@ fn piece(code: c_int) {
     } else if code as u64 == OUT_OF_MEMORY {
         guard::observe(|recorder, local| {
             let request = allocator::doing(recorder, local, -1);
-            let refused = event(local, Event::new(Kind::SegmentMap, Layer::Framework));
-            let (flags, extra, device) = (FLAG_FAILED, OUT_OF_MEMORY, request.device);
-            failed(recorder, Event { flags, extra, device, stack: request.stack, ..refused });
+            let said = event(local, refused(Kind::SegmentMap, 0, code));
+            let (layer, device, stack) = (Layer::Framework, request.device, request.stack);
+            failed(recorder, Event { layer, device, stack, ..said });
         });
     } else {
         pieces_end(u32::MAX);
@@ -458,7 +467,7 @@ pub unsafe fn promises(
 fn promised(door: Door, node: &GraphAllocation) {
     let (addr, size) = (node.addr as u64, node.size as u64);
     let promise = MemoryEvent { addr, size, inside: 0, stream: 0 };
-    let said = memory(What::GraphNode, promise, Kind::Alloc);
+    let said = about(What::GraphNode, promise.event(Kind::Alloc));
     match node.device() {
         Some(device) => note_on(door, device as i8, said),
         None => note(door, said),

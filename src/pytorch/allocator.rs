@@ -20,7 +20,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{
-    BlockEvent, Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, NO_STACK, OomEvent, Pool, StackId,
+    BlockEvent, Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, OomEvent, Pool, StackId, WaitEvent,
 };
 
 use crate::gauges;
@@ -285,13 +285,12 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
     let deferred = captures::taken_back(local, addr, block, device);
     let pending = deferred || local.recorded_len.get() > 0;
     let back = BlockEvent { addr, asked: block, size: block, stream: 0 };
-    let free = Event {
+    recorder.write(&Event {
         flags: if pending { FLAG_PENDING } else { 0 },
         stack: recorder.stack_of_free(local),
         device,
         ..event(local, back.event(Kind::FreeRequested))
-    };
-    recorder.write(&free);
+    });
     if pending && !deferred {
         let mut events = [0; guard::MAX_WAITS];
         let n = local.recorded_len.get().min(events.len());
@@ -300,9 +299,9 @@ fn taken_back(recorder: &Recorder, local: &Local, addr: u64, block: u64, device:
         }
         gauges::waiting::add(device as usize, block, &events[..n]);
     }
-    for (ev, stream) in local.take_recorded() {
-        let waits = Event { kind: Kind::WaitsFor, extra: ev, stream, stack: NO_STACK, ..free };
-        recorder.write(&waits);
+    for (handle, stream) in local.take_recorded() {
+        let wait = WaitEvent { block: addr, handle, stream };
+        recorder.write(&Event { device, ..event(local, wait.event()) });
     }
 }
 

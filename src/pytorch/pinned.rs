@@ -18,7 +18,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memtrace_format::event::{Event, HostBlockEvent, Kind, Layer, What};
+use memtrace_format::event::{Event, HostBlockEvent, HostFreeEvent};
 
 use crate::libraries::loaded;
 use crate::os::address::Address;
@@ -174,10 +174,8 @@ fn handed_out(data: &mut DataPtr, size: usize) {
 unsafe extern "C-unwind" fn delete(block: *mut c_void) {
     guard::observe(|recorder, local| {
         recorder.write(&Event {
-            what: What::HostBlock,
-            addr: block as u64,
             stack: recorder.stack_of_free(local),
-            ..event(local, Event::new(Kind::FreeRequested, Layer::Host))
+            ..event(local, HostFreeEvent { handle: block as u64 }.event())
         });
     });
     // SAFETY: PyTorch's own function, of the type that a `c10::DataPtr` keeps,

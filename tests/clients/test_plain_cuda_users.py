@@ -103,6 +103,19 @@ must(cuda.cuMemGetInfo_v2(ref(free), ref(total)))
     assert report["devices"][0]["reconcile"]["unexplained"] == 0
 
 
+def test_physical_memory_that_is_refused_is_on_no_stream(tmp_path):
+    """T29: a `cuMemCreate` for which the device has no room."""
+    body = """
+class Properties(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("id", ctypes.c_int), ("rest", ctypes.c_uint64 * 2)]
+must(cuda.cudaSetDevice(0)); must(cuda.cudaFree(null))
+assert cuda.cuMemCreate(ref(ctypes.c_uint64()), size(1 << 40), ref(Properties(1, 0, 1, 0)), ctypes.c_ulonglong(0)) == 2
+"""
+    _, snapshot, _ = run(tmp_path, body)
+    refused = [e for e in snapshot["device_traces"][0] if e["action"] == "oom"]
+    assert [(e["size"], e["stream"], e["user_metadata"].split(" by ")[0]) for e in refused] == [(1 << 40, 0, "driver: cuMemCreate")]
+
+
 def test_what_the_driver_refuses_is_the_programs_own(tmp_path):
     """T24, T25: no place for an answer, memory that is to lie with the host (`test_others.py`:
     where a driver has it), a thread without a context."""

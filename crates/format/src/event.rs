@@ -10,9 +10,9 @@ mod views;
 use crate::numbered::numbered;
 
 pub use views::{
-    BlockEvent, CommunicatorEvent, HandleEvent, HostBlockEvent, MappingEvent, MarkEvent,
-    MeasuredEvent, MemoryEvent, ObjectEvent, OomEvent, PoolEvent, RangeEvent, ReadyEvent,
-    RefusalEvent, SegmentEvent, WaitEvent,
+    BlockEvent, CommunicatorEvent, CompletedEvent, HandleEvent, HostBlockEvent, HostFreeEvent,
+    MappingEvent, MarkEvent, MeasuredEvent, MemoryEvent, ObjectEvent, OomEvent, PoolEvent,
+    RangeEvent, ReadyEvent, RefusalEvent, ResetEvent, SegmentEvent, SnapshotEvent, WaitEvent,
 };
 
 /// Version of the word layout below; a reader refuses any other.
@@ -45,7 +45,7 @@ numbered! {
         /// `addr` is the handle. Unless [`FLAG_PENDING`] is set the block is free at once, which
         /// PyTorch writes as a second entry, `free_completed`.
         FreeRequested = 2,
-        /// A block whose free was pending may be handed out again. `extra` is the block size.
+        /// The block `addr`, whose free was pending, may be handed out again.
         FreeCompleted = 3,
         /// A segment came from the driver.
         SegmentAlloc = 4,

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use memtrace_files::Readers;
     use memtrace_format::blackbox::{LIVE, MAGIC, NOT_NOTED, VERSION};
-    use memtrace_format::event::{Event, Kind, Layer, WORDS};
+    use memtrace_format::event::{Event, Kind, Layer, MeasuredEvent, WORDS};
     use memtrace_format::snapshot::{BlockState, Snapshot};
     use memtrace_format::stacks::RawFrame;
     use proptest::prelude::*;
@@ -266,15 +266,10 @@ mod tests {
     fn numbers_without_end_do_no_harm() {
         let mut words = made();
         words[at::PAST..at::PAST + 4].fill(u64::MAX);
-        let measured = Event {
-            kind: Kind::Measured,
-            size: u64::MAX >> 1,
-            addr: u64::MAX >> 1,
-            stream: u64::MAX >> 1,
-            extra: u64::MAX >> 1,
-            flags: u8::MAX,
-            ..event(Kind::Measured, Layer::Device, 0, 0)
-        };
+        let most = u64::MAX >> 1;
+        let said = MeasuredEvent { used: most, total: most, by: Some((most, most)) };
+        let (time_ns, flags) = (1_700_000_000_000_000_000, u8::MAX);
+        let measured = Event { time_ns, flags, ..said.event() };
         let last = slot(&words, FIRST_TICKET + 2);
         words[last] = FIRST_TICKET as u64 + 3;
         words[last + 1..][..WORDS - 1].copy_from_slice(&measured.pack());

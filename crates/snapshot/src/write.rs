@@ -355,7 +355,7 @@ fn begin(new: &NewFile, encoding: Encoding) -> io::Result<Stream<File>> {
 mod tests {
     use super::*;
     use memtrace_files::Readers;
-    use memtrace_format::event::{Kind, Layer};
+    use memtrace_format::event::{BlockEvent, Kind};
     use memtrace_format::snapshot::Trace;
     use memtrace_symbols::Splice;
     use proptest::prelude::*;
@@ -428,11 +428,14 @@ mod tests {
         let event = |i: u64| Event {
             device: (i % 2) as i8,
             time_ns: i * 1000,
-            addr: 512 + i % 64 * 512 + i % 2 * (1 << 30),
-            size: 100 + i % 7,
-            extra: 512,
             thread: 1,
-            ..Event::new(kind(i), Layer::Framework)
+            ..BlockEvent {
+                addr: 512 + i % 64 * 512 + i % 2 * (1 << 30),
+                asked: 100 + i % 7,
+                size: 512,
+                stream: 0,
+            }
+            .event(kind(i))
         };
         (0..n).map(event).collect()
     }

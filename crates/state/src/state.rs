@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, HashMap};
 use memtrace_format::blackbox::key;
 use memtrace_format::event::{
     Event, FLAG_FAILED, Kind, LabelId, Layer, NO_STACK, OUT_OF_MEMORY, OomEvent, Pool, ReadyEvent,
-    RefusalEvent, StackId,
+    RefusalEvent, SnapshotEvent, StackId,
 };
 use memtrace_format::snapshot::{Action, PoolId, Segment, StackIx, Trace, TraceEntry};
 
@@ -145,7 +145,8 @@ impl State {
                 sink(Trace::Device(device), oom);
             }
             Kind::Snapshot => {
-                sink(Trace::Device(device), entry(event, Action::Snapshot, event.size));
+                let SnapshotEvent { active } = SnapshotEvent::of(event);
+                sink(Trace::Device(device), entry(event, Action::Snapshot, active));
             }
             _ => self.framework(event, device, sink),
         }

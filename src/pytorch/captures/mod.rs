@@ -26,7 +26,7 @@ mod uses;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use memtrace_format::event::{Event, Kind, Layer, WaitEvent};
+use memtrace_format::event::{CompletedEvent, Event, WaitEvent};
 
 use crate::gauges::waiting;
 use crate::hot::HOT;
@@ -276,8 +276,8 @@ fn complete(recorder: &Recorder, local: &Local, device: i8, list: &mut Vec<Defer
     for block in list.drain(..) {
         HOT.deferred.fetch_sub(1, Ordering::AcqRel);
         if block.events.is_empty() {
-            let free = Event::new(Kind::FreeCompleted, Layer::Framework);
-            recorder.write(&Event { addr: block.addr, stack, device, ..event(local, free) });
+            let free = CompletedEvent { block: block.addr };
+            recorder.write(&Event { stack, device, ..event(local, free.event()) });
         } else {
             waiting::add(device as usize, block.bytes, &block.events);
         }

@@ -105,6 +105,18 @@ views! {
         stream: stream,
     }
 
+    /// A block whose free was pending is free.
+    CompletedEvent: Framework Device (FreeCompleted) {
+        /// The block's first address.
+        block: addr,
+    }
+
+    /// Somebody looked at the allocator's state through PyTorch's interface.
+    SnapshotEvent: Framework Device (Snapshot) {
+        /// Bytes in active blocks.
+        active: size,
+    }
+
     /// A CUDA event has completed.
     ReadyEvent: Framework Device (EventReady) {
         /// Its handle.
@@ -191,6 +203,12 @@ views! {
         reserved: size,
     }
 
+    /// All that a context has goes.
+    ResetEvent: Device Device (Reset) {
+        /// Its handle; 0 if that isn't known.
+        context: extra,
+    }
+
     /// A block of a framework's allocator of page-locked memory comes.
     HostBlockEvent: Host HostBlock (Alloc) {
         /// Its first address.
@@ -199,6 +217,12 @@ views! {
         asked: size,
         /// Its allocator's handle.
         handle: extra,
+    }
+
+    /// Such a block goes.
+    HostFreeEvent: Host HostBlock (FreeRequested) {
+        /// Its allocator's handle.
+        handle: addr,
     }
 
     /// The program passes a point that it has named.

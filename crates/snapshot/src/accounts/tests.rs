@@ -1,7 +1,10 @@
 //! The table from hand-made events: it adds up, whatever happened, and
 //! charges what changed to what came or went.
 
-use memtrace_format::event::{FLAG_OF_BLOCKS, FLAG_PENDING, Layer, MeasuredEvent, Pool};
+use memtrace_format::event::{
+    BlockEvent, CompletedEvent, FLAG_OF_BLOCKS, FLAG_PENDING, HostBlockEvent, HostFreeEvent, Layer,
+    MeasuredEvent, Pool, ReadyEvent, WaitEvent,
+};
 use memtrace_format::made::Made;
 use memtrace_format::stacks::RawFrame;
 use memtrace_symbols::{Namer, Splice};
@@ -292,25 +295,19 @@ fn nccls_memory_is_told_apart_by_communicator() {
 
 #[test]
 fn a_free_waits_for_events_or_for_the_end_of_a_capture() {
-    let framework = |kind, addr| Event {
-        layer: Layer::Framework,
-        addr,
-        extra: MIB,
-        size: MIB,
-        ..event(kind, What::Device)
-    };
-    let freed = |addr| Event { flags: FLAG_PENDING, ..framework(Kind::FreeRequested, addr) };
-    let wait = |ev, addr| Event { extra: ev, stream: 7, ..framework(Kind::WaitsFor, addr) };
-    let ready = |ev| Event { extra: ev, ..framework(Kind::EventReady, 0) };
+    let block = |addr| BlockEvent { addr, asked: MIB, size: MIB, stream: 0 };
+    let came = |addr| block(addr).event(Kind::Alloc);
+    let freed = |addr| Event { flags: FLAG_PENDING, ..block(addr).event(Kind::FreeRequested) };
+    let completed = CompletedEvent { block: 1 << 21 }.event();
     let about = told([
-        framework(Kind::Alloc, 1 << 21),
-        framework(Kind::Alloc, 2 << 21),
+        came(1 << 21),
+        came(2 << 21),
         freed(1 << 21),
         freed(2 << 21),
-        wait(70, 2 << 21),
-        framework(Kind::FreeCompleted, 1 << 21),
-        ready(70),
-        framework(Kind::FreeCompleted, 1 << 21), // it does not wait any more
+        WaitEvent { block: 2 << 21, handle: 70, stream: 7 }.event(),
+        completed,
+        ReadyEvent { handle: 70 }.event(),
+        completed, // it does not wait any more
     ]);
     let waits = &about["deferred_frees"];
     assert_eq!((&waits["count"], &waits["most_bytes"]), (&json!(2), &json!(2 * MIB)));
@@ -326,13 +323,8 @@ fn a_free_waits_for_events_or_for_the_end_of_a_capture() {
 
 #[test]
 fn a_failure_is_told_with_what_a_library_took_just_before() {
-    let refused = Event {
-        flags: FLAG_FAILED,
-        extra: OUT_OF_MEMORY,
-        size: GIB,
-        stack: ENGINES,
-        ..event(Kind::Alloc, What::Device)
-    };
+    let refusal = RefusalEvent { asked: GIB, answer: OUT_OF_MEMORY, free: 0 };
+    let refused = Event { flags: FLAG_FAILED, stack: ENGINES, ..refusal.event(Kind::Alloc) };
     let about = told([take(0x1000_0000, 2 * GIB, SECOND), refused]);
     assert_eq!(about["out_of_memory"]["owner"], json!("engine.so"));
     let warning = &about["warnings"][0];
@@ -369,14 +361,11 @@ fn the_most_page_locked_memory_says_what_was_asked_for_and_by_whom() {
     let host = |kind, what| Event { layer: Layer::Host, ..event(kind, what) };
     let memory =
         |addr, size| Event { addr, size, flags: FLAG_OF_BLOCKS, ..host(Kind::Alloc, What::Pinned) };
-    let block = |handle, addr, size, stack| Event {
-        addr,
-        size,
-        extra: handle,
+    let block = |handle, addr, asked, stack| Event {
         stack,
-        ..host(Kind::Alloc, What::HostBlock)
+        ..HostBlockEvent { addr, asked, handle }.event()
     };
-    let gone = |handle| Event { addr: handle, ..host(Kind::FreeRequested, What::HostBlock) };
+    let gone = |handle| HostFreeEvent { handle }.event();
     let others =
         Event { addr: 0x9000_0000, size: MIB, stack: NCCLS, ..host(Kind::Alloc, What::Pinned) };
     let about = told([

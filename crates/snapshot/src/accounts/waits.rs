@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use memtrace_format::event::{
-    BlockEvent, Event, FLAG_PENDING, Kind, ReadyEvent, StackId, WaitEvent,
+    BlockEvent, CompletedEvent, Event, FLAG_PENDING, Kind, ReadyEvent, StackId, WaitEvent,
 };
 use memtrace_format::key::{DeferredFree, DeferredFrees, Kept};
 use memtrace_format::stacks::Words;
@@ -63,10 +63,10 @@ impl Waits {
                 self.waiting.insert(event.addr, wait);
             }
             Kind::WaitsFor => {
-                let WaitEvent { block, handle, .. } = WaitEvent::of(event);
+                let WaitEvent { block, handle, stream } = WaitEvent::of(event);
                 if let Some(wait) = self.waiting.get_mut(&block) {
                     wait.left += 1;
-                    wait.streams.push(event.stream);
+                    wait.streams.push(stream);
                     self.events.insert(handle, block);
                 }
             }
@@ -78,7 +78,7 @@ impl Waits {
                     self.complete(addr, time_us);
                 }
             }
-            Kind::FreeCompleted => self.complete(event.addr, time_us),
+            Kind::FreeCompleted => self.complete(CompletedEvent::of(event).block, time_us),
             _ => {}
         }
     }

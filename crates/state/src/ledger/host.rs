@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use super::{Books, Ledger, Move, Sort, apply, segment};
 use crate::state::{Sink, entry};
 use memtrace_format::blackbox::Class;
-use memtrace_format::event::{Event, FLAG_OF_BLOCKS, Kind, Layer};
+use memtrace_format::event::{Event, FLAG_OF_BLOCKS, HostBlockEvent, HostFreeEvent, Kind, Layer};
 use memtrace_format::snapshot::{Action, Block, BlockState, Segment, StackIx, Trace};
 
 /// What blocks in a piece that was taken in advance are rounded to, bytes.
@@ -41,8 +41,11 @@ impl Ledger {
 
     /// What the trace says about a block that is there.
     fn trace_block(&self, event: &Event, sink: Sink<'_>) {
-        let key = if event.kind == Kind::Alloc { event.extra } else { event.addr };
-        let Some(block) = self.get(Class::HostBlock, key) else { return };
+        let handle = match event.kind {
+            Kind::Alloc => HostBlockEvent::of(event).handle,
+            _ => HostFreeEvent::of(event).handle,
+        };
+        let Some(block) = self.get(Class::HostBlock, handle) else { return };
         if self.memory_of(&block).is_none() {
             return;
         }
@@ -139,11 +142,12 @@ mod tests {
     }
 
     fn block(handle: u64, addr: u64, size: u64) -> Event {
-        Event { extra: handle, ..event(Kind::Alloc, What::HostBlock, addr, size) }
+        let block = HostBlockEvent { addr, asked: size, handle };
+        Event { time_ns: 7, thread: 1, ..block.event() }
     }
 
     fn gone(handle: u64) -> Event {
-        event(Kind::FreeRequested, What::HostBlock, handle, 0)
+        HostFreeEvent { handle }.event()
     }
 
     /// The books after these events, and the trace.
