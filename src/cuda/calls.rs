@@ -24,8 +24,8 @@ use crate::cuda::table::{ENTRY_POINTS, EntryPoint};
 use crate::cuda::{callers, devices, resolve};
 use crate::libraries::loaded;
 use crate::libraries::objects;
-use crate::record::door::{Door, Tier};
 use crate::record::guard;
+use crate::record::hook::{HookCall, Tier};
 use crate::stack;
 
 /// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
@@ -36,58 +36,62 @@ pub(super) fn also_inside(f: impl FnOnce()) {
 /// A call of the runtime inside a real call is the program's own, from a signal handler. But
 /// another tool's library that stands for CUDA may call its own functions by symbol, and so may
 /// a runtime; that is part of the call.
-pub(super) fn of_runtime(door: Door, f: impl FnOnce() -> c_int) -> c_int {
-    if guard::is_calling() && !is_part(door) { guard::reopened(f) } else { f() }
+pub(super) fn of_runtime(hook: HookCall, f: impl FnOnce() -> c_int) -> c_int {
+    if guard::is_calling() && !is_part(hook) { guard::reopened(f) } else { f() }
 }
 
 /// Does the library that the program's call went to, or the one behind this door, call itself?
 #[cold]
 #[inline(never)]
-fn is_part(door: Door) -> bool {
-    objects::is_one_library(door.caller, guard::called())
-        || objects::is_one_library(door.caller, door.real)
+fn is_part(hook: HookCall) -> bool {
+    objects::is_one_library(hook.caller, guard::called())
+        || objects::is_one_library(hook.caller, hook.real)
 }
 
 /// A call of the driver may be CUDA's own.
-pub(super) fn of_driver(door: Door, f: impl FnOnce() -> c_int) -> c_int {
-    if guard::is_calling() && !is_by_cuda(door) { guard::reopened(f) } else { f() }
+pub(super) fn of_driver(hook: HookCall, f: impl FnOnce() -> c_int) -> c_int {
+    if guard::is_calling() && !is_by_cuda(hook) { guard::reopened(f) } else { f() }
 }
 
-fn entered(door: Door) {
+fn entered(hook: HookCall) {
     crate::record::switch::wake();
-    devices::entered(door);
+    devices::entered(hook);
 }
 
 /// Passes a call on. Says, too, whether the call is the program's own.
-pub(super) fn pass(door: Door, call: impl FnOnce() -> c_int) -> (c_int, bool) {
-    entered(door);
+pub(super) fn pass(hook: HookCall, call: impl FnOnce() -> c_int) -> (c_int, bool) {
+    entered(hook);
     if guard::inside() {
-        (inside(door, call), false)
+        (inside(hook, call), false)
     } else {
-        (guard::calling(door.real, call), true)
+        (guard::calling(hook.real, call), true)
     }
 }
 
 /// Passes a call on that gives something back, which `before` writes down.
-pub(super) fn pass_after(door: Door, before: impl FnOnce(), call: impl FnOnce() -> c_int) -> c_int {
-    entered(door);
+pub(super) fn pass_after(
+    hook: HookCall,
+    before: impl FnOnce(),
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    entered(hook);
     if guard::inside() {
-        return inside(door, call);
+        return inside(hook, call);
     }
     before();
-    guard::calling(door.real, call)
+    guard::calling(hook.real, call)
 }
 
 /// Passes a call on that is not written down: it is CUDA's, or it is a handler's that has
 /// interrupted us, and is counted, once.
 #[cold]
 #[inline(never)]
-fn inside(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+fn inside(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
     if guard::is_calling() {
         return call();
     }
-    guard::passes_by(|| door.tier != Tier::Driver || !is_by_cuda(door));
-    guard::unseen(door.real, call)
+    guard::passes_by(|| hook.tier != Tier::Driver || !is_by_cuda(hook));
+    guard::unseen(hook.real, call)
 }
 
 // --- who calls -----------------------------------------------------------------------------------
@@ -119,11 +123,11 @@ pub fn forget() {
 /// Does CUDA make this call, inside another one?
 #[cold]
 #[inline(never)]
-fn is_by_cuda(door: Door) -> bool {
-    let (library, whose) = library_of(door.caller);
+fn is_by_cuda(hook: HookCall) -> bool {
+    let (library, whose) = library_of(hook.caller);
     match whose {
         Whose::Cudas => true,
-        _ if library.contains(&guard::called()) || library.contains(&door.real) => true,
+        _ if library.contains(&guard::called()) || library.contains(&hook.real) => true,
         Whose::Tools => stack::aside(|| is_through(&library)),
         Whose::Programs => false,
     }

@@ -15,18 +15,18 @@ use crate::cuda::devices;
 use crate::cuda::notes::{got, note_on};
 use crate::cuda::place;
 use crate::cuda::records::Out;
-use crate::record::door::Door;
+use crate::record::hook::HookCall;
 
 // --- what is said in passing ---------------------------------------------------------------------
 
 /// The program asks for a device's pool.
 pub unsafe fn tells_pool(
-    door: Door,
+    hook: HookCall,
     out: Out,
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, _) = pass(door, call);
+    let (code, _) = pass(hook, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     place::remember(unsafe { got(code, out) } as usize, device as i8);
     code
@@ -43,7 +43,7 @@ pub enum Keeper {
 
 /// The program asks how much is kept, which is one of the numbers that it may ask for.
 pub unsafe fn tells_reserved(
-    door: Door,
+    hook: HookCall,
     keeper: Keeper,
     attribute: c_int,
     value: *mut c_void,
@@ -57,13 +57,13 @@ pub unsafe fn tells_reserved(
         // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
         Keeper::Graphs(device) => (2, What::GraphNode, device as u64, device as i8),
     };
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own && attribute == reserved {
         // SAFETY: the caller's out-parameter, 8 bytes for this attribute.
         let bytes = unsafe { got(code, value.cast::<u64>()) };
         if code == 0 {
             let said = PoolEvent { handle, reserved: bytes }.event();
-            note_on(door, device, Event { what, ..said });
+            note_on(hook, device, Event { what, ..said });
         }
     }
     code
@@ -76,26 +76,26 @@ fn context(handle: u64, kind: Kind) -> Event {
 }
 
 /// A context is there, whoever made it: the runtime does so inside calls of the program's, too.
-fn made(door: Door, handle: u64, device: c_int) {
+fn made(hook: HookCall, handle: u64, device: c_int) {
     also_inside(|| {
-        note_on(door, device as i8, context(handle, Kind::Create));
+        note_on(hook, device as i8, context(handle, Kind::Create));
     });
 }
 
 /// A context, which is current from then on.
 pub unsafe fn creates_context(
-    door: Door,
+    hook: HookCall,
     out: Out,
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, _) = pass(door, call);
+    let (code, _) = pass(hook, call);
     if code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
         place::remember(handle as usize, device as i8);
         place::push(handle as usize);
-        made(door, handle, device);
+        made(hook, handle, device);
     }
     code
 }
@@ -103,29 +103,29 @@ pub unsafe fn creates_context(
 /// A green context, a share of a device's processors with a context of its own;
 /// it does not become current by itself.
 pub unsafe fn creates_green(
-    door: Door,
+    hook: HookCall,
     out: Out,
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, _) = pass(door, call);
+    let (code, _) = pass(hook, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let handle = unsafe { got(code, out) };
     if handle != 0 {
         place::remember(handle as usize, device as i8);
-        made(door, handle, device);
+        made(hook, handle, device);
     }
     code
 }
 
 /// The ordinary handle of a green context, by which it is made current.
 pub unsafe fn shows_green(
-    door: Door,
+    hook: HookCall,
     out: Out,
     green: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, _) = pass(door, call);
+    let (code, _) = pass(hook, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let handle = unsafe { got(code, out) };
     if let Some(device) = place::of(green).filter(|_| handle != 0) {
@@ -135,14 +135,18 @@ pub unsafe fn shows_green(
 }
 
 /// A context goes, with everything in it. (A primary one does not go this way.)
-pub unsafe fn destroys_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn destroys_context(
+    hook: HookCall,
+    handle: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     let before = || {
         if !place::is_primary(handle) {
             let device = place::of(handle).unwrap_or(place::UNKNOWN);
-            note_on(door, device, context(handle as u64, Kind::Destroy));
+            note_on(hook, device, context(handle as u64, Kind::Destroy));
         }
     };
-    let code = pass_after(door, before, call);
+    let code = pass_after(hook, before, call);
     if code == 0 {
         place::forget(handle);
         if place::current().handle == handle {
@@ -153,8 +157,8 @@ pub unsafe fn destroys_context(door: Door, handle: usize, call: impl FnOnce() ->
 }
 
 /// `cuCtxSetCurrent`.
-pub unsafe fn sets_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
+pub unsafe fn sets_context(hook: HookCall, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(hook, call);
     if code == 0 {
         place::set_context(handle);
     }
@@ -162,8 +166,8 @@ pub unsafe fn sets_context(door: Door, handle: usize, call: impl FnOnce() -> c_i
 }
 
 /// `cuCtxPushCurrent`.
-pub unsafe fn pushes_context(door: Door, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
+pub unsafe fn pushes_context(hook: HookCall, handle: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(hook, call);
     if code == 0 {
         place::push(handle);
     }
@@ -171,8 +175,8 @@ pub unsafe fn pushes_context(door: Door, handle: usize, call: impl FnOnce() -> c
 }
 
 /// `cuCtxPopCurrent`.
-pub unsafe fn pops_context(door: Door, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
+pub unsafe fn pops_context(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(hook, call);
     if code == 0 {
         place::pop();
     }
@@ -189,54 +193,58 @@ fn retained(device: c_int) -> Option<&'static AtomicU32> {
 
 /// A reference to a device's primary context.
 pub unsafe fn retains_primary(
-    door: Door,
+    hook: HookCall,
     out: Out,
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, _) = pass(door, call);
+    let (code, _) = pass(hook, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let handle = unsafe { got(code, out) };
     if let Some(count) = retained(device).filter(|_| handle != 0) {
         place::remember_primary(handle as usize, device as i8);
         let first = count.fetch_add(1, Ordering::Relaxed) == 0;
         if first {
-            made(door, handle, device);
+            made(hook, handle, device);
         }
     }
     code
 }
 
 /// The reference goes; the last one takes the context with it, unless the runtime is there, too.
-pub unsafe fn releases_primary(door: Door, device: c_int, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn releases_primary(
+    hook: HookCall,
+    device: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     let fewer = |n: u32| n.checked_sub(1);
     let before = retained(device)
         .and_then(|count| count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).ok());
     let is_last = before == Some(1) && !devices::is_runtime_used();
     let note = || {
         if is_last {
-            reset(door, device as i8);
+            reset(hook, device as i8);
         }
     };
-    pass_after(door, note, call)
+    pass_after(hook, note, call)
 }
 
 /// All of a device's primary context goes: of the current device, or of a given one.
-pub unsafe fn resets(door: Door, device: Option<c_int>, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn resets(hook: HookCall, device: Option<c_int>, call: impl FnOnce() -> c_int) -> c_int {
     let before = || {
         let device = device.map_or_else(|| place::current().device, |d| d as i8);
         if let Some(count) = retained(c_int::from(device)) {
             count.store(0, Ordering::Relaxed);
         }
-        reset(door, device);
+        reset(hook, device);
     };
-    pass_after(door, before, call)
+    pass_after(hook, before, call)
 }
 
-fn reset(door: Door, device: i8) {
+fn reset(hook: HookCall, device: i8) {
     let handle = place::primary(device) as u64;
-    note_on(door, device, ResetEvent { context: handle }.event());
+    note_on(hook, device, ResetEvent { context: handle }.event());
     if handle != 0 {
-        note_on(door, device, context(handle, Kind::Destroy));
+        note_on(hook, device, context(handle, Kind::Destroy));
     }
 }

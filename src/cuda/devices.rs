@@ -8,9 +8,9 @@ use memtrace_format::event::{Event, Kind, Layer, MeasuredEvent};
 use crate::cuda::under_way::write_said;
 use crate::cuda::{place, resolve};
 use crate::real::Real;
-use crate::record::door::{Door, Tier};
 use crate::record::guard;
 use crate::record::guard::event;
+use crate::record::hook::{HookCall, Tier};
 use crate::stack::Site;
 
 /// One bit for each device that this process has entered.
@@ -34,14 +34,14 @@ pub fn forget_entered() {
 /// This call has chosen a device or taken memory of it: its primary context is there
 /// from now on, whoever makes it. The first such call is worth knowing, since a
 /// context takes hundreds of megabytes.
-pub(super) fn enters(door: Door, device: i8) {
+pub(super) fn enters(hook: HookCall, device: i8) {
     if !(0..64).contains(&device) || has_entered(device) {
         return;
     }
     guard::observe(|recorder, local| {
         if ENTERED.fetch_or(1 << device, Ordering::Relaxed) & (1 << device) == 0 {
-            let stack = recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller);
-            let api = door.api;
+            let stack = recorder.stacks.capture_call(&local.stacks, Site::Alloc, hook.caller);
+            let api = hook.api;
             recorder.write(&Event {
                 api,
                 device,
@@ -55,7 +55,7 @@ pub(super) fn enters(door: Door, device: i8) {
 
 /// The program asked how much of the current device is free. `before`: [`at_rest`] before it asked.
 pub(super) unsafe fn tells_free(
-    door: Door,
+    hook: HookCall,
     code: c_int,
     (free, total): (*const usize, *const usize),
     before: Option<u64>,
@@ -67,7 +67,7 @@ pub(super) unsafe fn tells_free(
     let (free, total) = unsafe { (*free as u64, *total as u64) };
     guard::observe(|recorder, local| {
         let said = MeasuredEvent { used: total.saturating_sub(free), total, by: None };
-        let (api, device) = (door.api, place::current().device);
+        let (api, device) = (hook.api, place::current().device);
         let said = Event { api, device, ..event(local, said.event()) };
         write_said(recorder, before, &said);
     });
@@ -99,8 +99,8 @@ pub fn is_runtime_used() -> bool {
 }
 
 /// A call came in by this door.
-pub(super) fn entered(door: Door) {
-    if door.tier != Tier::Driver && !RUNTIME.load(Ordering::Relaxed) {
+pub(super) fn entered(hook: HookCall) {
+    if hook.tier != Tier::Driver && !RUNTIME.load(Ordering::Relaxed) {
         RUNTIME.store(true, Ordering::Relaxed);
     }
 }

@@ -18,29 +18,29 @@ use crate::cuda::records::{Out, Ptr};
 use crate::cuda::table::Hooks;
 use crate::cuda::{devices, procs, under_way};
 use crate::pytorch::{allocator, captures};
-use crate::record::door::Door;
 use crate::record::guard;
 use crate::record::guard::event;
+use crate::record::hook::HookCall;
 
 macro_rules! forward {
-    ($door:expr, $name:ident ( $($arg:expr),* )) => {
+    ($hook:expr, $name:ident ( $($arg:expr),* )) => {
         // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($door $(, $arg)*) }
+        unsafe { real::$name($hook $(, $arg)*) }
     };
 }
 
-pub(super) fn cuMemGetInfo_v2(door: Door, free: *mut usize, total: *mut usize) -> c_int {
+pub(super) fn cuMemGetInfo_v2(hook: HookCall, free: *mut usize, total: *mut usize) -> c_int {
     let before = under_way::at_rest();
-    let (code, own) = pass(door, || forward!(door, cuMemGetInfo_v2(free, total)));
+    let (code, own) = pass(hook, || forward!(hook, cuMemGetInfo_v2(free, total)));
     if own {
         // SAFETY: the caller's out-parameters, of the call that has just returned.
-        unsafe { devices::tells_free(door, code, (free, total), before) };
+        unsafe { devices::tells_free(hook, code, (free, total), before) };
     }
     code
 }
 
 pub(super) fn cuMemAddressReserve(
-    door: Door,
+    hook: HookCall,
     out: Out,
     size: usize,
     align: usize,
@@ -48,18 +48,18 @@ pub(super) fn cuMemAddressReserve(
     flags: c_ulonglong,
 ) -> c_int {
     let (code, own) =
-        pass(door, || forward!(door, cuMemAddressReserve(out, size, align, addr, flags)));
+        pass(hook, || forward!(hook, cuMemAddressReserve(out, size, align, addr, flags)));
     if own && code == 0 && !out.is_null() {
         // SAFETY: the real function succeeded with this out-parameter.
         let addr = unsafe { *out } as u64;
         allocator::remember_reservation(addr, size as u64);
-        note(door, RangeEvent { addr, size: size as u64 }.event(Kind::Reserve));
+        note(hook, RangeEvent { addr, size: size as u64 }.event(Kind::Reserve));
     }
     code
 }
 
 pub(super) fn cuMemMap(
-    door: Door,
+    hook: HookCall,
     addr: Ptr,
     size: usize,
     offset: usize,
@@ -67,8 +67,8 @@ pub(super) fn cuMemMap(
     flags: c_ulonglong,
 ) -> c_int {
     let _under_way = under_way::UnderWay::begin();
-    let (code, own) = pass(door, || forward!(door, cuMemMap(addr, size, offset, handle, flags)));
-    let by_torch = allocator::is_caller(door.caller);
+    let (code, own) = pass(hook, || forward!(hook, cuMemMap(addr, size, offset, handle, flags)));
+    let by_torch = allocator::is_caller(hook.caller);
     if by_torch && code != 0 {
         under_way::pieces_end(u32::MAX); // PyTorch gives up, and keeps what it has
     }
@@ -82,21 +82,21 @@ pub(super) fn cuMemMap(
         });
     } else if code == 0 {
         let (addr, size, offset) = (addr as u64, size as u64, offset as u64);
-        note(door, MappingEvent { addr, size, handle, offset }.event());
+        note(hook, MappingEvent { addr, size, handle, offset }.event());
     }
     code
 }
 
 pub(super) fn cuMemSetAccess(
-    door: Door,
+    hook: HookCall,
     addr: Ptr,
     size: usize,
     access: *const c_void,
     count: usize,
 ) -> c_int {
     let _under_way = under_way::UnderWay::begin();
-    let code = forward!(door, cuMemSetAccess(addr, size, access, count));
-    if allocator::is_caller(door.caller) {
+    let code = forward!(hook, cuMemSetAccess(addr, size, access, count));
+    if allocator::is_caller(hook.caller) {
         if code == 0 {
             mapped(addr as u64, size as u64);
         }
@@ -126,19 +126,19 @@ fn mapped(addr: u64, size: u64) {
     });
 }
 
-pub(super) fn cuMemUnmap(door: Door, addr: Ptr, size: usize) -> c_int {
+pub(super) fn cuMemUnmap(hook: HookCall, addr: Ptr, size: usize) -> c_int {
     let _under_way = under_way::UnderWay::begin();
-    let before = || unmapped(door, addr, size);
-    let code = pass_after(door, before, || forward!(door, cuMemUnmap(addr, size)));
-    if code == 0 && allocator::is_caller(door.caller) {
+    let before = || unmapped(hook, addr, size);
+    let code = pass_after(hook, before, || forward!(hook, cuMemUnmap(addr, size)));
+    if code == 0 && allocator::is_caller(hook.caller) {
         under_way::piece_begins(); // until PyTorch releases it
     }
     code
 }
 
-fn unmapped(door: Door, addr: Ptr, size: usize) {
+fn unmapped(hook: HookCall, addr: Ptr, size: usize) {
     let (addr, size) = (addr as u64, size as u64);
-    if allocator::is_caller(door.caller) {
+    if allocator::is_caller(hook.caller) {
         guard::observe(|recorder, local| {
             captures::settle(recorder, local);
             let request = allocator::doing(recorder, local, -1);
@@ -147,18 +147,18 @@ fn unmapped(door: Door, addr: Ptr, size: usize) {
             recorder.write(&Event { stack: request.stack, ..pages });
         });
     }
-    note(door, RangeEvent { addr, size }.event(Kind::Unmap));
+    note(hook, RangeEvent { addr, size }.event(Kind::Unmap));
 }
 
 pub(super) fn cuGetProcAddress(
     ours: &Hooks,
-    door: Door,
+    hook: HookCall,
     name: *const c_char,
     out: Out,
     version: c_int,
     flags: u64,
 ) -> c_int {
-    let code = forward!(door, cuGetProcAddress(name, out, version, flags));
+    let code = forward!(hook, cuGetProcAddress(name, out, version, flags));
     let per_thread = procs::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
     unsafe { procs::hand_out(ours, code, name, out, u32::try_from(version).ok(), per_thread) }
@@ -166,14 +166,14 @@ pub(super) fn cuGetProcAddress(
 
 pub(super) fn cuGetProcAddress_v2(
     ours: &Hooks,
-    door: Door,
+    hook: HookCall,
     name: *const c_char,
     out: Out,
     version: c_int,
     flags: u64,
     status: *mut c_int,
 ) -> c_int {
-    let code = forward!(door, cuGetProcAddress_v2(name, out, version, flags, status));
+    let code = forward!(hook, cuGetProcAddress_v2(name, out, version, flags, status));
     let per_thread = procs::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
     unsafe { procs::hand_out(ours, code, name, out, u32::try_from(version).ok(), per_thread) }

@@ -28,7 +28,7 @@ use crate::cuda::table::{
     Api, Code, DOORS, Hook, Hooks, cublas_rows, driver_rows, nccl_rows, runtime_rows,
 };
 use crate::nccl::communicators::UniqueId;
-use crate::record::door::{Door, Tier};
+use crate::record::hook::{HookCall, Tier};
 
 /// A word in a register that no argument needs.
 #[repr(transparent)]
@@ -159,42 +159,42 @@ macro_rules! hooks {
                 pub(super) unsafe extern "C-unwind" fn $name($($arg: $ty,)* caller: Word, real: Word) -> c_int {
                     let caller = crate::cuda::interposers::behind(caller.get());
                     let (api, tier) = (Api::$name as u16, Tier::$tier);
-                    let door = Door { api, tier, caller, real: real.get() };
-                    let code = hooks!(@do door $module $name ($($arg),*) $role $( ( $($what),* ) )?);
-                    door.used();
+                    let hook = HookCall { api, tier, caller, real: real.get() };
+                    let code = hooks!(@do hook $module $name ($($arg),*) $role $( ( $($what),* ) )?);
+                    hook.used();
                     code
                 }
             )*)*
         }
     };
-    (@do $door:ident runtime $name:ident ($($arg:ident),*) own) => {
-        crate::cuda::runtime::$name($door $(, $arg)*)
+    (@do $hook:ident runtime $name:ident ($($arg:ident),*) own) => {
+        crate::cuda::runtime::$name($hook $(, $arg)*)
     };
-    (@do $door:ident runtime $name:ident ($($arg:ident),*) shows) => {
-        crate::cuda::runtime::$name(&OURS, $door $(, $arg)*)
+    (@do $hook:ident runtime $name:ident ($($arg:ident),*) shows) => {
+        crate::cuda::runtime::$name(&OURS, $hook $(, $arg)*)
     };
-    (@do $door:ident driver $name:ident ($($arg:ident),*) own) => {
-        crate::cuda::calls::of_driver($door, || crate::cuda::driver::$name($door $(, $arg)*))
+    (@do $hook:ident driver $name:ident ($($arg:ident),*) own) => {
+        crate::cuda::calls::of_driver($hook, || crate::cuda::driver::$name($hook $(, $arg)*))
     };
-    (@do $door:ident driver $name:ident ($($arg:ident),*) shows) => {
-        crate::cuda::calls::of_driver($door, || crate::cuda::driver::$name(&OURS, $door $(, $arg)*))
+    (@do $hook:ident driver $name:ident ($($arg:ident),*) shows) => {
+        crate::cuda::calls::of_driver($hook, || crate::cuda::driver::$name(&OURS, $hook $(, $arg)*))
     };
-    (@do $door:ident cublas $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+    (@do $hook:ident cublas $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
         // SAFETY: the arguments are the caller's own, passed on unchanged.
-        crate::pytorch::workspaces::$role($door $(, $what)*, || unsafe { real::$name($door $(, $arg)*) })
+        crate::pytorch::workspaces::$role($hook $(, $what)*, || unsafe { real::$name($hook $(, $arg)*) })
     };
-    (@do $door:ident nccl $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+    (@do $hook:ident nccl $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
         // SAFETY: the arguments are the caller's own: passed on unchanged,
         // and read as the real function does.
-        unsafe { crate::nccl::communicators::$role($door $(, $what)*, || real::$name($door $(, $arg)*)) }
+        unsafe { crate::nccl::communicators::$role($hook $(, $what)*, || real::$name($hook $(, $arg)*)) }
     };
-    (@do $door:ident $module:ident $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
+    (@do $hook:ident $module:ident $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
         // SAFETY: the arguments are the caller's own: passed on unchanged,
         // and read as the real function does.
         unsafe {
             let _under_way = crate::cuda::under_way::UnderWay::begin();
-            hooks!(@by $module)($door, || {
-                crate::cuda::roles::$role($door $(, $what)*, || real::$name($door $(, $arg)*))
+            hooks!(@by $module)($hook, || {
+                crate::cuda::roles::$role($hook $(, $what)*, || real::$name($hook $(, $arg)*))
             })
         }
     };

@@ -10,9 +10,9 @@ use crate::cuda::{devices, place};
 use crate::nccl::communicators;
 use crate::pytorch::allocator;
 use crate::record::Recorder;
-use crate::record::door::Door;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local};
+use crate::record::hook::HookCall;
 use crate::stack::Site;
 
 /// The handle or address that a successful call has put there; 0 if none.
@@ -30,9 +30,9 @@ pub(super) fn layer_of(what: What) -> Layer {
 }
 
 /// What happens at this entry point, here and now.
-pub(super) fn of_door(door: Door, local: &Local, said: Event) -> Event {
+pub(super) fn of_door(hook: HookCall, local: &Local, said: Event) -> Event {
     let pool = Pool(communicators::at_work());
-    Event { api: door.api, pool, ..event(local, said) }
+    Event { api: hook.api, pool, ..event(local, said) }
 }
 
 /// Writes an event about a call that failed.
@@ -51,31 +51,31 @@ pub(super) fn failed(recorder: &Recorder, mut event: Event) {
 
 /// Writes an event about a handle or a range, unless PyTorch's allocator is at work. Call outside
 /// the real call.
-pub(super) fn note(door: Door, said: Event) {
-    write(door, None, said);
+pub(super) fn note(hook: HookCall, said: Event) {
+    write(hook, None, said);
 }
 
 /// The same, where it is known on which device.
-pub(super) fn note_on(door: Door, device: i8, said: Event) {
-    write(door, Some(device), said);
+pub(super) fn note_on(hook: HookCall, device: i8, said: Event) {
+    write(hook, Some(device), said);
 }
 
-fn write(door: Door, device: Option<i8>, said: Event) {
-    if allocator::is_caller(door.caller) {
+fn write(hook: HookCall, device: Option<i8>, said: Event) {
+    if allocator::is_caller(hook.caller) {
         return;
     }
     guard::observe(|recorder, local| {
         let stack = match said.kind {
             Kind::Create | Kind::HandleCreate | Kind::Map | Kind::Reserve => {
-                recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller)
+                recorder.stacks.capture_call(&local.stacks, Site::Alloc, hook.caller)
             }
             Kind::Destroy | Kind::HandleRelease | Kind::Unmap | Kind::Reset => {
-                recorder.stack_of_freeing_call(local, door.caller)
+                recorder.stack_of_freeing_call(local, hook.caller)
             }
             _ => NO_STACK,
         };
         let device = device.unwrap_or(local.device.get());
-        let event = Event { stack, device, ..of_door(door, local, said) };
+        let event = Event { stack, device, ..of_door(hook, local, said) };
         if event.flags & FLAG_FAILED == 0 {
             recorder.write(&event);
         } else {

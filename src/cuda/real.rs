@@ -11,7 +11,7 @@ use crate::cuda::resolve;
 use crate::cuda::table::{ENTRY_POINTS, ROWS, cublas_rows, driver_rows, nccl_rows, runtime_rows};
 use crate::nccl::communicators::UniqueId;
 use crate::os::message;
-use crate::record::door::Door;
+use crate::record::hook::HookCall;
 
 /// No function of this name is loaded. Below any function's address; 0 is
 /// a door whose function is gone.
@@ -26,14 +26,14 @@ macro_rules! real_functions {
         /// # Safety
         /// As NVIDIA documents for the function of this name.
         #[allow(non_snake_case, clippy::too_many_arguments)]
-        pub unsafe fn $name(door: Door $(, $arg: $ty)*) -> c_int {
-            if door.real <= NOWHERE {
-                return missing(door.api);
+        pub unsafe fn $name(hook: HookCall $(, $arg: $ty)*) -> c_int {
+            if hook.real <= NOWHERE {
+                return missing(hook.api);
             }
             // SAFETY: the address is that of CUDA's function of this name (`routes`), whose
             // prototype NVIDIA's headers give as in this row; the arguments are the caller's own.
             unsafe {
-                let f: unsafe extern "C-unwind" fn($($ty),*) -> c_int = std::mem::transmute(door.real);
+                let f: unsafe extern "C-unwind" fn($($ty),*) -> c_int = std::mem::transmute(hook.real);
                 f($($arg),*)
             }
         }

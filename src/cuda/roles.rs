@@ -33,9 +33,9 @@ use crate::pytorch::{allocator, captures, pinned};
 
 use crate::os::message;
 use crate::record::Recorder;
-use crate::record::door::Door;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local};
+use crate::record::hook::HookCall;
 use crate::stack::Site;
 
 // --- allocations and frees -----------------------------------------------------------------------
@@ -51,16 +51,16 @@ struct Allocated {
     pool: usize,
 }
 
-fn allocated(door: Door, it: Allocated) {
+fn allocated(hook: HookCall, it: Allocated) {
     let of_others = matches!(it.what, What::Imported | What::View | What::Array);
     if it.size == 0 && !of_others || it.code == 0 && it.addr == 0 {
         return;
     }
     if it.code == 0 {
-        enters(door, place::current().device);
+        enters(hook, place::current().device);
     }
     guard::observe(|recorder, local| {
-        let event = if door.api == Api::cudaMalloc as u16 && allocator::is_caller(door.caller) {
+        let event = if hook.api == Api::cudaMalloc as u16 && allocator::is_caller(hook.caller) {
             segment(recorder, local, it)
         } else {
             let context = place::current();
@@ -78,8 +78,8 @@ fn allocated(door: Door, it: Allocated) {
             Event {
                 device: device.unwrap_or(place::UNKNOWN),
                 flags: if of_blocks { FLAG_OF_BLOCKS } else { 0 },
-                stack: recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
-                ..of_door(door, local, about(it.what, said))
+                stack: recorder.stacks.capture_call(&local.stacks, Site::Alloc, hook.caller),
+                ..of_door(hook, local, about(it.what, said))
             }
         };
         if it.code == 0 {
@@ -120,49 +120,49 @@ fn segment(recorder: &Recorder, local: &Local, it: Allocated) -> Event {
 
 /// Memory (or a handle to it) of a size that is known before the call.
 pub unsafe fn allocates(
-    door: Door,
+    hook: HookCall,
     what: What,
     out: Out,
     size: usize,
     stream: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let addr = unsafe { got(code, out) };
-        allocated(door, Allocated { what, code, addr, size, stream, pool: 0 });
+        allocated(hook, Allocated { what, code, addr, size, stream, pool: 0 });
     }
     code
 }
 
 /// Memory from a pool that is named.
 pub unsafe fn allocates_from(
-    door: Door,
+    hook: HookCall,
     out: Out,
     size: usize,
     pool: usize,
     stream: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let addr = unsafe { got(code, out) };
-        allocated(door, Allocated { what: What::Pool, code, addr, size, stream, pool });
+        allocated(hook, Allocated { what: What::Pool, code, addr, size, stream, pool });
     }
     code
 }
 
 /// Memory in rows: the call says how far apart they are.
 pub unsafe fn allocates_rows(
-    door: Door,
+    hook: HookCall,
     out: Out,
     pitch: *mut usize,
     height: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own {
         // SAFETY: the caller's out-parameters, of the call that has just returned.
         let (addr, pitch) = unsafe { (got(code, out), got(code, pitch)) };
@@ -170,56 +170,61 @@ pub unsafe fn allocates_rows(
         let what = What::Device;
         // A request that failed has no pitch; that it failed is worth an event all the same.
         let size = if code == 0 { size } else { height.max(1) };
-        allocated(door, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+        allocated(hook, Allocated { what, code, addr, size, stream: 0, pool: 0 });
     }
     code
 }
 
 /// Memory in rows and slices.
 pub unsafe fn allocates_slices(
-    door: Door,
+    hook: HookCall,
     out: *mut PitchedPtr,
     extent: Extent,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own && code == 0 && !out.is_null() {
         // SAFETY: the caller's out-parameter, which a successful call has filled.
         let PitchedPtr { addr, pitch, .. } = unsafe { *out };
         let size = pitch.saturating_mul(extent.height).saturating_mul(extent.depth);
         let (what, addr) = (What::Device, addr as u64);
-        allocated(door, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+        allocated(hook, Allocated { what, code, addr, size, stream: 0, pool: 0 });
     }
     code
 }
 
 /// An array; what is counted are its elements, since how they are laid out is the device's secret.
 pub unsafe fn allocates_array(
-    door: Door,
+    hook: HookCall,
     out: Out,
     size: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     // SAFETY: the caller's out-parameter.
-    unsafe { allocates(door, What::Array, out, size, 0, call) }
+    unsafe { allocates(hook, What::Array, out, size, 0, call) }
 }
 
 /// Memory that another process holds; how much isn't said.
-pub unsafe fn imports(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn imports(hook: HookCall, out: Out, call: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the caller's out-parameter.
-    unsafe { allocates(door, What::Imported, out, 0, 0, call) }
+    unsafe { allocates(hook, What::Imported, out, 0, 0, call) }
 }
 
 /// Memory of the program's own is page-locked.
-pub unsafe fn registers(door: Door, addr: Ptr, size: usize, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn registers(
+    hook: HookCall,
+    addr: Ptr,
+    size: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     let mut at = addr;
     // SAFETY: `at` is ours and outlives the call.
-    unsafe { allocates(door, What::Registered, &raw mut at, size, 0, call) }
+    unsafe { allocates(hook, What::Registered, &raw mut at, size, 0, call) }
 }
 
 /// Memory (or a handle to it) goes back.
 pub unsafe fn frees(
-    door: Door,
+    hook: HookCall,
     what: What,
     addr: usize,
     stream: usize,
@@ -227,27 +232,27 @@ pub unsafe fn frees(
 ) -> c_int {
     let before = || {
         if addr != 0 {
-            freed(door, what, addr, stream);
+            freed(hook, what, addr, stream);
         }
     };
-    let code = pass_after(door, before, call);
+    let code = pass_after(hook, before, call);
     // `cudaFree(0)` is how programs ask for a context.
-    if addr == 0 && code == 0 && door.api == Api::cudaFree as u16 {
-        enters(door, place::current().device);
+    if addr == 0 && code == 0 && hook.api == Api::cudaFree as u16 {
+        enters(hook, place::current().device);
     }
     code
 }
 
-fn freed(door: Door, what: What, addr: usize, stream: usize) {
+fn freed(hook: HookCall, what: What, addr: usize, stream: usize) {
     guard::observe(|recorder, local| {
-        let framework = door.api == Api::cudaFree as u16 && allocator::is_caller(door.caller);
+        let framework = hook.api == Api::cudaFree as u16 && allocator::is_caller(hook.caller);
         if framework {
             captures::settle(recorder, local);
         }
         let stack = match local.request.get() {
             Some(request) if framework => request.stack,
             _ if framework => recorder.stack_of_free(local),
-            _ => recorder.stack_of_freeing_call(local, door.caller),
+            _ => recorder.stack_of_freeing_call(local, hook.caller),
         };
         let (addr, stream) = (addr as u64, stream as u64);
         let event = if framework {
@@ -255,7 +260,7 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
             event(local, segment.event(Kind::SegmentFree))
         } else {
             let gone = MemoryEvent { addr, size: 0, inside: 0, stream };
-            of_door(door, local, about(what, gone.event(Kind::FreeRequested)))
+            of_door(hook, local, about(what, gone.event(Kind::FreeRequested)))
         };
         recorder.write(&Event { stack, ..event });
     });
@@ -265,18 +270,18 @@ fn freed(door: Door, what: What, addr: usize, stream: usize) {
 
 /// Physical memory.
 pub unsafe fn creates_physical(
-    door: Door,
+    hook: HookCall,
     out: *mut u64,
     size: usize,
     properties: *const MemoryProperties,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own {
         // SAFETY: the caller's own parameters, of the call that has just returned.
         let (handle, device) = unsafe { (got(code, out), PoolProperties::device(properties)) };
         if let (0, Some(device)) = (code, device) {
-            enters(door, device as i8);
+            enters(hook, device as i8);
         }
         let size = size as u64;
         let said = if code == 0 {
@@ -285,11 +290,11 @@ pub unsafe fn creates_physical(
             refused(Kind::HandleCreate, size, code)
         };
         match device {
-            Some(device) => note_on(door, device as i8, said),
-            None => note(door, Event { layer: Layer::Host, ..said }),
+            Some(device) => note_on(hook, device as i8, said),
+            None => note(hook, Event { layer: Layer::Host, ..said }),
         }
     }
-    if allocator::is_caller(door.caller) {
+    if allocator::is_caller(hook.caller) {
         piece(code);
     }
     code
@@ -315,17 +320,17 @@ fn piece(code: c_int) {
 /// A handle to what has no memory of this process's own: physical memory of another process's, or
 /// something through which several devices write together.
 pub unsafe fn names_physical(
-    door: Door,
+    hook: HookCall,
     what: What,
     out: *mut u64,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
         let physical = HandleEvent { handle, size: 0, mappings: 0, references: 1 };
-        note(door, Event { what, ..physical.event(Kind::HandleCreate) });
+        note(hook, Event { what, ..physical.event(Kind::HandleCreate) });
     }
     code
 }
@@ -336,21 +341,29 @@ fn physical(handle: u64, kind: Kind) -> Event {
 }
 
 /// One more reference to what is mapped somewhere.
-pub unsafe fn retains_physical(door: Door, out: *mut u64, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, own) = pass(door, call);
+pub unsafe fn retains_physical(
+    hook: HookCall,
+    out: *mut u64,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(hook, call);
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
-        note(door, physical(handle, Kind::HandleRetain));
+        note(hook, physical(handle, Kind::HandleRetain));
     }
     code
 }
 
 /// One reference fewer.
-pub unsafe fn releases_physical(door: Door, handle: u64, call: impl FnOnce() -> c_int) -> c_int {
-    let before = || note(door, physical(handle, Kind::HandleRelease));
-    let code = pass_after(door, before, call);
-    if allocator::is_caller(door.caller) {
+pub unsafe fn releases_physical(
+    hook: HookCall,
+    handle: u64,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let before = || note(hook, physical(handle, Kind::HandleRelease));
+    let code = pass_after(hook, before, call);
+    if allocator::is_caller(hook.caller) {
         pieces_end(1);
     }
     code
@@ -358,42 +371,42 @@ pub unsafe fn releases_physical(door: Door, handle: u64, call: impl FnOnce() -> 
 
 /// A reserved range of addresses goes back.
 pub unsafe fn unreserves(
-    door: Door,
+    hook: HookCall,
     addr: usize,
     size: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     let before = || {
         let range = RangeEvent { addr: addr as u64, size: size as u64 };
-        note(door, range.event(Kind::Unreserve));
+        note(hook, range.event(Kind::Unreserve));
     };
-    pass_after(door, before, call)
+    pass_after(hook, before, call)
 }
 
 // --- objects -------------------------------------------------------------------------------------
 
 /// Something whose size nobody says.
-pub unsafe fn creates(door: Door, what: What, out: Out, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, own) = pass(door, call);
+pub unsafe fn creates(hook: HookCall, what: What, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, own) = pass(hook, call);
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
         let handle = unsafe { got(code, out) };
         let object = ObjectEvent { handle, context: place::current().handle as u64 };
-        note(door, Event { what, ..object.event(Kind::Create) });
+        note(hook, Event { what, ..object.event(Kind::Create) });
     }
     code
 }
 
 /// It goes.
 pub unsafe fn destroys(
-    door: Door,
+    hook: HookCall,
     what: What,
     handle: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     let object = ObjectEvent { handle: handle as u64, context: 0 };
-    let before = || note(door, Event { what, ..object.event(Kind::Destroy) });
-    let code = pass_after(door, before, call);
+    let before = || note(hook, Event { what, ..object.event(Kind::Destroy) });
+    let code = pass_after(hook, before, call);
     if code == 0 && what == What::MemoryPool {
         place::forget(handle);
     }
@@ -402,13 +415,13 @@ pub unsafe fn destroys(
 
 /// A pool, on a device or with the host (or wherever an imported one is).
 pub unsafe fn creates_pool(
-    door: Door,
+    hook: HookCall,
     out: Out,
     device: Option<c_int>,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     // SAFETY: the caller's out-parameter.
-    let code = unsafe { creates(door, What::MemoryPool, out, call) };
+    let code = unsafe { creates(hook, What::MemoryPool, out, call) };
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let pool = unsafe { got(code, out) };
     place::remember(pool as usize, device.map_or(place::UNKNOWN, |d| d as i8));
@@ -416,31 +429,39 @@ pub unsafe fn creates_pool(
 }
 
 /// A stream, on the current device.
-pub unsafe fn creates_stream(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, _) = pass(door, call);
+pub unsafe fn creates_stream(hook: HookCall, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+    let (code, _) = pass(hook, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let stream = unsafe { got(code, out) };
     place::remember(stream as usize, place::current().device);
     if code == 0 {
-        enters(door, place::current().device);
+        enters(hook, place::current().device);
     }
     code
 }
 
 /// A stream goes.
-pub unsafe fn destroys_stream(door: Door, stream: usize, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn destroys_stream(
+    hook: HookCall,
+    stream: usize,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     place::forget(stream);
-    pass(door, call).0
+    pass(hook, call).0
 }
 
 /// A node of a graph, of whatever kind.
-pub unsafe fn adds_node(door: Door, node: *mut GraphNode, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, own) = pass(door, call);
+pub unsafe fn adds_node(
+    hook: HookCall,
+    node: *mut GraphNode,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
+    let (code, own) = pass(hook, call);
     if own && code == 0 {
         // SAFETY: the caller's parameter, which a successful call has read and filled.
         match unsafe { GraphNode::memory(node) } {
-            Some(NodeMemory::Allocation(allocation)) => promised(door, allocation),
-            Some(NodeMemory::Free(addr)) => freed(door, What::GraphNode, addr, 0),
+            Some(NodeMemory::Allocation(allocation)) => promised(hook, allocation),
+            Some(NodeMemory::Free(addr)) => freed(hook, What::GraphNode, addr, 0),
             None => {}
         }
     }
@@ -449,38 +470,38 @@ pub unsafe fn adds_node(door: Door, node: *mut GraphNode, call: impl FnOnce() ->
 
 /// An address that an allocation node of a graph will have.
 pub unsafe fn promises(
-    door: Door,
+    hook: HookCall,
     node: *mut GraphAllocation,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(door, call);
+    let (code, own) = pass(hook, call);
     if own
         && code == 0
         // SAFETY: the caller's parameter, which a successful call has filled.
         && let Some(node) = unsafe { node.as_ref() }
     {
-        promised(door, node);
+        promised(hook, node);
     }
     code
 }
 
-fn promised(door: Door, node: &GraphAllocation) {
+fn promised(hook: HookCall, node: &GraphAllocation) {
     let (addr, size) = (node.addr as u64, node.size as u64);
     let promise = MemoryEvent { addr, size, inside: 0, stream: 0 };
     let said = about(What::GraphNode, promise.event(Kind::Alloc));
     match node.device() {
-        Some(device) => note_on(door, device as i8, said),
-        None => note(door, said),
+        Some(device) => note_on(hook, device as i8, said),
+        None => note(hook, said),
     }
 }
 
 // --- interfaces of 32-bit days -------------------------------------------------------------------
 
 /// An interface with addresses and sizes of 32 bits: passed on, not recorded, and said once.
-pub unsafe fn passes_old(door: Door, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn passes_old(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        let name = crate::cuda::table::name(door.api);
+        let name = crate::cuda::table::name(hook.api);
         message!("{name} has addresses of 32 bits and is not recorded; {name}_v2 is");
     }
     call()

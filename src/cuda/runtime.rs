@@ -12,51 +12,51 @@ use crate::cuda::records::{Handle, Out, Ptr};
 use crate::cuda::table::Hooks;
 use crate::cuda::{devices, place, procs, under_way};
 use crate::pytorch::{allocator, captures, sites};
-use crate::record::door::Door;
 use crate::record::guard::event;
 use crate::record::guard::{self, MAX_WAITS};
+use crate::record::hook::HookCall;
 use crate::stack::Site;
 
 macro_rules! forward {
-    ($door:expr, $name:ident ( $($arg:expr),* )) => {
+    ($hook:expr, $name:ident ( $($arg:expr),* )) => {
         // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($door $(, $arg)*) }
+        unsafe { real::$name($hook $(, $arg)*) }
     };
 }
 
 /// The number of devices; PyTorch's first call, which wakes the recorder.
-pub(super) fn cudaGetDeviceCount(door: Door, count: *mut c_int) -> c_int {
+pub(super) fn cudaGetDeviceCount(hook: HookCall, count: *mut c_int) -> c_int {
     crate::record::switch::wake();
-    forward!(door, cudaGetDeviceCount(count))
+    forward!(hook, cudaGetDeviceCount(count))
 }
 
-pub(super) fn cudaSetDevice(door: Door, device: c_int) -> c_int {
+pub(super) fn cudaSetDevice(hook: HookCall, device: c_int) -> c_int {
     crate::record::switch::wake();
-    let code = forward!(door, cudaSetDevice(device));
+    let code = forward!(hook, cudaSetDevice(device));
     if code == 0 {
         place::set_device(device as i8);
-        devices::enters(door, device as i8);
+        devices::enters(hook, device as i8);
     }
     code
 }
 
-pub(super) fn cudaMemGetInfo(door: Door, free: *mut usize, total: *mut usize) -> c_int {
+pub(super) fn cudaMemGetInfo(hook: HookCall, free: *mut usize, total: *mut usize) -> c_int {
     let before = under_way::at_rest();
-    let code = forward!(door, cudaMemGetInfo(free, total));
-    if code == 0 && !free.is_null() && allocator::is_caller(door.caller) {
+    let code = forward!(hook, cudaMemGetInfo(free, total));
+    if code == 0 && !free.is_null() && allocator::is_caller(hook.caller) {
         // SAFETY: the real function succeeded with this out-parameter.
         guard::local(|l| l.device_free.set(unsafe { *free } as u64));
     }
     // SAFETY: the caller's out-parameters, of the call that has just returned.
-    unsafe { devices::tells_free(door, code, (free, total), before) };
+    unsafe { devices::tells_free(hook, code, (free, total), before) };
     code
 }
 
 /// PyTorch's allocator records one event for each stream that a freed block
 /// was used on, then reports the free.
-pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
-    let code = forward!(door, cudaEventRecord(ev, stream));
-    if code == 0 && sites::is_allocator(door.caller) {
+pub(super) fn cudaEventRecord(hook: HookCall, ev: Handle, stream: Handle) -> c_int {
+    let code = forward!(hook, cudaEventRecord(ev, stream));
+    if code == 0 && sites::is_allocator(hook.caller) {
         guard::local(|l| {
             let n = l.recorded_len.get();
             if n == MAX_WAITS {
@@ -72,15 +72,15 @@ pub(super) fn cudaEventRecord(door: Door, ev: Handle, stream: Handle) -> c_int {
     code
 }
 
-pub(super) fn cudaEventQuery(door: Door, ev: Handle) -> c_int {
-    let code = forward!(door, cudaEventQuery(ev));
-    event_ready(code, ev, door.caller);
+pub(super) fn cudaEventQuery(hook: HookCall, ev: Handle) -> c_int {
+    let code = forward!(hook, cudaEventQuery(ev));
+    event_ready(code, ev, hook.caller);
     code
 }
 
-pub(super) fn cudaEventSynchronize(door: Door, ev: Handle) -> c_int {
-    let code = forward!(door, cudaEventSynchronize(ev));
-    event_ready(code, ev, door.caller);
+pub(super) fn cudaEventSynchronize(hook: HookCall, ev: Handle) -> c_int {
+    let code = forward!(hook, cudaEventSynchronize(ev));
+    event_ready(code, ev, hook.caller);
     code
 }
 
@@ -106,12 +106,12 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
 macro_rules! tells_capture {
     ($name:ident ($($arg:ident),*)) => {
         #[allow(clippy::too_many_arguments, reason = "NVIDIA's prototype, and the door")]
-        pub(super) fn $name(door: Door, stream: Handle, status: *mut c_int, $($arg: Ptr),*) -> c_int {
-            let code = forward!(door, $name(stream, status, $($arg),*));
+        pub(super) fn $name(hook: HookCall, stream: Handle, status: *mut c_int, $($arg: Ptr),*) -> c_int {
+            let code = forward!(hook, $name(stream, status, $($arg),*));
             if code == 0 && !status.is_null() {
                 // SAFETY: the real function succeeded with this out-parameter.
                 let status = unsafe { *status };
-                if sites::is_allocator(door.caller) {
+                if sites::is_allocator(hook.caller) {
                     guard::local(|local| captures::told(local, status));
                 }
             }
@@ -129,14 +129,14 @@ macro_rules! looks_up {
     ($name:ident ($version:expr, $per_thread:expr $(, $arg:ident : $ty:ty)*)) => {
         pub(super) fn $name(
             ours: &Hooks,
-            door: Door,
+            hook: HookCall,
             name: *const c_char,
             out: Out,
             $($arg: $ty,)*
             flags: c_ulonglong,
             status: *mut c_int,
         ) -> c_int {
-            let code = forward!(door, $name(name, out $(, $arg)*, flags, status));
+            let code = forward!(hook, $name(name, out $(, $arg)*, flags, status));
             let per_thread = procs::is_per_thread(flags, $per_thread);
             // SAFETY: name and out are the caller's, as the real function has just used them.
             unsafe { procs::hand_out(ours, code, name, out, $version, per_thread) }

@@ -17,7 +17,7 @@ use std::ffi::CStr;
 
 pub(crate) use crate::nccl::communicators::rows as nccl_rows;
 pub(crate) use crate::pytorch::workspaces::rows as cublas_rows;
-use crate::record::door::Tier;
+use crate::record::hook::Tier;
 
 /// A row of the table.
 pub struct EntryPoint {

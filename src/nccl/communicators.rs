@@ -19,9 +19,9 @@ use memtrace_format::event::{
 };
 use memtrace_format::world::World;
 
-use crate::record::door::Door;
 use crate::record::guard;
 use crate::record::guard::event;
+use crate::record::hook::HookCall;
 use crate::stack::Site;
 
 /// `void **`: where a handle goes.
@@ -111,19 +111,19 @@ fn number_of(handle: usize) -> u16 {
 }
 
 /// Writes an event about a communicator. Outside the real call.
-fn note(door: Door, number: u16, said: Event) {
+fn note(hook: HookCall, number: u16, said: Event) {
     guard::observe(|recorder, local| {
         let stack = match said.kind {
-            Kind::Create => recorder.stacks.capture_call(&local.stacks, Site::Alloc, door.caller),
-            _ => recorder.stack_of_freeing_call(local, door.caller),
+            Kind::Create => recorder.stacks.capture_call(&local.stacks, Site::Alloc, hook.caller),
+            _ => recorder.stack_of_freeing_call(local, hook.caller),
         };
-        let (api, pool) = (door.api, Pool(number));
+        let (api, pool) = (hook.api, Pool(number));
         recorder.write(&Event { api, pool, stack, ..event(local, said) });
     });
 }
 
 /// A communicator is there.
-fn made(door: Door, number: u16, handle: usize, ranks: c_int, rank: c_int) {
+fn made(hook: HookCall, number: u16, handle: usize, ranks: c_int, rank: c_int) {
     if handle == 0 {
         return;
     }
@@ -137,16 +137,16 @@ fn made(door: Door, number: u16, handle: usize, ranks: c_int, rank: c_int) {
     }
     put_down(number);
     let (handle, ranks, rank) = (handle as u64, ranks.max(0) as u64, rank.max(0) as u64);
-    note(door, number, CommunicatorEvent { handle, ranks, rank }.event());
+    note(hook, number, CommunicatorEvent { handle, ranks, rank }.event());
 }
 
-fn gone(door: Door, handle: usize) {
+fn gone(hook: HookCall, handle: usize) {
     let number = number_of(handle);
     if number == NONE {
         return;
     }
     let gone = ObjectEvent { handle: handle as u64, context: 0 }.event(Kind::Destroy);
-    note(door, number, Event { what: What::Communicator, ..gone });
+    note(hook, number, Event { what: What::Communicator, ..gone });
     for [key, _] in &KNOWN {
         let _ = key.compare_exchange(handle as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
@@ -188,7 +188,7 @@ fn joined(code: c_int, ranks: c_int, rank: c_int) {
 
 /// A call that makes one communicator.
 pub unsafe fn makes(
-    door: Door,
+    hook: HookCall,
     out: Out,
     ranks: c_int,
     rank: c_int,
@@ -201,13 +201,18 @@ pub unsafe fn makes(
     let number = new_number();
     let code = working(number, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
-    made(door, number, unsafe { handle_at(code, out) }, ranks, rank);
+    made(hook, number, unsafe { handle_at(code, out) }, ranks, rank);
     joined(code, ranks, rank);
     code
 }
 
 /// One for each of this process's devices.
-pub unsafe fn makes_all(door: Door, out: Out, count: c_int, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn makes_all(
+    hook: HookCall,
+    out: Out,
+    count: c_int,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     crate::record::switch::wake();
     if is_inside() {
         return call();
@@ -218,38 +223,38 @@ pub unsafe fn makes_all(door: Door, out: Out, count: c_int, call: impl FnOnce() 
         let number = if i == 0 { first } else { new_number() };
         // SAFETY: a successful call has filled so many places.
         let handle = unsafe { handle_at(code, out.add(i as usize)) };
-        made(door, number, handle, count, i);
+        made(hook, number, handle, count, i);
     }
     code
 }
 
 /// Neither the number of the new one's ranks nor which one this is, is said
 /// by the call: 0 ranks are not known.
-pub unsafe fn splits(door: Door, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn splits(hook: HookCall, out: Out, call: impl FnOnce() -> c_int) -> c_int {
     if is_inside() {
         return call();
     }
     let number = new_number();
     let code = working(number, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
-    made(door, number, unsafe { handle_at(code, out) }, 0, 0);
+    made(hook, number, unsafe { handle_at(code, out) }, 0, 0);
     code
 }
 
 /// A call that is the last one about a communicator.
-pub unsafe fn ends(door: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn ends(hook: HookCall, of: usize, call: impl FnOnce() -> c_int) -> c_int {
     let number = number_of(of);
-    gone(door, of);
+    gone(hook, of);
     working(number, call)
 }
 
 /// A call that is for a communicator, and makes nothing.
-pub unsafe fn works(_: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn works(_: HookCall, of: usize, call: impl FnOnce() -> c_int) -> c_int {
     working(number_of(of), call)
 }
 
 /// `ncclGroupStart`.
-pub unsafe fn starts_group(_: Door, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn starts_group(_: HookCall, call: impl FnOnce() -> c_int) -> c_int {
     let code = call();
     if code == 0 && !is_inside() {
         let (depth, whose) = GROUP.get();
@@ -259,7 +264,7 @@ pub unsafe fn starts_group(_: Door, call: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// `ncclGroupEnd`.
-pub unsafe fn ends_group(_: Door, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn ends_group(_: HookCall, call: impl FnOnce() -> c_int) -> c_int {
     if is_inside() {
         return call();
     }
@@ -269,7 +274,7 @@ pub unsafe fn ends_group(_: Door, call: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// A call that sends something: buffers and connections are made at the first.
-pub unsafe fn sends(_: Door, of: usize, call: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn sends(_: HookCall, of: usize, call: impl FnOnce() -> c_int) -> c_int {
     if is_inside() {
         return call();
     }

@@ -13,10 +13,10 @@
 use std::ffi::{c_int, c_void};
 
 use crate::pytorch::changes;
-use crate::record::door::Door;
+use crate::record::hook::HookCall;
 
 /// A function that is handed a workspace.
-pub fn takes_workspace(_: Door, workspace: *mut c_void, call: impl FnOnce() -> c_int) -> c_int {
+pub fn takes_workspace(_: HookCall, workspace: *mut c_void, call: impl FnOnce() -> c_int) -> c_int {
     changes::workspace(workspace as u64);
     call()
 }

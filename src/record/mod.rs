@@ -6,8 +6,8 @@
 pub mod activity;
 pub mod blackbox;
 
-pub mod door;
 pub mod guard;
+pub mod hook;
 pub mod live;
 pub mod mailbox;
 pub mod places;

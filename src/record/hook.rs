@@ -15,7 +15,7 @@ pub enum Tier {
 
 /// See the module's essay.
 #[derive(Clone, Copy)]
-pub struct Door {
+pub struct HookCall {
     /// The number of the entry point, as events carry it.
     pub api: u16,
     /// Whose it is.
@@ -26,7 +26,7 @@ pub struct Door {
     pub real: usize,
 }
 
-impl Door {
+impl HookCall {
     /// The call has been made, and returns: counts it.
     #[inline]
     pub fn used(self) {
