@@ -163,7 +163,7 @@ impl Doors<'_> {
                 if !is_bound {
                     Some(self.ours[api as usize].exported.0 as usize)
                 } else if self.nvidias.iter().any(is_its) {
-                    Some(routes::door_for(self.ours, api, target))
+                    Some(routes::trampoline_for(self.ours, api, target))
                 } else {
                     None
                 }

@@ -25,7 +25,7 @@ use crate::cuda::records::{
 };
 use crate::cuda::routes::{ROUTES, Row, TARGETS};
 use crate::cuda::table::{
-    Api, Code, DOORS, Hook, Hooks, cublas_rows, driver_rows, nccl_rows, runtime_rows,
+    Api, Code, Hook, Hooks, TRAMPOLINES, cublas_rows, driver_rows, nccl_rows, runtime_rows,
 };
 use crate::nccl::communicators::UniqueId;
 use crate::record::hook::{HookCall, Tier};
@@ -89,16 +89,16 @@ macro_rules! hooks {
         pub static OURS: Hooks = [
             Hook {
                 handler: Code(std::ptr::null()),
-                doors: [Code(std::ptr::null()); DOORS],
+                trampolines: [Code(std::ptr::null()); TRAMPOLINES],
                 exported: Code(std::ptr::null()),
             },
             $($( Hook {
                 handler: Code(handlers::$name as *const ()),
-                doors: [
-                    Code(doors::$name::<0> as *const ()),
-                    Code(doors::$name::<1> as *const ()),
-                    Code(doors::$name::<2> as *const ()),
-                    Code(doors::$name::<3> as *const ()),
+                trampolines: [
+                    Code(trampolines::$name::<0> as *const ()),
+                    Code(trampolines::$name::<1> as *const ()),
+                    Code(trampolines::$name::<2> as *const ()),
+                    Code(trampolines::$name::<3> as *const ()),
                 ],
                 exported: Code(exports::$name as *const ()),
             }, )*)*
@@ -133,18 +133,18 @@ macro_rules! hooks {
 
         /// What look-ups give out. Not the exported symbols: these may stand for an interposer in
         /// front of us, which may be the one that asks; and where they lead depends on who calls.
-        mod doors {
+        mod trampolines {
             use super::*;
             $($(
                 #[allow(non_snake_case)]
                 #[unsafe(naked)]
-                pub(super) unsafe extern "C" fn $name<const DOOR: usize>() {
+                pub(super) unsafe extern "C" fn $name<const INDEX: usize>() {
                     core::arch::naked_asm!(
                         "movq xmm0, qword ptr [rsp]",
                         "movq xmm1, qword ptr [rip + {targets} + {at}]",
                         "jmp {handler}",
                         targets = sym TARGETS,
-                        at = const (Api::$name as usize * DOORS + DOOR) * size_of::<usize>(),
+                        at = const (Api::$name as usize * TRAMPOLINES + INDEX) * size_of::<usize>(),
                         handler = sym super::handlers::$name,
                     )
                 }

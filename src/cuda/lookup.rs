@@ -208,16 +208,16 @@ fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void 
 fn shown(api: Api, name: &CStr, version: Option<&CStr>, found: usize) -> usize {
     let row = &ENTRY_POINTS[api as usize];
     if !loaded::is_own(found) {
-        return door_if(resolve::is_nvidias(found), api, found);
+        return trampoline_if(resolve::is_nvidias(found), api, found);
     }
     // The handle is for the scope that all have in common, and us in it.
     // SAFETY: a look-up by name.
     let next = unsafe { next::really(libc::RTLD_NEXT, name, version) } as usize;
-    door_if(next != 0 && resolve::is_cudas(row, next), api, next)
+    trampoline_if(next != 0 && resolve::is_cudas(row, next), api, next)
 }
 
-fn door_if(is_cudas: bool, api: Api, found: usize) -> usize {
-    if is_cudas { routes::door_for(&OURS, api, found) } else { found }
+fn trampoline_if(is_cudas: bool, api: Api, found: usize) -> usize {
+    if is_cudas { routes::trampoline_for(&OURS, api, found) } else { found }
 }
 
 /// What a look-up that depends on its caller finds; `is_decided` is 0 if it is the loader's to say.
@@ -281,7 +281,7 @@ fn in_scope(
         next_in_scope(name, version, caller)?
     };
     let is_cudas = || resolve::is_cudas(&ENTRY_POINTS[api as usize], found);
-    Some(door_if(found != 0 && !loaded::is_own(found) && is_cudas(), api, found))
+    Some(trampoline_if(found != 0 && !loaded::is_own(found) && is_cudas(), api, found))
 }
 
 /// `RTLD_DEFAULT`: the scope that all have in common, then the caller's own. 0 is

@@ -69,7 +69,7 @@ fn ours_for(
         unknown_interface(name);
         return None;
     };
-    Some(routes::door_for(ours, api, found as usize) as *mut c_void)
+    Some(routes::trampoline_for(ours, api, found as usize) as *mut c_void)
 }
 
 fn is_named(row: &EntryPoint, name: &[u8]) -> bool {

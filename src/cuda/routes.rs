@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::cuda::callers::{self, Goes};
 use crate::cuda::calls;
-use crate::cuda::table::{Api, DOORS, ENTRY_POINTS, Hooks, ROWS};
+use crate::cuda::table::{Api, ENTRY_POINTS, Hooks, ROWS, TRAMPOLINES};
 use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::os::locks::Turn;
@@ -63,8 +63,8 @@ const TURN: usize = 64;
 pub static ROUTES: [Row; ROWS] = [const { Row::new() }; ROWS];
 
 /// The real functions behind the doors.
-pub static TARGETS: [[AtomicUsize; DOORS]; ROWS] =
-    [const { [const { AtomicUsize::new(0) }; DOORS] }; ROWS];
+pub static TARGETS: [[AtomicUsize; TRAMPOLINES]; ROWS] =
+    [const { [const { AtomicUsize::new(0) }; TRAMPOLINES] }; ROWS];
 
 impl Line {
     const fn new() -> Line {
@@ -143,18 +143,18 @@ impl Row {
 }
 
 /// Ours for a real function that was looked up; itself if there are more of this name than doors.
-pub fn door_for(ours: &Hooks, api: Api, function: usize) -> usize {
+pub fn trampoline_for(ours: &Hooks, api: Api, function: usize) -> usize {
     static SAID: AtomicBool = AtomicBool::new(false);
-    for (target, door) in TARGETS[api as usize].iter().zip(&ours[api as usize].doors) {
+    for (target, trampoline) in TARGETS[api as usize].iter().zip(&ours[api as usize].trampolines) {
         let claimed = target.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
         if claimed.is_ok() || claimed == Err(function) {
-            return door.0 as usize;
+            return trampoline.0 as usize;
         }
     }
     if !SAID.swap(true, Ordering::Relaxed) {
         let name = ENTRY_POINTS[api as usize].name;
         message!(
-            "more than {DOORS} functions are called {name}: calls of the others are not recorded"
+            "more than {TRAMPOLINES} functions are called {name}: calls of the others are not recorded"
         );
     }
     function
@@ -221,17 +221,18 @@ mod tests {
     }
 
     #[test]
-    fn each_real_function_has_a_door_as_long_as_there_are_doors() {
+    fn each_real_function_has_a_trampoline_as_long_as_there_are_any() {
         let _steady = crate::stack::testing::steady(); // nobody closes a library
         let api = Api::cuMulticastCreate;
-        let doors: Vec<usize> = (1..=DOORS).map(|n| door_for(&OURS, api, n << 40)).collect();
-        assert_eq!(doors, OURS[api as usize].doors.map(|d| d.0 as usize));
-        assert_eq!(door_for(&OURS, api, 2 << 40), doors[1], "the same again");
-        assert_eq!(door_for(&OURS, api, 9 << 40), 9 << 40, "no door left: itself");
+        let trampolines: Vec<usize> =
+            (1..=TRAMPOLINES).map(|n| trampoline_for(&OURS, api, n << 40)).collect();
+        assert_eq!(trampolines, OURS[api as usize].trampolines.map(|d| d.0 as usize));
+        assert_eq!(trampoline_for(&OURS, api, 2 << 40), trampolines[1], "the same again");
+        assert_eq!(trampoline_for(&OURS, api, 9 << 40), 9 << 40, "none left: itself");
         forget();
         assert_eq!(
-            door_for(&OURS, api, 9 << 40),
-            doors[0],
+            trampoline_for(&OURS, api, 9 << 40),
+            trampolines[0],
             "those lie in no library: they are gone"
         );
         forget();

@@ -58,15 +58,15 @@ impl EntryPoint {
 }
 
 /// Real functions of one name that look-ups give out.
-pub const DOORS: usize = 4;
+pub const TRAMPOLINES: usize = 4;
 
 /// What of ours stands for a row.
 pub struct Hook {
     /// What our symbols and doors jump to.
     pub handler: Code,
     /// Our functions that look-ups give out, each for one real function
-    /// ([`super::routes::door_for`]).
-    pub doors: [Code; DOORS],
+    /// ([`super::routes::trampoline_for`]).
+    pub trampolines: [Code; TRAMPOLINES],
     /// Whom the loader shows under the row's name: our symbol, or that of
     /// an interposer in front of us.
     pub exported: Code,

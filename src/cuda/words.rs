@@ -147,7 +147,7 @@ fn send(ours: &Hooks, words: &[Word]) -> bool {
     let target = |(word, found): (&Word, Option<(usize, bool)>)| {
         let (found, is_cudas) = found?;
         let api = Api::from_number(word.row)?;
-        Some(if is_cudas { routes::door_for(ours, api, found) } else { found })
+        Some(if is_cudas { routes::trampoline_for(ours, api, found) } else { found })
     };
     let targets: Vec<Option<usize>> =
         words.iter().zip(found.unwrap_or_default()).map(target).collect();
