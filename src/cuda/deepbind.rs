@@ -108,15 +108,15 @@ pub fn look(ours: &Hooks, dlsyms: [usize; 2]) {
     words::look(ours);
     let [loaded, _] = loaded::counts();
     if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
-        let doors = Doors::find(ours, dlsyms);
-        let mut are_led = true;
+        let real = RealFunctions::find(ours, dlsyms);
+        let mut all_redirected = true;
         loaded::visit(|_, tables| {
             for binding in tables.bindings() {
-                are_led &= doors.lead(&binding, tables);
+                all_redirected &= real.redirect(&binding, tables);
             }
             false
         });
-        if !are_led {
+        if !all_redirected {
             SEEN.store(0, Ordering::Release); // the loader is at work on one of them
         }
     }
@@ -124,7 +124,7 @@ pub fn look(ours: &Hooks, dlsyms: [usize; 2]) {
 
 /// The real functions behind our doors. Looked up before the loader's list is gone through, in
 /// which it must not be asked anything.
-struct Doors<'a> {
+struct RealFunctions<'a> {
     ours: &'a Hooks,
     our_dlsyms: [usize; 2],
     dlsym: usize,
@@ -134,8 +134,8 @@ struct Doors<'a> {
     nvidias: Vec<Tables>,
 }
 
-impl Doors<'_> {
-    fn find(ours: &Hooks, our_dlsyms: [usize; 2]) -> Doors<'_> {
+impl RealFunctions<'_> {
+    fn find(ours: &Hooks, our_dlsyms: [usize; 2]) -> RealFunctions<'_> {
         let own = |name| next::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
         let mut nvidias = Vec::new();
         loaded::visit(|path, tables| {
@@ -145,7 +145,7 @@ impl Doors<'_> {
             false
         });
         let (dlsym, dlclose) = (own(c"dlsym"), own(c"dlclose"));
-        Doors { ours, our_dlsyms, dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
+        RealFunctions { ours, our_dlsyms, dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
     }
 
     /// Where a call should go that goes to `target` now, or that the loader is yet to bind.
@@ -173,7 +173,7 @@ impl Doors<'_> {
     }
 
     /// Sends a call that goes past us where every other one goes. Says whether none does any more.
-    fn lead(&self, binding: &Binding, tables: &Tables) -> bool {
+    fn redirect(&self, binding: &Binding, tables: &Tables) -> bool {
         let target = binding.target();
         if loaded::is_own(target) {
             return true;
