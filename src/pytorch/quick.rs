@@ -68,10 +68,10 @@ pub struct Answer {
 const _: () = assert!(size_of::<Answer>() == 104 && std::mem::offset_of!(Answer, there) == 96);
 
 /// What is called: the real function, or [`decide`] while operators are tracked.
-static DOOR: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static TARGET: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL: Address = Address::new();
 /// Has anybody come through the door since [`begin`]?
-static CAME: AtomicBool = AtomicBool::new(false);
+static WAS_CALLED: AtomicBool = AtomicBool::new(false);
 /// Keys that are excluded below autograd, one that may be, too, and those of autocast.
 static BELOW: AtomicU64 = AtomicU64::new(0);
 static VIEWS: AtomicU64 = AtomicU64::new(0);
@@ -124,7 +124,7 @@ pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -
         "mov rdx, qword ptr [rsp]",
         "mov rcx, rsp",
         "jmp rax",
-        door = sym DOOR,
+        door = sym TARGET,
         find = sym find,
     )
 }
@@ -134,7 +134,8 @@ extern "C" fn find() -> *mut c_void {
         Some(real) if real.as_ptr() != step_callbacks as *mut c_void => {
             REAL.set(real.as_ptr());
             let none = std::ptr::null_mut();
-            let _ = DOOR.compare_exchange(none, real.as_ptr(), Ordering::AcqRel, Ordering::Relaxed);
+            let _ =
+                TARGET.compare_exchange(none, real.as_ptr(), Ordering::AcqRel, Ordering::Relaxed);
             real.as_ptr()
         }
         _ => nobody as *mut c_void,
@@ -183,26 +184,26 @@ pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
     AUTOCAST.store(autocast, Ordering::Relaxed);
     START.set(start as *mut c_void);
     END.set(end as *mut c_void);
-    CAME.store(false, Ordering::Relaxed);
+    WAS_CALLED.store(false, Ordering::Relaxed);
     let known = OPERATORS.lock().is_some();
     if below != 0 && known && find() != nobody as *mut c_void && trusted(start, end) {
-        DOOR.store(trial as *mut c_void, Ordering::Release);
+        TARGET.store(trial as *mut c_void, Ordering::Release);
     }
 }
 
 /// Has PyTorch come? Then operators are seen from here on.
 pub fn end_of_trial() -> bool {
-    let came = CAME.load(Ordering::Acquire);
+    let came = WAS_CALLED.load(Ordering::Acquire);
     HOT.quick.store(came, Ordering::Release);
     let next = if came { decide as *mut c_void } else { REAL.get() };
-    DOOR.store(next, Ordering::Release);
+    TARGET.store(next, Ordering::Release);
     came
 }
 
 /// Operators are no longer seen.
 pub fn end() {
     HOT.quick.store(false, Ordering::Release);
-    DOOR.store(REAL.get(), Ordering::Release);
+    TARGET.store(REAL.get(), Ordering::Release);
 }
 
 unsafe extern "C-unwind" fn trial(
@@ -211,7 +212,7 @@ unsafe extern "C-unwind" fn trial(
     _: usize,
     _: *const usize,
 ) -> *mut Answer {
-    CAME.store(true, Ordering::Release);
+    WAS_CALLED.store(true, Ordering::Release);
     // SAFETY: handed through.
     unsafe { real(result, scope) }
 }
