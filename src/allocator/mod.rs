@@ -230,7 +230,7 @@ impl Owner {
     fn report(&self, addr: u64, change: i64) {
         let allocated = self.allocator.stats().allocated_bytes.all.current as usize;
         let reserved = self.allocator.reserved() as usize;
-        allocator::tell_profiler(addr, change, allocated, reserved, self.ordinal as i8);
+        allocator::report_to_profiler(addr, change, allocated, reserved, self.ordinal as i8);
     }
 
     fn refusal(&mut self, failure: &OutOfMemory) -> Refusal {

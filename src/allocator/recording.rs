@@ -5,7 +5,7 @@
 //! A free that does not wait is one event. All events of one request or free have its
 //! stack, which was taken before any lock.
 
-use memtrace_caching::{Action, Event as Told, Sink};
+use memtrace_caching::{Action, Event as Report, Sink};
 use memtrace_format::event::{
     BlockEvent, CompletedEvent, Event, FLAG_PENDING, FLAG_SMALL, Kind, NO_STACK, OomEvent, Pool,
     SegmentEvent, SnapshotEvent, StackId,
@@ -83,10 +83,10 @@ fn reserved_by(event: &Event) -> i64 {
 }
 
 impl Sink for Recording {
-    fn event(&mut self, told: &Told) {
-        let &Told { addr, size, stream, .. } = told;
+    fn event(&mut self, report: &Report) {
+        let &Report { addr, size, stream, .. } = report;
         let segment = SegmentEvent { addr, size, reservation: 0, stream };
-        let said = match told.action {
+        let said = match report.action {
             Action::FreeCompleted if std::mem::take(&mut self.completed) => return,
             Action::FreeCompleted => CompletedEvent { block: addr }.event(),
             Action::SegmentAlloc => comes(segment.event(Kind::SegmentAlloc)),
@@ -97,26 +97,26 @@ impl Sink for Recording {
             }
             Action::SegmentUnmap => segment.event(Kind::SegmentUnmap),
             Action::Oom => Event { stream, ..OomEvent { asked: size, free: addr }.event() },
-            // Told by the two below.
+            // Report by the two below.
             Action::Alloc | Action::FreeRequested => return,
         };
-        self.write(told.pool, said);
+        self.write(report.pool, said);
     }
 
-    fn handed_out(&mut self, told: &Told, block: u64) {
+    fn handed_out(&mut self, report: &Report, block: u64) {
         self.allocated += block;
-        let &Told { addr, size, stream, .. } = told;
+        let &Report { addr, size, stream, .. } = report;
         let said = BlockEvent { addr, asked: size, size: block, stream };
-        self.write(told.pool, said.event(Kind::Alloc));
+        self.write(report.pool, said.event(Kind::Alloc));
     }
 
-    fn given_back(&mut self, told: &Told, block: u64, waits: bool) {
+    fn given_back(&mut self, report: &Report, block: u64, waits: bool) {
         self.allocated -= block;
         self.completed = !waits;
-        let &Told { addr, stream, .. } = told;
+        let &Report { addr, stream, .. } = report;
         let said = BlockEvent { addr, asked: block, size: block, stream };
         let flags = if waits { FLAG_PENDING } else { 0 };
-        self.write(told.pool, Event { flags, ..said.event(Kind::FreeRequested) });
+        self.write(report.pool, Event { flags, ..said.event(Kind::FreeRequested) });
     }
 }
 

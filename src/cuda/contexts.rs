@@ -20,7 +20,7 @@ use crate::record::hook::HookCall;
 // --- what is said in passing ---------------------------------------------------------------------
 
 /// The program asks for a device's pool.
-pub unsafe fn tells_pool(
+pub unsafe fn queries_pool(
     hook: HookCall,
     out: Out,
     device: c_int,
@@ -42,7 +42,7 @@ pub enum Keeper {
 }
 
 /// The program asks how much is kept, which is one of the numbers that it may ask for.
-pub unsafe fn tells_reserved(
+pub unsafe fn queries_reserved(
     hook: HookCall,
     keeper: Keeper,
     attribute: c_int,

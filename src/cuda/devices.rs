@@ -54,7 +54,7 @@ pub(super) fn enters(hook: HookCall, device: i8) {
 }
 
 /// The program asked how much of the current device is free. `before`: [`at_rest`] before it asked.
-pub(super) unsafe fn tells_free(
+pub(super) unsafe fn queries_free(
     hook: HookCall,
     code: c_int,
     (free, total): (*const usize, *const usize),

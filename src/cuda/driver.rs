@@ -34,7 +34,7 @@ pub(super) fn cuMemGetInfo_v2(hook: HookCall, free: *mut usize, total: *mut usiz
     let (code, own) = pass(hook, || forward!(hook, cuMemGetInfo_v2(free, total)));
     if own {
         // SAFETY: the caller's out-parameters, of the call that has just returned.
-        unsafe { devices::tells_free(hook, code, (free, total), before) };
+        unsafe { devices::queries_free(hook, code, (free, total), before) };
     }
     code
 }

@@ -48,7 +48,7 @@ pub(super) fn cudaMemGetInfo(hook: HookCall, free: *mut usize, total: *mut usize
         guard::local(|l| l.device_free.set(unsafe { *free } as u64));
     }
     // SAFETY: the caller's out-parameters, of the call that has just returned.
-    unsafe { devices::tells_free(hook, code, (free, total), before) };
+    unsafe { devices::queries_free(hook, code, (free, total), before) };
     code
 }
 
@@ -103,7 +103,7 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
 }
 
 /// The allocator asks so whether a graph is being captured.
-macro_rules! tells_capture {
+macro_rules! queries_capture {
     ($name:ident ($($arg:ident),*)) => {
         #[allow(clippy::too_many_arguments, reason = "NVIDIA's prototype, and the door")]
         pub(super) fn $name(hook: HookCall, stream: Handle, status: *mut c_int, $($arg: Ptr),*) -> c_int {
@@ -112,7 +112,7 @@ macro_rules! tells_capture {
                 // SAFETY: the real function succeeded with this out-parameter.
                 let status = unsafe { *status };
                 if sites::is_allocator(hook.caller) {
-                    guard::local(|local| captures::told(local, status));
+                    guard::local(|local| captures::note_status(local, status));
                 }
             }
             code
@@ -120,9 +120,9 @@ macro_rules! tells_capture {
     };
 }
 
-tells_capture!(cudaStreamGetCaptureInfo(id, graph, dependencies, edges, count));
-tells_capture!(cudaStreamGetCaptureInfo_v2(id, graph, dependencies, count));
-tells_capture!(cudaStreamGetCaptureInfo_v3(id, graph, dependencies, edges, count));
+queries_capture!(cudaStreamGetCaptureInfo(id, graph, dependencies, edges, count));
+queries_capture!(cudaStreamGetCaptureInfo_v2(id, graph, dependencies, count));
+queries_capture!(cudaStreamGetCaptureInfo_v3(id, graph, dependencies, edges, count));
 
 /// A look-up through the runtime, which asks for the version that it was built with.
 macro_rules! looks_up {

@@ -58,7 +58,7 @@ pub fn enter(label: LabelId) -> LabelId {
 pub(crate) fn set(local: &guard::Local, label: LabelId) -> LabelId {
     let before = local.label.replace(label);
     if before != label {
-        tell(local, label);
+        notify(local, label);
     }
     before
 }
@@ -75,7 +75,7 @@ pub fn listen(listener: Listener) {
 }
 
 #[inline]
-fn tell(local: &guard::Local, label: LabelId) {
+fn notify(local: &guard::Local, label: LabelId) {
     let listener = LISTENER.load(Ordering::Acquire);
     if !listener.is_null() {
         // SAFETY: only `listen` stores there, what is such a function.

@@ -261,11 +261,11 @@ pub fn ending() -> bool {
         return false;
     }
     // Lines of a path's length have no room on the stack of a signal handler.
-    on_a_large_one(|| signals::uncancelled(|| tell_of_all(run, own)))
+    on_a_large_one(|| signals::uncancelled(|| report_run(run, own)))
 }
 
 /// Says which files the processes of this run have written, and removes the list.
-fn tell_of_all(run: &Run, own: i32) -> bool {
+fn report_run(run: &Run, own: i32) -> bool {
     // What somebody else has put there is not believed, nor removed.
     let file = descriptors::open_own(&run.list, libc::O_RDONLY);
     if file < 0 {
@@ -302,7 +302,7 @@ fn tell_of_all(run: &Run, own: i32) -> bool {
             text.add(b" was killed; what it did: memtrace recover ").word(path).add(b"\n").flush();
         }
     });
-    tell_of_those_without(file);
+    report_unrecorded(file);
     // SAFETY: our own descriptor and a C string.
     unsafe {
         libc::close(file);
@@ -312,7 +312,7 @@ fn tell_of_all(run: &Run, own: i32) -> bool {
 }
 
 /// Says which programs were started without memtrace.
-fn tell_of_those_without(file: c_int) {
+fn report_unrecorded(file: c_int) {
     let mut without = 0;
     lines(file, |_, what, _| without += usize::from(what == b'x'));
     if without == 0 {

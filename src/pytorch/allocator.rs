@@ -239,7 +239,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
 
 /// Tells PyTorch's profiler of a block that was handed out (`change` is
 /// its size) or taken back (minus that).
-pub fn tell_profiler(addr: u64, change: i64, allocated: usize, reserved: usize, device: i8) {
+pub fn report_to_profiler(addr: u64, change: i64, allocated: usize, reserved: usize, device: i8) {
     let device = u16::from(device as u8) << 8 | CUDA;
     forward_usage(addr as *mut c_void, change, allocated, reserved, device);
 }

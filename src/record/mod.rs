@@ -65,7 +65,7 @@ pub struct Recorder {
     /// For the names of labels in the box.
     pub labels: Room,
     /// What has been said of want of room, a bit each.
-    told: AtomicU32,
+    reported: AtomicU32,
 }
 
 impl Recorder {
@@ -94,7 +94,7 @@ impl Recorder {
             labels: blackbox.room(Region::Labels),
             blackbox,
             config,
-            told: AtomicU32::new(0),
+            reported: AtomicU32::new(0),
         })
     }
 
@@ -175,12 +175,12 @@ impl Recorder {
         self.ring.retire_ahead(Live::apply);
         // A file that somebody truncated reads as zeros: what it says is not so.
         if !truncated::happened() {
-            self.tell_of_want();
+            self.report_shortage();
         }
     }
 
     /// Says, once, what there was no room for.
-    fn tell_of_want(&self) {
+    fn report_shortage(&self) {
         let header = |word: usize| self.blackbox.header()[word].load(Ordering::Relaxed);
         let path = self.blackbox.path.as_ref();
         let folder = path.and_then(|path| path.parent()).unwrap_or("memory".as_ref()).display();
@@ -212,6 +212,6 @@ impl Recorder {
     }
 
     fn first_time(&self, what: u32) -> bool {
-        self.told.fetch_or(what, Ordering::Relaxed) & what == 0
+        self.reported.fetch_or(what, Ordering::Relaxed) & what == 0
     }
 }

@@ -219,11 +219,11 @@ mod model {
         builder.preemption_bound = Some(3);
         builder.check(|| {
             let ring = small_ring(2);
-            let told = Arc::new(AtomicU64::new(0));
+            let allocated = Arc::new(AtomicU64::new(0));
             let other = {
-                let (ring, told) = (ring.clone(), told.clone());
+                let (ring, allocated) = (ring.clone(), allocated.clone());
                 thread::spawn(move || {
-                    let had = told.load(Ordering::Acquire);
+                    let had = allocated.load(Ordering::Acquire);
                     if had != 0 {
                         ring.push(free(had).pack(), Live::apply);
                     }
@@ -232,7 +232,7 @@ mod model {
                 })
             };
             ring.push(alloc(1024, 1).pack(), Live::apply);
-            told.store(1024, Ordering::Release);
+            allocated.store(1024, Ordering::Release);
             ring.push(alloc(1536, 1).pack(), Live::apply);
             let freed = other.join().unwrap();
             let all = [(512, 1), (1024, 1), (1536, 1)];

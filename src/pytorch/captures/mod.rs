@@ -48,7 +48,7 @@ const DEVICES: usize = 64;
 /// Captures (or what counts as one) that are under way, by device.
 static UNDER_WAY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
 /// Captures are told from other allocations to a pool.
-static TOLD_APART: AtomicBool = AtomicBool::new(false);
+static HAS_MARKS: AtomicBool = AtomicBool::new(false);
 
 fn begins(device: i8) {
     if let Some(n) = UNDER_WAY.get(device as usize) {
@@ -67,18 +67,18 @@ fn ends(device: i8) {
 /// Is this thread at work for a capture?
 fn capturing(local: &Local, device: i8) -> bool {
     let under_way = UNDER_WAY.get(device as usize).is_some_and(|n| n.load(Ordering::Acquire) > 0);
-    under_way && (!TOLD_APART.load(Ordering::Relaxed) || local.capturing.get())
+    under_way && (!HAS_MARKS.load(Ordering::Relaxed) || local.capturing.get())
 }
 
 /// What the allocator was answered when it asked whether the current stream captures.
-pub fn told(local: &Local, status: c_int) {
+pub fn note_status(local: &Local, status: c_int) {
     const NONE: c_int = 0; // cudaStreamCaptureStatusNone
     local.capturing.set(status != NONE);
 }
 
 /// Allocations to a pool begin, which used to be the same.
 pub(crate) fn begins_pool(device: c_int) {
-    if !TOLD_APART.load(Ordering::Relaxed) {
+    if !HAS_MARKS.load(Ordering::Relaxed) {
         begins(device as i8);
     }
 }
@@ -103,7 +103,7 @@ pub(crate) fn watch(methods: &mut Methods) {
     };
     methods.replace(names::RECORD_STREAM, record_stream as *const (), keep(&RECORD_STREAM));
     if methods.find(names::BEGIN_CAPTURE).is_some() {
-        TOLD_APART.store(true, Ordering::Relaxed);
+        HAS_MARKS.store(true, Ordering::Relaxed);
         methods.replace(names::BEGIN_CAPTURE, mark_begin as *const (), keep(&MARK_BEGIN));
         methods.replace(names::END_CAPTURE, mark_end as *const (), keep(&MARK_END));
     } else {
