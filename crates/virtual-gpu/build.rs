@@ -337,7 +337,7 @@ fn stubs(api: &Api, hand: &BTreeSet<String>, behaviour: &BTreeMap<String, Behavi
             line!(
                 out,
                 "#[unsafe(no_mangle)]\npub extern \"C\" fn {symbol}() -> i64 {{\n    \
-                 crate::stub::unsupported(&SAID[{unsupported}], \"{symbol}\", {code})\n}}"
+                 crate::stub::unsupported(&WARNED[{unsupported}], \"{symbol}\", {code})\n}}"
             );
             unsupported += 1;
         }
@@ -348,7 +348,7 @@ fn stubs(api: &Api, hand: &BTreeSet<String>, behaviour: &BTreeMap<String, Behavi
     }
     line!(
         out,
-        "}}\nstatic SAID: [core::sync::atomic::AtomicBool; {unsupported}] =\n    \
+        "}}\nstatic WARNED: [core::sync::atomic::AtomicBool; {unsupported}] =\n    \
          [const {{ core::sync::atomic::AtomicBool::new(false) }}; {unsupported}];"
     );
     out

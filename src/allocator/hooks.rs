@@ -108,8 +108,8 @@ pub unsafe extern "C-unwind" fn memtrace_free(
     let freed = known_owner(device).is_some_and(|owner| free(owner, addr as u64, stack))
         || owner_of(addr as u64).is_some_and(|owner| free(owner, addr as u64, stack));
     if !freed && !is_one_lost() {
-        static SAID: AtomicU32 = AtomicU32::new(0);
-        if SAID.fetch_add(1, Ordering::Relaxed) < 10 {
+        static WARNED: AtomicU32 = AtomicU32::new(0);
+        if WARNED.fetch_add(1, Ordering::Relaxed) < 10 {
             message!(
                 "memtrace_free: invalid device pointer: {addr:p} was not handed out, or was given back already; nothing is done"
             );

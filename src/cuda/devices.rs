@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memtrace_format::event::{Event, Kind, Layer, MeasuredEvent};
 
-use crate::cuda::under_way::write_said;
+use crate::cuda::under_way::write_measured;
 use crate::cuda::{place, resolve};
 use crate::real::Real;
 use crate::record::guard;
@@ -69,7 +69,7 @@ pub(super) unsafe fn queries_free(
         let said = MeasuredEvent { used: total.saturating_sub(free), total, by: None };
         let (api, device) = (hook.api, place::current().device);
         let said = Event { api, device, ..event(local, said.event()) };
-        write_said(recorder, before, &said);
+        write_measured(recorder, before, &said);
     });
 }
 

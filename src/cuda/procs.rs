@@ -100,8 +100,8 @@ fn by_version(
 /// A driver newer than the table may have an interface with other
 /// arguments: it is left alone, and said once.
 fn unknown_interface(name: &[u8]) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
         message!(
             "the driver has an interface of {} that this version of memtrace doesn't know: calls through it are not \
              recorded; a newer memtrace may know it",

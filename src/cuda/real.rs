@@ -46,9 +46,9 @@ runtime_rows! { [cublas_rows nccl_rows driver_rows real_functions] {} }
 /// that library's. Said once a function.
 #[cold]
 pub fn missing(api: u16) -> c_int {
-    static SAID: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];
+    static WARNED: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];
     let row = &ENTRY_POINTS[usize::from(api)];
-    if !SAID[usize::from(api)].swap(true, Ordering::Relaxed) {
+    if !WARNED[usize::from(api)].swap(true, Ordering::Relaxed) {
         message!(
             "no loaded library has {}: the call fails as if memtrace were not there",
             row.name

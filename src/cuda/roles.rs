@@ -499,8 +499,8 @@ fn promised(hook: HookCall, node: &GraphAllocation) {
 
 /// An interface with addresses and sizes of 32 bits: passed on, not recorded, and said once.
 pub unsafe fn passes_old(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
         let name = crate::cuda::table::name(hook.api);
         message!("{name} has addresses of 32 bits and is not recorded; {name}_v2 is");
     }

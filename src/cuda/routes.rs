@@ -144,14 +144,14 @@ impl Row {
 
 /// Ours for a real function that was looked up; itself if there are more of this name than doors.
 pub fn trampoline_for(ours: &Hooks, api: Api, function: usize) -> usize {
-    static SAID: AtomicBool = AtomicBool::new(false);
+    static WARNED: AtomicBool = AtomicBool::new(false);
     for (target, trampoline) in TARGETS[api as usize].iter().zip(&ours[api as usize].trampolines) {
         let claimed = target.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
         if claimed.is_ok() || claimed == Err(function) {
             return trampoline.0 as usize;
         }
     }
-    if !SAID.swap(true, Ordering::Relaxed) {
+    if !WARNED.swap(true, Ordering::Relaxed) {
         let name = ENTRY_POINTS[api as usize].name;
         message!(
             "more than {TRAMPOLINES} functions are called {name}: calls of the others are not recorded"

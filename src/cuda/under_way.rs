@@ -62,7 +62,7 @@ pub fn at_rest() -> Option<u64> {
 /// call about memory has been under way since `before`, the answer of [`at_rest`] before the
 /// question, and at the very place in the order of events. Between a look and a write others may
 /// have taken or given back gigabytes. `false`: there was no such moment.
-pub fn write_said(recorder: &Recorder, before: Option<u64>, said: &Event) -> bool {
+pub fn write_measured(recorder: &Recorder, before: Option<u64>, said: &Event) -> bool {
     /// What comes in between may be about blocks of a framework's, which is nothing to the device.
     const TRIES: usize = 8;
     (0..TRIES).any(|_| {

@@ -87,10 +87,10 @@ pub fn serve_oom(process: &Process) {
 /// Says once why stacks have no Python frames where a user expects them; the children of forks don't
 /// repeat it. Also at the end, where the thread may not have come to it.
 pub fn say_what_stacks_lack(recorder: &Recorder) {
-    static SAID: AtomicBool = AtomicBool::new(false);
+    static WARNED: AtomicBool = AtomicBool::new(false);
     if let Some(why) = recorder.stacks.python_refused()
         && !recorder.config.quiet
-        && !SAID.swap(true, Ordering::Relaxed)
+        && !WARNED.swap(true, Ordering::Relaxed)
     {
         message!("stacks have no Python frames: {}; memtrace doctor says what helps", why.text());
     }

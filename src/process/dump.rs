@@ -90,9 +90,9 @@ pub const NOW: Moment = Moment::Ticket(u64::MAX);
 /// The program has another root folder now, in which the user's folder is
 /// not. What is recorded is kept outside.
 fn say_elsewhere(recorder: &Recorder) {
-    static SAID: AtomicBool = AtomicBool::new(false);
+    static WARNED: AtomicBool = AtomicBool::new(false);
     if let Some(path) =
-        recorder.blackbox.path.as_ref().filter(|_| !SAID.swap(true, Ordering::Relaxed))
+        recorder.blackbox.path.as_ref().filter(|_| !WARNED.swap(true, Ordering::Relaxed))
     {
         message!(
             "the program has changed its root folder, where {} is another folder: when it has ended, memtrace recover {}",
@@ -185,7 +185,7 @@ fn advice(recorder: &Recorder, error: &io::Error) -> String {
 
 /// Puts the text about a failure beside its snapshot, and the first one of a process on stderr.
 fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
-    static SAID_BY: AtomicI32 = AtomicI32::new(0);
+    static WARNED_IN: AtomicI32 = AtomicI32::new(0);
     let stem = snapshot.file_stem().unwrap_or_default().to_string_lossy();
     let name =
         |n: u32| if n == 0 { format!("{stem}-oom.txt") } else { format!("{stem}-oom-{n}.txt") };
@@ -197,7 +197,7 @@ fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
     if let Err(e) = written {
         message!("cannot write {}: {e}", folder.join(name(0)).display());
     }
-    let first = SAID_BY.swap(recorder.pid, Ordering::Relaxed) != recorder.pid;
+    let first = WARNED_IN.swap(recorder.pid, Ordering::Relaxed) != recorder.pid;
     if first && !recorder.config.quiet {
         // Every line says who speaks, and all come in one piece, also
         // where several ranks fail at once.

@@ -12,7 +12,7 @@
 //!
 //! An allocation is booked a moment after the device has made it: so a measurement counts
 //! only if no call about memory is under way ([`under_way::at_rest`]), and if it gets the
-//! place in the order of events that it had then ([`under_way::write_said`]); if there never
+//! place in the order of events that it had then ([`under_way::write_measured`]); if there never
 //! is such a moment, it is tried again later.
 //!
 //! NVML is opened by a thread of its own: the loader's lock may be held by somebody who waits for
@@ -320,7 +320,7 @@ impl Device {
                 let (used, total) = (memory.used, memory.total);
                 let said = MeasuredEvent { used, total, by: processes };
                 let said = Event { device: ordinal, ..event(local, said.event()) };
-                under_way::write_said(recorder, before, &said)
+                under_way::write_measured(recorder, before, &said)
             });
             if is_written {
                 self.last = now;

@@ -15,8 +15,8 @@ pub fn warn(text: &str) {
 
 /// Says `text` only once in this process, however often it is called.
 pub fn warn_once(text: &str) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
         line(text);
     }
 }

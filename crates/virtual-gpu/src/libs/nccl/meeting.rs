@@ -143,7 +143,7 @@ impl Meeting {
 /// put a link, a FIFO or anything else, nothing is followed and nobody is waited for; the ranks are
 /// then pretended, which is said once.
 fn open_plain(path: &Path, how: &mut OpenOptions) -> Option<File> {
-    static SAID: Once = Once::new();
+    static WARNED: Once = Once::new();
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let opened = how.mode(0o600).custom_flags(flags).open(path).and_then(|file| {
         let found = file.metadata()?;
@@ -155,7 +155,7 @@ fn open_plain(path: &Path, how: &mut OpenOptions) -> Option<File> {
     if let Err(e) = &opened
         && e.kind() != io::ErrorKind::NotFound
     {
-        SAID.call_once(|| {
+        WARNED.call_once(|| {
             log::warn_once(&format!(
                 "ranks of NCCL can't meet in {}: {e}; the others are pretended",
                 path.display()
