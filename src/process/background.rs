@@ -147,9 +147,9 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
                 }
                 serve_oom(process);
                 serve_wishes(process, &mut next);
-                if recorder.mailbox.is_farewell() {
+                if recorder.mailbox.is_last_snapshot_requested() {
                     life::last_snapshot(process);
-                    recorder.mailbox.farewell_done();
+                    recorder.mailbox.last_snapshot_done();
                 }
                 recorder.retire_ahead();
                 recorder.stacks.refresh();

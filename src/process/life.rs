@@ -97,7 +97,7 @@ fn end(status: c_int) -> ! {
         && recorder.pid == unsafe { libc::getpid() }
         && !guard::inside()
     {
-        recorder.mailbox.farewell(PATIENCE_NS);
+        recorder.mailbox.request_last_snapshot(PATIENCE_NS);
     }
     tree::ending();
     let next = NEXT_EXIT.get();

@@ -9,9 +9,9 @@
 use crate::os::clock;
 use crate::os::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, sleep_on, wake_all};
 
-/// See [`Mailbox::farewell`].
-const ASKED: u32 = 1;
-/// See [`Mailbox::farewell`].
+/// See [`Mailbox::request_last_snapshot`].
+const REQUESTED: u32 = 1;
+/// See [`Mailbox::request_last_snapshot`].
 const DONE: u32 = 2;
 
 /// See the module's essay.
@@ -34,8 +34,8 @@ pub struct Mailbox {
     closed: AtomicU32,
     /// There is a thread that looks into all this.
     running: AtomicBool,
-    /// The process ends by `_exit`: asked for ([`ASKED`]), and done ([`DONE`]). A futex word.
-    farewell: AtomicU32,
+    /// The process ends by `_exit`: asked for ([`REQUESTED`]), and done ([`DONE`]). A futex word.
+    last_snapshot: AtomicU32,
 }
 
 impl Mailbox {
@@ -52,7 +52,7 @@ impl Mailbox {
             to_measure: AtomicU32::new(0),
             closed: AtomicU32::new(0),
             running: AtomicBool::new(false),
-            farewell: AtomicU32::new(0),
+            last_snapshot: AtomicU32::new(0),
         }
     }
 
@@ -104,19 +104,20 @@ impl Mailbox {
 
     /// Has the thread write the last snapshot, and waits for it. Allocates nothing and takes no lock: the
     /// caller may be in a signal handler.
-    pub fn farewell(&self, patience_ns: u64) {
+    pub fn request_last_snapshot(&self, patience_ns: u64) {
         if !self.running.load(Ordering::Acquire) {
             return; // what is in the black box stays there
         }
         let end = clock::now_ns() + patience_ns;
         // It may be done already: by a thread that has gone since the question whether there is
         // one.
-        let asked = self.farewell.compare_exchange(0, ASKED, Ordering::AcqRel, Ordering::Acquire);
+        let asked =
+            self.last_snapshot.compare_exchange(0, REQUESTED, Ordering::AcqRel, Ordering::Acquire);
         if asked.is_ok() {
             self.wake();
         }
-        while self.farewell.load(Ordering::Acquire) == ASKED && clock::now_ns() < end {
-            sleep_on(&self.farewell, ASKED);
+        while self.last_snapshot.load(Ordering::Acquire) == REQUESTED && clock::now_ns() < end {
+            sleep_on(&self.last_snapshot, REQUESTED);
         }
     }
 
@@ -163,20 +164,20 @@ impl Mailbox {
     }
 
     /// Is the last snapshot asked for?
-    pub fn is_farewell(&self) -> bool {
-        self.farewell.load(Ordering::Acquire) == ASKED
+    pub fn is_last_snapshot_requested(&self) -> bool {
+        self.last_snapshot.load(Ordering::Acquire) == REQUESTED
     }
 
     /// It is written.
-    pub fn farewell_done(&self) {
-        self.farewell.swap(DONE, Ordering::AcqRel);
-        wake_all(&self.farewell);
+    pub fn last_snapshot_done(&self) {
+        self.last_snapshot.swap(DONE, Ordering::AcqRel);
+        wake_all(&self.last_snapshot);
     }
 
     /// The thread is gone: nobody waits for it.
     pub fn gone(&self) {
         self.running.store(false, Ordering::Release);
-        self.farewell_done();
+        self.last_snapshot_done();
     }
 }
 

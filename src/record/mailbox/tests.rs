@@ -58,10 +58,10 @@ mod model {
             mailbox.begun();
             let background = mailbox.clone();
             let background = thread::spawn(move || {
-                until(&background, Mailbox::is_farewell);
-                background.farewell_done();
+                until(&background, Mailbox::is_last_snapshot_requested);
+                background.last_snapshot_done();
             });
-            mailbox.farewell(FOR_EVER);
+            mailbox.request_last_snapshot(FOR_EVER);
             background.join().unwrap();
         });
     }
@@ -73,7 +73,7 @@ mod model {
             mailbox.begun();
             let background = mailbox.clone();
             let background = thread::spawn(move || background.gone());
-            mailbox.farewell(FOR_EVER);
+            mailbox.request_last_snapshot(FOR_EVER);
             background.join().unwrap();
         });
     }
