@@ -70,7 +70,7 @@ pub fn last_snapshot(process: &Process) {
 }
 
 /// How long `_exit` waits for the background thread.
-const PATIENCE_NS: u64 = 20_000_000_000;
+const TIMEOUT_NS: u64 = 20_000_000_000;
 
 /// `_exit(2)`: ends the process without its exit handlers.
 ///
@@ -97,7 +97,7 @@ fn end(status: c_int) -> ! {
         && recorder.pid == unsafe { libc::getpid() }
         && !guard::inside()
     {
-        recorder.mailbox.request_last_snapshot(PATIENCE_NS);
+        recorder.mailbox.request_last_snapshot(TIMEOUT_NS);
     }
     tree::ending();
     let next = NEXT_EXIT.get();

@@ -171,7 +171,7 @@ const OPEN: u32 = 2;
 static NVML: AtomicPtr<Nvml> = AtomicPtr::new(std::ptr::null_mut());
 
 /// How long anybody waits for it to be opened.
-const PATIENCE_NS: u64 = 1_000_000_000;
+const TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// In a forked child, nobody is at it, and what the parent has opened is the parent's.
 pub fn forget_others() {
@@ -205,7 +205,7 @@ fn is_open() -> bool {
     if first.is_ok() && (alone() || !unsafe { threads::start(open, std::ptr::null_mut()) }) {
         open(std::ptr::null_mut());
     }
-    let end = clock::now_ns() + PATIENCE_NS;
+    let end = clock::now_ns() + TIMEOUT_NS;
     while STATE.load(Ordering::Acquire) == OPENING && clock::now_ns() < end {
         futex::sleep_on(&STATE, OPENING);
     }

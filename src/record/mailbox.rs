@@ -104,11 +104,11 @@ impl Mailbox {
 
     /// Has the thread write the last snapshot, and waits for it. Allocates nothing and takes no lock: the
     /// caller may be in a signal handler.
-    pub fn request_last_snapshot(&self, patience_ns: u64) {
+    pub fn request_last_snapshot(&self, timeout_ns: u64) {
         if !self.running.load(Ordering::Acquire) {
             return; // what is in the black box stays there
         }
-        let end = clock::now_ns() + patience_ns;
+        let end = clock::now_ns() + timeout_ns;
         // It may be done already: by a thread that has gone since the question whether there is
         // one.
         let asked =

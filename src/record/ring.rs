@@ -24,7 +24,7 @@
 //!
 //! It must never wait for a reader. Retirement stops at an event whose producer has not published it yet, in
 //! order, since a skipped free would be a leak in the live table for ever. But a producer may be gone: its thread was cancelled, or
-//! left by `siglongjmp`. So whoever has waited for room for [`PATIENCE_NS`], while everybody else wrote a whole ring, passes over
+//! left by `siglongjmp`. So whoever has waited for room for [`TIMEOUT_NS`], while everybody else wrote a whole ring, passes over
 //! that event and counts it. Who retires isn't interrupted by signals, since the role would stay taken.
 
 #![allow(
@@ -52,14 +52,14 @@ pub const LOOK_EVERY: u64 = 512;
 /// thread has time, also on a busy machine.
 const AHEAD: u64 = 4 * LOOK_EVERY;
 /// How long a producer waits for another one's event, nanoseconds.
-const PATIENCE_NS: u64 = 1_000_000_000;
+const TIMEOUT_NS: u64 = 1_000_000_000;
 /// The same while some are known to be gone: longer than a busy machine makes one wait that isn't.
-const SHORT_PATIENCE_NS: u64 = 20_000_000;
+const SHORT_TIMEOUT_NS: u64 = 20_000_000;
 /// Of what the file system has left, the history takes at most one part in so many at a time: what is alive matters more.
 const SHARE: u64 = 4;
 
 /// How often a reader looks again at slots that are not published, all of one reading together.
-const PATIENCE: u32 = 4000;
+const MAX_RETRIES: u32 = 4000;
 /// No process has more threads than that, each of which may have a ticket for which there is no room yet.
 const MOST_THREADS: u64 = 1 << 23;
 
@@ -102,8 +102,8 @@ impl Waiting {
             return false;
         }
         let since = *self.since.get_or_insert_with(std::time::Instant::now);
-        let patience = if some_are_gone { SHORT_PATIENCE_NS } else { PATIENCE_NS };
-        since.elapsed().as_nanos() > u128::from(patience)
+        let timeout = if some_are_gone { SHORT_TIMEOUT_NS } else { TIMEOUT_NS };
+        since.elapsed().as_nanos() > u128::from(timeout)
     }
 }
 
@@ -367,9 +367,9 @@ impl<L> Ring<L> {
     /// Appends the events with these tickets in order; the tickets have been given out. Returns how many are missing
     /// because they are not published; `None` if one has been overwritten. For dumps.
     pub fn read_range(&self, tickets: Range<u64>, events: &mut Vec<Event>) -> Option<u64> {
-        let (mut unpublished, mut patience) = (0, PATIENCE);
+        let (mut unpublished, mut retries) = (0, MAX_RETRIES);
         for ticket in tickets {
-            match self.read_patiently(ticket, &mut patience) {
+            match self.read_with_retries(ticket, &mut retries) {
                 Some(words) => match Event::unpack(words) {
                     Some(event) => events.push(event),
                     None => unpublished += 1,
@@ -386,16 +386,16 @@ impl<L> Ring<L> {
     }
 
     /// A producer needs a few nanoseconds between ticket and publication unless it was stopped there.
-    fn read_patiently(&self, ticket: u64, patience: &mut u32) -> Option<[u64; WORDS - 1]> {
+    fn read_with_retries(&self, ticket: u64, retries: &mut u32) -> Option<[u64; WORDS - 1]> {
         for _ in 0..1000 {
             if let Some(words) = self.read(ticket) {
                 return Some(words);
             }
             let word = self.slot(ticket)[0].load(Ordering::Acquire);
-            if *patience == 0 || self.may_be_overwritten(ticket) || self.is_alien(word, ticket) {
+            if *retries == 0 || self.may_be_overwritten(ticket) || self.is_alien(word, ticket) {
                 break;
             }
-            *patience -= 1;
+            *retries -= 1;
             hint::spin_loop();
         }
         None

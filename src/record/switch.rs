@@ -33,7 +33,7 @@ pub const WAKING: u32 = 1;
 pub const AWAKE: u32 = 2;
 
 /// How long a thread waits for another one that wakes the recorder.
-const PATIENCE_NS: u64 = 2_000_000_000;
+const TIMEOUT_NS: u64 = 2_000_000_000;
 
 /// The recorder, if it is on.
 #[inline]
@@ -83,7 +83,7 @@ fn wake_up() {
             futex::wake_all(&WOKEN);
         }),
         Err(WAKING) => {
-            let end = clock::now_ns() + PATIENCE_NS;
+            let end = clock::now_ns() + TIMEOUT_NS;
             while WOKEN.load(Ordering::Acquire) == WAKING {
                 if clock::now_ns() > end {
                     WOKEN.store(AWAKE, Ordering::Release); // nobody waits twice
