@@ -38,7 +38,7 @@ use crate::record::guard;
 use crate::stack::Site;
 
 /// PyTorch has room for so many devices, too.
-pub const MOST_DEVICES: usize = 64;
+pub const MAX_DEVICES: usize = 64;
 
 /// The allocator of one device.
 pub struct Owner {
@@ -50,7 +50,7 @@ pub struct Owner {
 }
 
 type Slot = ForkLock<Option<Box<Owner>>>;
-static OWNERS: [Slot; MOST_DEVICES] = [const { Slot::new(None) }; MOST_DEVICES];
+static OWNERS: [Slot; MAX_DEVICES] = [const { Slot::new(None) }; MAX_DEVICES];
 /// Devices whose allocator has been made, a bit each.
 static MADE: AtomicU64 = AtomicU64::new(0);
 /// One of them had to be made anew ([`is_one_lost`]).
@@ -154,7 +154,7 @@ pub fn owner(device: c_int) -> Option<Held> {
 
 fn made() -> impl Iterator<Item = &'static Slot> {
     let made = MADE.load(Ordering::Acquire);
-    (0..MOST_DEVICES).filter(move |number| made >> number & 1 != 0).map(|number| &OWNERS[number])
+    (0..MAX_DEVICES).filter(move |number| made >> number & 1 != 0).map(|number| &OWNERS[number])
 }
 
 /// The allocators that are there, one after the other.
@@ -164,7 +164,7 @@ pub fn owners() -> impl Iterator<Item = Held> {
 
 /// The allocator of a device, if it is there.
 pub fn known_owner(device: c_int) -> Option<Held> {
-    let number = usize::try_from(device).ok().filter(|n| *n < MOST_DEVICES)?;
+    let number = usize::try_from(device).ok().filter(|n| *n < MAX_DEVICES)?;
     (MADE.load(Ordering::Acquire) >> number & 1 != 0).then(|| Held::of(&OWNERS[number]))?
 }
 

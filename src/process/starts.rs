@@ -177,10 +177,10 @@ struct Passed<'p> {
 
 impl<'p> Passed<'p> {
     /// Lines that are read at most: more than the kernel takes.
-    const MOST: u32 = 1 << 15;
+    const MAX: u32 = 1 << 15;
 
     fn new(process: &'p Process) -> Passed<'p> {
-        let window = || Window::within(process, Self::MOST);
+        let window = || Window::within(process, Self::MAX);
         Passed { list: window(), text: window() }
     }
 

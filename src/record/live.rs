@@ -40,9 +40,9 @@ impl Live {
     pub fn tiny(
         entries: &'static [Entry],
         header: &'static [AtomicU64],
-        most_outside: usize,
+        max_outside: usize,
     ) -> Live {
-        let places = Places::new(entries, header, Space::MEMORY).bounded(1, most_outside);
+        let places = Places::new(entries, header, Space::MEMORY).bounded(1, max_outside);
         Live { places, header }
     }
 

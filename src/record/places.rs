@@ -77,7 +77,7 @@ pub struct Places {
     space: Space,
     /// Entries until room is looked for again.
     pause: u32,
-    most_outside: usize,
+    max_outside: usize,
 }
 
 /// More than there are.
@@ -100,17 +100,17 @@ impl Places {
             header,
             space,
             pause: 0,
-            most_outside: most,
+            max_outside: most,
         }
     }
 
     /// With room for this many at first, and no more in memory than that.
     #[cfg(test)]
     #[must_use]
-    pub fn bounded(self, room: usize, most_outside: usize) -> Places {
+    pub fn bounded(self, room: usize, max_outside: usize) -> Places {
         let inside = Part { room, ..self.inside };
-        let chains = zeroed_records(inside.entries.len() + most_outside);
-        Places { inside, chains, most_outside, ..self }
+        let chains = zeroed_records(inside.entries.len() + max_outside);
+        Places { inside, chains, max_outside, ..self }
     }
 
     /// How many entries the longest chain has.
@@ -328,7 +328,7 @@ impl Places {
         if !self.outside.entries.is_empty() {
             return;
         }
-        let links: &mut [Link] = zeroed_records(self.most_outside);
+        let links: &mut [Link] = zeroed_records(self.max_outside);
         let mut count = links.len();
         while count >= STEP {
             let words = zeroed_words(count * WORDS);

@@ -61,7 +61,7 @@ const SHARE: u64 = 4;
 /// How often a reader looks again at slots that are not published, all of one reading together.
 const MAX_RETRIES: u32 = 4000;
 /// No process has more threads than that, each of which may have a ticket for which there is no room yet.
-const MOST_THREADS: u64 = 1 << 23;
+const MAX_THREADS: u64 = 1 << 23;
 
 /// See the module's essay. `L` is the live table.
 #[repr(C)]
@@ -138,7 +138,7 @@ impl<L> Ring<L> {
     /// Tickets given out so far.
     pub fn written(&self) -> u64 {
         let written = self.header[at::HEAD].load(Ordering::Acquire);
-        let most = self.slots.len() as u64 + MOST_THREADS;
+        let most = self.slots.len() as u64 + MAX_THREADS;
         written.min(self.retired().saturating_add(most))
     }
 
@@ -181,7 +181,7 @@ impl<L> Ring<L> {
     /// Has somebody written into the file so that there will never be room for this ticket?
     fn is_lost(&self, ticket: u64) -> bool {
         self.capacity() == 0
-            || ticket.wrapping_sub(self.retired()) > self.slots.len() as u64 + MOST_THREADS
+            || ticket.wrapping_sub(self.retired()) > self.slots.len() as u64 + MAX_THREADS
     }
 
     /// Appends an event; returns its ticket and whether it had to make room first.

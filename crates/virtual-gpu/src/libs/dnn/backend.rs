@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The most elements of an attribute that anyone sets; more is a mistake.
-const MOST: i64 = 1 << 16;
+const MAX: i64 = 1 << 16;
 
 #[derive(Clone)]
 enum Value {
@@ -140,7 +140,7 @@ extern "C" fn cudnnBackendSetAttribute(
     elements: In<u8>,
 ) -> i32 {
     DNN.answer(|| {
-        if !(0..=MOST).contains(&count) || (count > 0 && elements.is_null()) {
+        if !(0..=MAX).contains(&count) || (count > 0 && elements.is_null()) {
             return Err(DNN.bad_value());
         }
         let value = if attribute_type == c::CUDNN_TYPE_BACKEND_DESCRIPTOR {
@@ -187,7 +187,7 @@ extern "C" fn cudnnBackendGetAttribute(
         log::debug(2, || {
             format!("cuDNN attribute {name} of descriptor type {} is read, room {wanted}", bag.kind)
         });
-        let room = if elements.is_null() { 0 } else { wanted.clamp(0, MOST) as usize };
+        let room = if elements.is_null() { 0 } else { wanted.clamp(0, MAX) as usize };
         match bag.attributes.get(&name) {
             Some(Value::Plain { count: n, bytes }) => {
                 count.give(*n);
