@@ -107,7 +107,7 @@ type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
 #[unsafe(export_name = names::step_callbacks!())]
 pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -> *mut Answer {
     core::arch::naked_asm!(
-        "mov rax, qword ptr [rip + {door}]",
+        "mov rax, qword ptr [rip + {target}]",
         "test rax, rax",
         "jz 2f",
         "mov rdx, qword ptr [rsp]",
@@ -124,7 +124,7 @@ pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -
         "mov rdx, qword ptr [rsp]",
         "mov rcx, rsp",
         "jmp rax",
-        door = sym TARGET,
+        target = sym TARGET,
         find = sym find,
     )
 }

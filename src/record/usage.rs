@@ -22,8 +22,8 @@ impl Usage {
     }
 
     /// The door of this number was used by a call that returns to `caller`.
-    pub fn count(&self, door: usize, caller: u64) {
-        let Some([others, places @ ..]) = self.0.get(door) else { return };
+    pub fn count(&self, entry: usize, caller: u64) {
+        let Some([others, places @ ..]) = self.0.get(entry) else { return };
         for [start, end, calls] in places.as_chunks::<3>().0 {
             if end.load(Ordering::Acquire) == 0 {
                 let found = objects::library_at(caller).unwrap_or(caller..caller + 1);
