@@ -12,7 +12,7 @@ use memtrace_format::snapshot::Segment;
 use serde_json::{Value, json};
 
 use super::device::{Free, Malloc, Source};
-use super::{Owner, configure, owner, owners};
+use super::{DeviceAllocator, allocators, configure, device_allocator};
 use crate::os::clock;
 use crate::os::locks::ForkLock;
 
@@ -39,7 +39,8 @@ pub unsafe extern "C" fn memtrace_string_free(text: *mut c_char) {
 /// `torch.cuda.memory_stats(device)`, flat, as JSON.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_stats(device: c_int) -> *mut c_char {
-    owner(device).map_or(std::ptr::null_mut(), |owner| string(json!(owner.stats()).to_string()))
+    device_allocator(device)
+        .map_or(std::ptr::null_mut(), |allocator| string(json!(allocator.stats()).to_string()))
 }
 
 /// All segments with their blocks, as `torch.cuda.memory._snapshot()` lists them, as JSON; of one
@@ -52,13 +53,13 @@ pub extern "C" fn memtrace_allocator_segments(
 ) -> *mut c_char {
     let id = (first, second);
     let mut list = Vec::new();
-    for mut owner in owners() {
-        let segments = owner.allocator.segments(i64::from(owner.ordinal));
+    for mut allocator in allocators() {
+        let segments = allocator.algorithm.segments(i64::from(allocator.ordinal));
         let wanted = segments.iter().filter(|s| id == (0, 0) || s.pool_id == id);
         list.extend(wanted.map(segment));
         if quiet == 0 {
-            let active = owner.allocator.stats().active_bytes.all.current as u64;
-            owner.allocator.sink_mut().snapshot(active, id);
+            let active = allocator.algorithm.stats().active_bytes.all.current as u64;
+            allocator.algorithm.sink_mut().snapshot(active, id);
         }
     }
     string(Value::Array(list).to_string())
@@ -104,23 +105,23 @@ pub extern "C" fn memtrace_now_us() -> u64 {
 /// `torch.cuda.reset_peak_memory_stats(device)`.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_reset_peak(device: c_int) {
-    if let Some(mut owner) = owner(device) {
-        owner.allocator.stats_mut().reset_peak();
+    if let Some(mut allocator) = device_allocator(device) {
+        allocator.algorithm.stats_mut().reset_peak();
     }
 }
 
 /// `torch.cuda.reset_accumulated_memory_stats(device)`.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_reset_accumulated(device: c_int) {
-    if let Some(mut owner) = owner(device) {
-        owner.allocator.stats_mut().reset_accumulated();
+    if let Some(mut allocator) = device_allocator(device) {
+        allocator.algorithm.stats_mut().reset_accumulated();
     }
 }
 
 /// The fraction of a device's memory that may be used.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_fraction(device: c_int) -> f64 {
-    owner(device).map_or(1.0, |owner| owner.allocator.memory_fraction())
+    device_allocator(device).map_or(1.0, |allocator| allocator.algorithm.memory_fraction())
 }
 
 /// Changes settings, as `PYTORCH_CUDA_ALLOC_CONF` has them. Returns null,
@@ -194,17 +195,17 @@ impl Wish {
         })
     }
 
-    fn grant(self, owner: &mut Owner, id: (u64, u64)) -> Result<(), Misuse> {
-        let allocator = &mut owner.allocator;
+    fn grant(self, allocator: &mut DeviceAllocator, id: (u64, u64)) -> Result<(), Misuse> {
+        let algorithm = &mut allocator.algorithm;
         match self {
-            Wish::Hold => allocator.hold_pool(id),
-            Wish::Release => allocator.release_pool(id),
+            Wish::Hold => algorithm.hold_pool(id),
+            Wish::Release => algorithm.release_pool(id),
             Wish::Empty => {
-                allocator.empty_pool(id);
+                algorithm.empty_pool(id);
                 Ok(())
             }
-            Wish::UseOnOom => allocator.set_use_on_oom(id, true),
-            Wish::NoSplit => allocator.set_no_split(id),
+            Wish::UseOnOom => algorithm.set_use_on_oom(id, true),
+            Wish::NoSplit => algorithm.set_no_split(id),
         }
     }
 }
@@ -226,10 +227,10 @@ pub unsafe extern "C" fn memtrace_allocator_pool(
     let Some(wish) = Wish::named(name) else {
         return string(format!("a pool can't be told to {}", name.to_string_lossy()));
     };
-    let Some(mut owner) = owner(device) else {
+    let Some(mut allocator) = device_allocator(device) else {
         return string(format!("there is no device {device}"));
     };
-    wish.grant(&mut owner, (first, second))
+    wish.grant(&mut allocator, (first, second))
         .map_or_else(|e| string(e.to_string()), |()| std::ptr::null_mut())
 }
 
@@ -246,24 +247,25 @@ pub unsafe extern "C" fn memtrace_allocator_pool_source(
     malloc: Option<Malloc>,
     free: Option<Free>,
 ) -> *mut c_char {
-    let Some(mut owner) = owner(device) else {
+    let Some(mut allocator) = device_allocator(device) else {
         return string(format!("there is no device {device}"));
     };
     let (Some(malloc), Some(free)) = (malloc, free) else {
         return string("a pool's allocator needs both its functions".to_owned());
     };
     let id = (first, second);
-    if let Err(e) = owner.allocator.set_own_allocator(id) {
+    if let Err(e) = allocator.algorithm.set_own_allocator(id) {
         return string(e.to_string());
     }
-    owner.allocator.device_mut().sources.insert(id, Source { malloc, free });
+    allocator.algorithm.device_mut().sources.insert(id, Source { malloc, free });
     std::ptr::null_mut()
 }
 
 /// How many hold a pool; −1 if there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_pool_uses(device: c_int, first: u64, second: u64) -> i64 {
-    let uses = owner(device).and_then(|owner| owner.allocator.pool_uses((first, second)));
+    let uses = device_allocator(device)
+        .and_then(|allocator| allocator.algorithm.pool_uses((first, second)));
     uses.map_or(-1, |n| n as i64)
 }
 

@@ -14,7 +14,8 @@ use memtrace_format::event::StackId;
 use super::device::route;
 use super::throw::{self, Exception};
 use super::{
-    Held, Owner, Refusal, bounded, is_one_lost, known_owner, owner, owner_of, owners, say, stack,
+    DeviceAllocator, Locked, Refusal, allocator_of, allocators, device_allocator,
+    existing_allocator, is_one_lost, stack, warn, without_panic,
 };
 use crate::os::message;
 use crate::pytorch::allocator;
@@ -51,11 +52,11 @@ pub unsafe extern "C-unwind" fn memtrace_malloc(
     let stream = stream.addr() as u64;
     crate::record::switch::wake();
     let stack = stack(Site::Alloc);
-    let result = match owner(device) {
-        Some(mut owner) => {
+    let result = match device_allocator(device) {
+        Some(mut allocator) => {
             // May throw: nothing is begun yet.
-            owner.allocator.device_mut().choose(stream);
-            bounded(|| owner.malloc(size as u64, stream, stack))
+            allocator.algorithm.device_mut().choose(stream);
+            without_panic(|| allocator.malloc(size as u64, stream, stack))
         }
         None => Err(Refusal::error(format!("there is no device {device}"))),
     };
@@ -74,7 +75,7 @@ unsafe fn refuse(device: c_int, refusal: &Refusal) {
     if allocator::native_in_charge() {
         // PyTorch asks on behalf of a pool of its own, and knows what to do without memory.
         if refusal.kind != Exception::OutOfMemory {
-            say(refusal);
+            warn(refusal);
         }
         return;
     }
@@ -84,7 +85,7 @@ unsafe fn refuse(device: c_int, refusal: &Refusal) {
     // SAFETY: the caller's.
     unsafe { throw::throw(refusal.kind, &refusal.text) };
     if refusal.kind != Exception::OutOfMemory {
-        say(refusal);
+        warn(refusal);
     }
 }
 
@@ -105,8 +106,9 @@ pub unsafe extern "C-unwind" fn memtrace_free(
     }
     let stack = stack(Site::Free);
     // The device that PyTorch says; a caller that says another one is not believed.
-    let freed = known_owner(device).is_some_and(|owner| free(owner, addr as u64, stack))
-        || owner_of(addr as u64).is_some_and(|owner| free(owner, addr as u64, stack));
+    let freed = existing_allocator(device)
+        .is_some_and(|allocator| free(allocator, addr as u64, stack))
+        || allocator_of(addr as u64).is_some_and(|allocator| free(allocator, addr as u64, stack));
     if !freed && !is_one_lost() {
         static WARNED: AtomicU32 = AtomicU32::new(0);
         if WARNED.fetch_add(1, Ordering::Relaxed) < 10 {
@@ -117,9 +119,9 @@ pub unsafe extern "C-unwind" fn memtrace_free(
     }
 }
 
-fn free(mut owner: Held, addr: u64, stack: StackId) -> bool {
-    bounded(|| Ok(owner.free(addr, stack))).unwrap_or_else(|refusal| {
-        say(&refusal);
+fn free(mut allocator: Locked, addr: u64, stack: StackId) -> bool {
+    without_panic(|| Ok(allocator.free(addr, stack))).unwrap_or_else(|refusal| {
+        warn(&refusal);
         true
     })
 }
@@ -131,10 +133,10 @@ fn free(mut owner: Held, addr: u64, stack: StackId) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_reset() {
     let stack = stack(Site::Free);
-    for mut owner in owners() {
+    for mut allocator in allocators() {
         let done = catch_unwind(AssertUnwindSafe(|| {
-            owner.allocator.sink_mut().stack = stack;
-            owner.allocator.empty_cache();
+            allocator.algorithm.sink_mut().stack = stack;
+            allocator.algorithm.empty_cache();
         }));
         if done.is_err() {
             crate::record::switch::switch_off("an internal error");
@@ -148,9 +150,9 @@ pub unsafe extern "C-unwind" fn memtrace_reset() {
 /// Called by PyTorch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_memory_fraction(fraction: f64, device: c_int) {
-    let result = owner(device)
+    let result = device_allocator(device)
         .ok_or(Misuse::Fraction)
-        .and_then(|mut owner| owner.allocator.set_memory_fraction(fraction));
+        .and_then(|mut allocator| allocator.algorithm.set_memory_fraction(fraction));
     if result.is_err() {
         let text = format!("invalid fraction:{fraction}. Please set within [0, 1].");
         // SAFETY: nothing is held any more.
@@ -167,8 +169,8 @@ pub unsafe extern "C-unwind" fn memtrace_base_alloc(
     addr: *mut c_void,
     size: *mut usize,
 ) -> *mut c_void {
-    let found = owner_of(addr as u64).and_then(|owner| {
-        owner.pointers.get(addr as u64).and_then(|id| owner.allocator.segment_of(id))
+    let found = allocator_of(addr as u64).and_then(|allocator| {
+        allocator.pointers.get(addr as u64).and_then(|id| allocator.algorithm.segment_of(id))
     });
     let (base, bytes) = found.unwrap_or((addr as u64, 0));
     if !size.is_null() {
@@ -185,10 +187,10 @@ pub unsafe extern "C-unwind" fn memtrace_base_alloc(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream: *mut c_void) {
     let stream = stream.addr() as u64;
-    if let Some(mut owner) = owner_of(addr as u64) {
-        let owner = &mut *owner;
-        owner.allocator.device_mut().sees(stream);
-        owner.pointers.record_stream(&mut owner.allocator, addr as u64, stream);
+    if let Some(mut allocator) = allocator_of(addr as u64) {
+        let allocator = &mut *allocator;
+        allocator.algorithm.device_mut().sees(stream);
+        allocator.pointers.record_stream(&mut allocator.algorithm, addr as u64, stream);
     }
 }
 
@@ -207,14 +209,14 @@ pub unsafe extern "C-unwind" fn memtrace_begin_allocate_to_pool(
     let id = (first, second);
     // SAFETY: the caller's promise.
     let filter = (!filter.is_null()).then(|| unsafe { Function::copy(filter.cast()) }).flatten();
-    change(device, |owner| {
+    change(device, |allocator| {
         let way = if filter.is_some() { Route::Ask(route(id)) } else { Route::All };
-        owner.allocator.begin_allocate_to_pool(id, way)?;
+        allocator.algorithm.begin_allocate_to_pool(id, way)?;
         if let Some(filter) = filter {
-            owner.allocator.device_mut().route(id, filter);
+            allocator.algorithm.device_mut().route(id, filter);
         }
         // Whether the stream is being captured is asked for as long as this lasts.
-        owner.allocator.capture_begins();
+        allocator.algorithm.capture_begins();
         Ok(())
     });
 }
@@ -230,10 +232,10 @@ pub unsafe extern "C-unwind" fn memtrace_end_allocate_to_pool(
     second: u64,
 ) {
     let id = (first, second);
-    change(device, |owner| {
-        owner.allocator.end_allocate_to_pool(id)?;
-        owner.allocator.device_mut().unroute(id);
-        owner.allocator.capture_ends();
+    change(device, |allocator| {
+        allocator.algorithm.end_allocate_to_pool(id)?;
+        allocator.algorithm.device_mut().unroute(id);
+        allocator.algorithm.capture_ends();
         Ok(())
     });
 }
@@ -244,13 +246,13 @@ pub unsafe extern "C-unwind" fn memtrace_end_allocate_to_pool(
 /// Called by PyTorch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn memtrace_release_pool(device: c_int, first: u64, second: u64) {
-    change(device, |owner| owner.allocator.release_pool((first, second)));
+    change(device, |allocator| allocator.algorithm.release_pool((first, second)));
 }
 
-fn change(device: c_int, f: impl FnOnce(&mut Owner) -> Result<(), Misuse>) {
-    let result = match owner(device) {
-        Some(mut owner) => {
-            bounded(|| f(&mut owner).map_err(|misuse| Refusal::error(misuse.to_string())))
+fn change(device: c_int, f: impl FnOnce(&mut DeviceAllocator) -> Result<(), Misuse>) {
+    let result = match device_allocator(device) {
+        Some(mut allocator) => {
+            without_panic(|| f(&mut allocator).map_err(|misuse| Refusal::error(misuse.to_string())))
         }
         None => Err(Refusal::error(format!("there is no device {device}"))),
     };

@@ -41,16 +41,16 @@ use crate::stack::Site;
 pub const MAX_DEVICES: usize = 64;
 
 /// The allocator of one device.
-pub struct Owner {
+pub struct DeviceAllocator {
     ordinal: c_int,
     /// The algorithm.
-    pub allocator: Allocator<Gpu, Recording>,
+    pub algorithm: Allocator<Gpu, Recording>,
     /// What it has handed out.
     pub pointers: Pointers,
 }
 
-type Slot = ForkLock<Option<Box<Owner>>>;
-static OWNERS: [Slot; MAX_DEVICES] = [const { Slot::new(None) }; MAX_DEVICES];
+type Slot = ForkLock<Option<Box<DeviceAllocator>>>;
+static ALLOCATORS: [Slot; MAX_DEVICES] = [const { Slot::new(None) }; MAX_DEVICES];
 /// Devices whose allocator has been made, a bit each.
 static MADE: AtomicU64 = AtomicU64::new(0);
 /// One of them had to be made anew ([`is_one_lost`]).
@@ -108,8 +108,8 @@ pub fn configure(conf: &str) -> Result<(), String> {
              a capture waits for its end"
         );
     }
-    for mut owner in owners() {
-        owner.allocator.set_settings(wanted.clone());
+    for mut allocator in allocators() {
+        allocator.algorithm.set_settings(wanted.clone());
     }
     ask::settings_changed(conf, &wanted);
     *SETTINGS.lock() = Some(wanted);
@@ -117,55 +117,59 @@ pub fn configure(conf: &str) -> Result<(), String> {
 }
 
 /// The allocator of a device, with its lock.
-pub struct Held(Guard<'static, Option<Box<Owner>>>);
+pub struct Locked(Guard<'static, Option<Box<DeviceAllocator>>>);
 
-impl Held {
-    fn of(slot: &'static Slot) -> Option<Held> {
-        Some(slot.lock()).filter(|owner| owner.is_some()).map(Held)
+impl Locked {
+    fn of(slot: &'static Slot) -> Option<Locked> {
+        Some(slot.lock()).filter(|allocator| allocator.is_some()).map(Locked)
     }
 }
 
-impl Deref for Held {
-    type Target = Owner;
-    fn deref(&self) -> &Owner {
+impl Deref for Locked {
+    type Target = DeviceAllocator;
+    fn deref(&self) -> &DeviceAllocator {
         self.0.as_deref().expect("checked when it was made")
     }
 }
 
-impl DerefMut for Held {
-    fn deref_mut(&mut self) -> &mut Owner {
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut DeviceAllocator {
         self.0.as_deref_mut().expect("checked when it was made")
     }
 }
 
 /// The allocator of a device; made if it is not there yet.
-pub fn owner(device: c_int) -> Option<Held> {
+pub fn device_allocator(device: c_int) -> Option<Locked> {
     let number = usize::try_from(device).ok()?;
-    let mut slot = OWNERS.get(number)?.lock();
+    let mut slot = ALLOCATORS.get(number)?.lock();
     if slot.is_none() {
-        let allocator = Allocator::new(Gpu::new(device), settings(), Recording::new(device as i8));
-        *slot = Some(Box::new(Owner { ordinal: device, allocator, pointers: Pointers::default() }));
+        let algorithm = Allocator::new(Gpu::new(device), settings(), Recording::new(device as i8));
+        *slot = Some(Box::new(DeviceAllocator {
+            ordinal: device,
+            algorithm,
+            pointers: Pointers::default(),
+        }));
         if MADE.fetch_or(1 << number, Ordering::AcqRel) >> number & 1 != 0 {
             LOST.store(true, Ordering::Release);
         }
     }
-    Some(Held(slot))
+    Some(Locked(slot))
 }
 
 fn made() -> impl Iterator<Item = &'static Slot> {
     let made = MADE.load(Ordering::Acquire);
-    (0..MAX_DEVICES).filter(move |number| made >> number & 1 != 0).map(|number| &OWNERS[number])
+    (0..MAX_DEVICES).filter(move |number| made >> number & 1 != 0).map(|number| &ALLOCATORS[number])
 }
 
 /// The allocators that are there, one after the other.
-pub fn owners() -> impl Iterator<Item = Held> {
-    made().filter_map(Held::of)
+pub fn allocators() -> impl Iterator<Item = Locked> {
+    made().filter_map(Locked::of)
 }
 
 /// The allocator of a device, if it is there.
-pub fn known_owner(device: c_int) -> Option<Held> {
+pub fn existing_allocator(device: c_int) -> Option<Locked> {
     let number = usize::try_from(device).ok().filter(|n| *n < MAX_DEVICES)?;
-    (MADE.load(Ordering::Acquire) >> number & 1 != 0).then(|| Held::of(&OWNERS[number]))?
+    (MADE.load(Ordering::Acquire) >> number & 1 != 0).then(|| Locked::of(&ALLOCATORS[number]))?
 }
 
 /// Is this the child of a process in which another thread was changing an allocator as it forked?
@@ -175,8 +179,8 @@ pub fn is_one_lost() -> bool {
 }
 
 /// Whoever handed out `addr`.
-pub fn owner_of(addr: u64) -> Option<Held> {
-    owners().find(|owner| owner.pointers.get(addr).is_some())
+pub fn allocator_of(addr: u64) -> Option<Locked> {
+    allocators().find(|allocator| allocator.pointers.get(addr).is_some())
 }
 
 /// The stack of the calling thread, before any lock.
@@ -192,7 +196,7 @@ pub fn stack(site: Site) -> StackId {
 ///
 /// # Errors
 /// Those of `f`.
-pub fn bounded<R>(f: impl FnOnce() -> Result<R, Refusal>) -> Result<R, Refusal> {
+pub fn without_panic<R>(f: impl FnOnce() -> Result<R, Refusal>) -> Result<R, Refusal> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
         Err(Refusal::error(
             "memtrace's allocator has failed by a fault of its own; please report it",
@@ -200,16 +204,16 @@ pub fn bounded<R>(f: impl FnOnce() -> Result<R, Refusal>) -> Result<R, Refusal> 
     })
 }
 
-impl Owner {
+impl DeviceAllocator {
     /// Memory.
     ///
     /// # Errors
     /// There is none, or the device has failed.
     pub fn malloc(&mut self, size: u64, stream: u64, stack: StackId) -> Result<u64, Refusal> {
-        self.allocator.device_mut().sees(stream);
-        self.allocator.device_mut().take_failure();
-        self.allocator.sink_mut().stack = stack;
-        match self.pointers.malloc(&mut self.allocator, size, stream) {
+        self.algorithm.device_mut().sees(stream);
+        self.algorithm.device_mut().take_failure();
+        self.algorithm.sink_mut().stack = stack;
+        match self.pointers.malloc(&mut self.algorithm, size, stream) {
             Ok(Some(block)) => {
                 self.report(block.addr, block.size as i64);
                 Ok(block.addr)
@@ -221,20 +225,20 @@ impl Owner {
 
     /// And back; says whether it was handed out here.
     pub fn free(&mut self, addr: u64, stack: StackId) -> bool {
-        self.allocator.sink_mut().stack = stack;
+        self.algorithm.sink_mut().stack = stack;
         // What PyTorch's profiler is told, it is told of its own allocator's blocks, too.
-        let size = self.pointers.free(&mut self.allocator, addr);
+        let size = self.pointers.free(&mut self.algorithm, addr);
         size.map(|size| self.report(addr, -(size as i64))).is_ok()
     }
 
     fn report(&self, addr: u64, change: i64) {
-        let allocated = self.allocator.stats().allocated_bytes.all.current as usize;
-        let reserved = self.allocator.reserved() as usize;
+        let allocated = self.algorithm.stats().allocated_bytes.all.current as usize;
+        let reserved = self.algorithm.reserved() as usize;
         allocator::report_to_profiler(addr, change, allocated, reserved, self.ordinal as i8);
     }
 
     fn refusal(&mut self, failure: &OutOfMemory) -> Refusal {
-        if let Some(failure) = self.allocator.device_mut().take_failure() {
+        if let Some(failure) = self.algorithm.device_mut().take_failure() {
             return match failure {
                 Failure::Runtime(code) => Refusal {
                     kind: throw::Exception::Cuda(code),
@@ -245,8 +249,8 @@ impl Owner {
                 }
             };
         }
-        let cached = self.allocator.cached_in_private_pools();
-        let expandable = self.allocator.settings().expandable_segments;
+        let cached = self.algorithm.cached_in_private_pools();
+        let expandable = self.algorithm.settings().expandable_segments;
         let allowed = failure.limit.unwrap_or(failure.device_total);
         Refusal {
             kind: throw::Exception::OutOfMemory,
@@ -261,11 +265,11 @@ impl Owner {
 
     /// `torch.cuda.memory_stats()`, flat.
     pub fn stats(&self) -> BTreeMap<String, i64> {
-        self.allocator.flat_stats()
+        self.algorithm.flat_stats()
     }
 }
 
 /// Says a refusal to whoever can't catch it.
-pub fn say(refusal: &Refusal) {
+pub fn warn(refusal: &Refusal) {
     message!("{}", refusal.text);
 }
