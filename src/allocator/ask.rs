@@ -175,7 +175,7 @@ pub extern "C" fn memtrace_allocator_settings() -> *mut c_char {
 
 /// What can be done to a pool.
 #[derive(Clone, Copy)]
-enum Wish {
+enum PoolAction {
     Hold,
     Release,
     Empty,
@@ -183,29 +183,29 @@ enum Wish {
     NoSplit,
 }
 
-impl Wish {
-    fn named(name: &CStr) -> Option<Wish> {
+impl PoolAction {
+    fn named(name: &CStr) -> Option<PoolAction> {
         Some(match name.to_bytes() {
-            b"hold" => Wish::Hold,
-            b"release" => Wish::Release,
-            b"empty" => Wish::Empty,
-            b"use_on_oom" => Wish::UseOnOom,
-            b"no_split" => Wish::NoSplit,
+            b"hold" => PoolAction::Hold,
+            b"release" => PoolAction::Release,
+            b"empty" => PoolAction::Empty,
+            b"use_on_oom" => PoolAction::UseOnOom,
+            b"no_split" => PoolAction::NoSplit,
             _ => return None,
         })
     }
 
-    fn grant(self, allocator: &mut DeviceAllocator, id: (u64, u64)) -> Result<(), Misuse> {
+    fn apply(self, allocator: &mut DeviceAllocator, id: (u64, u64)) -> Result<(), Misuse> {
         let algorithm = &mut allocator.algorithm;
         match self {
-            Wish::Hold => algorithm.hold_pool(id),
-            Wish::Release => algorithm.release_pool(id),
-            Wish::Empty => {
+            PoolAction::Hold => algorithm.hold_pool(id),
+            PoolAction::Release => algorithm.release_pool(id),
+            PoolAction::Empty => {
                 algorithm.empty_pool(id);
                 Ok(())
             }
-            Wish::UseOnOom => algorithm.set_use_on_oom(id, true),
-            Wish::NoSplit => algorithm.set_no_split(id),
+            PoolAction::UseOnOom => algorithm.set_use_on_oom(id, true),
+            PoolAction::NoSplit => algorithm.set_no_split(id),
         }
     }
 }
@@ -224,13 +224,14 @@ pub unsafe extern "C" fn memtrace_allocator_pool(
 ) -> *mut c_char {
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(wish) };
-    let Some(wish) = Wish::named(name) else {
+    let Some(action) = PoolAction::named(name) else {
         return string(format!("a pool can't be told to {}", name.to_string_lossy()));
     };
     let Some(mut allocator) = device_allocator(device) else {
         return string(format!("there is no device {device}"));
     };
-    wish.grant(&mut allocator, (first, second))
+    action
+        .apply(&mut allocator, (first, second))
         .map_or_else(|e| string(e.to_string()), |()| std::ptr::null_mut())
 }
 

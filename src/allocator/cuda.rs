@@ -136,7 +136,7 @@ functions! {
 }
 
 /// The runtime's words for an error.
-pub fn words(error: c_int) -> String {
+pub fn error_text(error: c_int) -> String {
     type Words = unsafe extern "C" fn(c_int) -> *const c_char;
     static REAL: Real = Real::new();
     let Some(real) = REAL.find("cudaGetErrorString", "libcudart") else {
@@ -151,7 +151,7 @@ pub fn words(error: c_int) -> String {
 }
 
 /// The driver's words for an error; PyTorch's where it has none.
-pub fn driver_words(error: c_int) -> String {
+pub fn driver_error_text(error: c_int) -> String {
     let mut words = c"unknown error".as_ptr();
     // SAFETY: a place of ours; what the driver puts there is a constant C string, or
     // null for an error that it doesn't know.

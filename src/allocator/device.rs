@@ -100,7 +100,7 @@ impl Gpu {
     }
 
     /// Runs `f` with this device as the thread's.
-    fn here<R>(&self, f: impl FnOnce() -> R) -> R {
+    fn on_device<R>(&self, f: impl FnOnce() -> R) -> R {
         let mut before = self.ordinal;
         // SAFETY: a place of ours; a device that was chosen before can be chosen again.
         unsafe {
@@ -159,7 +159,7 @@ impl Gpu {
 
     /// A stream that memory is asked for, or that will use some. One that is none of PyTorch's own
     /// is known by its handle, there as here.
-    pub fn sees(&mut self, stream: u64) {
+    pub fn note_stream(&mut self, stream: u64) {
         if stream != 0 && !self.streams.iter().any(|(known, _)| *known == stream) {
             let id = streams::id(self.ordinal as i8, stream).unwrap_or(stream);
             self.streams.push((stream, id));
@@ -249,7 +249,7 @@ impl Driver for Gpu {
     fn free_now(&mut self) -> u64 {
         let (mut free, mut total) = (0, 0);
         // SAFETY: places of ours.
-        self.here(|| unsafe { cuda::cudaMemGetInfo(&raw mut free, &raw mut total) });
+        self.on_device(|| unsafe { cuda::cudaMemGetInfo(&raw mut free, &raw mut total) });
         free as u64
     }
 
@@ -264,7 +264,7 @@ impl Driver for Gpu {
         let mut addr = 0;
         // SAFETY: places of ours. A thread that captures a graph may
         // allocate while it is relaxed about it.
-        let code = self.here(|| unsafe {
+        let code = self.on_device(|| unsafe {
             let mut mode = cuda::RELAXED;
             cuda::cudaThreadExchangeStreamCaptureMode(&raw mut mode);
             let code = cuda::cudaMalloc(&raw mut addr, size as usize);
@@ -286,7 +286,7 @@ impl Driver for Gpu {
             return;
         }
         // SAFETY: a segment of ours that nothing lies in.
-        self.here(|| unsafe { cuda::cudaFree(addr) });
+        self.on_device(|| unsafe { cuda::cudaFree(addr) });
     }
 
     fn reserve(&mut self, size: u64, _: u64, _: u64, _: PoolId) -> Option<u64> {
@@ -316,7 +316,7 @@ impl Driver for Gpu {
 
     fn unmap(&mut self, addr: u64, size: u64, chunk: u64, stream: u64) {
         // SAFETY: the stream that used the memory, which PyTorch never destroys.
-        self.here(|| unsafe { cuda::cudaStreamSynchronize(stream) });
+        self.on_device(|| unsafe { cuda::cudaStreamSynchronize(stream) });
         unmap_chunks(addr, size, chunk);
     }
 
@@ -327,7 +327,7 @@ impl Driver for Gpu {
     fn record(&mut self, stream: u64) -> u64 {
         let reused = self.events.pop();
         // SAFETY: places of ours, and a stream of the program's.
-        self.here(|| unsafe {
+        self.on_device(|| unsafe {
             let mut event = reused.unwrap_or_default();
             if reused.is_none() {
                 cuda::cudaEventCreateWithFlags(&raw mut event, cuda::DISABLE_TIMING);

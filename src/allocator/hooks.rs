@@ -189,7 +189,7 @@ pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream
     let stream = stream.addr() as u64;
     if let Some(mut allocator) = allocator_of(addr as u64) {
         let allocator = &mut *allocator;
-        allocator.algorithm.device_mut().sees(stream);
+        allocator.algorithm.device_mut().note_stream(stream);
         allocator.pointers.record_stream(&mut allocator.algorithm, addr as u64, stream);
     }
 }

@@ -210,7 +210,7 @@ impl DeviceAllocator {
     /// # Errors
     /// There is none, or the device has failed.
     pub fn malloc(&mut self, size: u64, stream: u64, stack: StackId) -> Result<u64, Refusal> {
-        self.algorithm.device_mut().sees(stream);
+        self.algorithm.device_mut().note_stream(stream);
         self.algorithm.device_mut().take_failure();
         self.algorithm.sink_mut().stack = stack;
         match self.pointers.malloc(&mut self.algorithm, size, stream) {
@@ -242,10 +242,10 @@ impl DeviceAllocator {
             return match failure {
                 Failure::Runtime(code) => Refusal {
                     kind: throw::Exception::Cuda(code),
-                    ..Refusal::error(format!("CUDA error: {}", cuda::words(code)))
+                    ..Refusal::error(format!("CUDA error: {}", cuda::error_text(code)))
                 },
                 Failure::Driver(code) => {
-                    Refusal::error(format!("CUDA driver error: {}", cuda::driver_words(code)))
+                    Refusal::error(format!("CUDA driver error: {}", cuda::driver_error_text(code)))
                 }
             };
         }

@@ -61,7 +61,7 @@ type EndText = unsafe extern "C-unwind" fn(*mut Text);
 const ROOM: usize = 512;
 
 /// Everything that throwing takes.
-struct Means {
+struct Thrower {
     construct: Construct,
     table: *const *const c_void,
     info: *const c_void,
@@ -75,8 +75,8 @@ fn find(library: &str, name: &CStr) -> Option<*mut c_void> {
     scopes::loaded_symbol(library, name).map(std::ptr::NonNull::as_ptr)
 }
 
-impl Means {
-    fn find(kind: Exception) -> Option<Means> {
+impl Thrower {
+    fn find(kind: Exception) -> Option<Thrower> {
         let (info, table) = match kind {
             Exception::OutOfMemory => (names::OUT_OF_MEMORY_TYPE, names::OUT_OF_MEMORY_TABLE),
             Exception::Error | Exception::Cuda(_) => (names::ERROR_TYPE, names::ERROR_TABLE),
@@ -88,7 +88,7 @@ impl Means {
         let cxx = |name| find("libstdc++.so", name);
         // SAFETY: the C++ ABI and libc10's mangled names say what these are.
         unsafe {
-            Some(Means {
+            Some(Thrower {
                 construct: std::mem::transmute::<*mut c_void, Construct>(construct),
                 table: c10(table.symbol)?.cast::<*const c_void>().add(LEADING).cast_const(),
                 info: c10(info.symbol)?,
@@ -116,7 +116,7 @@ pub unsafe fn throw(kind: Exception, message: &str) {
         // SAFETY: the caller's.
         unsafe { check(code) };
     }
-    let Some(means) = Means::find(kind) else { return };
+    let Some(thrower) = Thrower::find(kind) else { return };
     let Ok(text) = CString::new(message.replace('\0', " ")) else { return };
     // SAFETY: the string is made and ended by libstdc++, with room for either kind; the
     // constructor of an error takes it by value, which is an address, and may take its text
@@ -124,15 +124,15 @@ pub unsafe fn throw(kind: Exception, message: &str) {
     // anything. The runtime frees the exception.
     unsafe {
         let mut string: Text = [0; 4];
-        (means.make_text)(&raw mut string, text.as_ptr(), &0);
+        (thrower.make_text)(&raw mut string, text.as_ptr(), &0);
         drop(text);
         let location =
             Location { function: c"memtrace_malloc".as_ptr(), file: c"memtrace".as_ptr(), line: 0 };
-        let exception = (means.exception)(ROOM);
-        (means.construct)(exception, location, &raw mut string);
-        (means.end_text)(&raw mut string);
-        exception.cast::<*const *const c_void>().write(means.table);
-        (means.throw)(exception, means.info, *means.table);
+        let exception = (thrower.exception)(ROOM);
+        (thrower.construct)(exception, location, &raw mut string);
+        (thrower.end_text)(&raw mut string);
+        exception.cast::<*const *const c_void>().write(thrower.table);
+        (thrower.throw)(exception, thrower.info, *thrower.table);
     }
 }
 
