@@ -7,7 +7,7 @@ use crate::cuda::callers::{self, Goes};
 use crate::cuda::real::NOWHERE;
 use crate::cuda::routes::ROUTES;
 use crate::cuda::table::{ENTRY_POINTS, Hooks};
-use crate::cuda::{resolve, words};
+use crate::cuda::{resolve, shared_names};
 use crate::stack;
 
 /// Where a call jumps, and the real function for a handler; 0: it is nobody's whom a handler knows.
@@ -89,7 +89,7 @@ extern "C" fn choose(api: usize, caller: usize, ours: &Hooks) -> Choice {
 fn find_out(api: usize, caller: usize, ours: &Hooks) -> (Range<usize>, Goes) {
     let entry = &ENTRY_POINTS[api];
     let found = resolve::behind(entry, caller);
-    words::look(ours);
+    shared_names::look(ours);
     let goes = match found {
         Some(found) if resolve::is_cudas(entry, found) => Goes::Cuda(found),
         Some(found) => Goes::Elsewhere(found),

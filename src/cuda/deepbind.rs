@@ -20,7 +20,7 @@ use memtrace_format::key::{BoundElsewhere, Kept};
 
 use crate::cuda::answers::PENDING;
 use crate::cuda::table::{self, ENTRY_POINTS, Hooks};
-use crate::cuda::{resolve, routes, words};
+use crate::cuda::{resolve, routes, shared_names};
 use crate::libraries::elf::{Binding, Tables};
 use crate::libraries::loaded;
 use crate::libraries::next;
@@ -105,7 +105,7 @@ pub fn look(ours: &Hooks, dlsyms: [usize; 2]) {
     if PENDING.fetch_update(Ordering::AcqRel, Ordering::Relaxed, left).is_err() {
         return;
     }
-    words::look(ours);
+    shared_names::look(ours);
     let [loaded, _] = loaded::counts();
     if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
         let real = RealFunctions::find(ours, dlsyms);

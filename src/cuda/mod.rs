@@ -25,6 +25,6 @@ pub mod resolve;
 pub mod roles;
 pub mod routes;
 pub mod runtime;
+pub mod shared_names;
 pub mod table;
 pub mod under_way;
-pub mod words;

@@ -13,7 +13,7 @@ use memtrace_options::RUN_PID;
 use memtrace_snapshot::Moment;
 
 use crate::cuda::hooks::OURS;
-use crate::cuda::{callers, devices, under_way, words};
+use crate::cuda::{callers, devices, shared_names, under_way};
 use crate::gauges;
 use crate::libraries::{self, loaded, next};
 use crate::nccl::communicators;
@@ -122,7 +122,7 @@ extern "C" fn loading() {
     tree::loading();
     next::behind(&NEXT_EXIT, c"_exit");
     libraries::loading();
-    words::look(&OURS);
+    shared_names::look(&OURS);
     starts::loading();
     registered::loading();
     jumps::loading();

@@ -31,7 +31,7 @@ const ONE_OF_NVIDIAS: u8 = 1;
 const SEVERAL: u8 = 2;
 
 /// A library's word for a row, bound to us.
-struct Word {
+struct GotSlot {
     row: usize,
     library: usize,
     place: usize,
@@ -57,8 +57,8 @@ pub fn look(ours: &Hooks) {
         }
     }
     let (count, is_changed) = define(from);
-    let (words, are_bound) = words(ours, if is_changed { 0 } else { from });
-    let is_done = (words.is_empty() || send(ours, &words)) && are_bound;
+    let (slots, all_bound) = slots(ours, if is_changed { 0 } else { from });
+    let is_done = (slots.is_empty() || rebind(ours, &slots)) && all_bound;
     if is_done || is_enough(now) {
         KNOWN.store(count, Ordering::Relaxed);
         for (seen, now) in SEEN.iter().zip(now) {
@@ -107,63 +107,63 @@ fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
 
 /// Words for names that mean several functions, as far as they are bound to us. Says,
 /// too, whether the loader has bound all.
-fn words(ours: &Hooks, from: usize) -> (Vec<Word>, bool) {
-    let (mut found, mut are_bound) = (Vec::new(), true);
+fn slots(ours: &Hooks, from: usize) -> (Vec<GotSlot>, bool) {
+    let (mut found, mut all_bound) = (Vec::new(), true);
     let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
     let rows: Vec<usize> = (1..ROWS).filter(several).collect();
     if rows.is_empty() {
         return (found, true);
     }
     loaded::visit_from(from, |_, tables| {
-        for word in tables.references().filter(|_| !loaded::is_own(tables.start())) {
-            let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == word.name);
+        for slot in tables.references().filter(|_| !loaded::is_own(tables.start())) {
+            let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == slot.name);
             let Some(row) = row else { continue };
-            if is_ours(ours, *row, &word, tables) {
-                found.push(Word { row: *row, library: tables.start(), place: word.place });
+            if is_ours(ours, *row, &slot, tables) {
+                found.push(GotSlot { row: *row, library: tables.start(), place: slot.place });
             }
-            are_bound &= word.is_settled();
+            all_bound &= slot.is_settled();
         }
         false
     });
-    (found, are_bound)
+    (found, all_bound)
 }
 
 /// Does a call through this word come to us, or will it when the loader has bound it? What it does
 /// for a library that was opened so that its own come first can't be told from here.
-fn is_ours(ours: &Hooks, row: usize, word: &Binding, tables: &Tables) -> bool {
+fn is_ours(ours: &Hooks, row: usize, slot: &Binding, tables: &Tables) -> bool {
     let will_be = || loaded::is_own(ours[row].exported.0 as usize) && !scopes::DEEP.is_used();
-    loaded::is_own(word.target()) || word.is_lazy && tables.contains(word.target()) && will_be()
+    loaded::is_own(slot.target()) || slot.is_lazy && tables.contains(slot.target()) && will_be()
 }
 
 /// Sends words where the loader would have sent them. It is asked before its list is gone through
 /// again, in which a library can't go away. Says whether all could be sent.
-fn send(ours: &Hooks, words: &[Word]) -> bool {
-    let find = |all: &scopes::Libraries<'_>, word: &Word| {
-        let row = &ENTRY_POINTS[word.row];
-        let found = resolve::bound_among(all, row, word.library)?;
+fn rebind(ours: &Hooks, slots: &[GotSlot]) -> bool {
+    let find = |all: &scopes::Libraries<'_>, slot: &GotSlot| {
+        let row = &ENTRY_POINTS[slot.row];
+        let found = resolve::bound_among(all, row, slot.library)?;
         Some((found, resolve::is_cudas_among(all, row, found)))
     };
-    let found = scopes::ask(|all| words.iter().map(|word| find(all, word)).collect::<Vec<_>>());
-    let target = |(word, found): (&Word, Option<(usize, bool)>)| {
+    let found = scopes::ask(|all| slots.iter().map(|slot| find(all, slot)).collect::<Vec<_>>());
+    let target = |(slot, found): (&GotSlot, Option<(usize, bool)>)| {
         let (found, is_cudas) = found?;
-        let api = Api::from_number(word.row)?;
+        let api = Api::from_number(slot.row)?;
         Some(if is_cudas { routes::trampoline_for(ours, api, found) } else { found })
     };
     let targets: Vec<Option<usize>> =
-        words.iter().zip(found.unwrap_or_default()).map(target).collect();
-    let mut are_sent = true;
+        slots.iter().zip(found.unwrap_or_default()).map(target).collect();
+    let mut all_rebound = true;
     loaded::visit(|_, tables| {
-        let own = words.iter().zip(&targets).filter(|(word, _)| word.library == tables.start());
+        let own = slots.iter().zip(&targets).filter(|(slot, _)| slot.library == tables.start());
         let own: Vec<_> = own.collect();
-        for word in tables.references().filter(|_| !own.is_empty()) {
+        for slot in tables.references().filter(|_| !own.is_empty()) {
             if let Some((wanted, Some(target))) =
-                own.iter().find(|(own, _)| own.place == word.place)
-                && is_ours(ours, wanted.row, &word, tables)
+                own.iter().find(|(own, _)| own.place == slot.place)
+                && is_ours(ours, wanted.row, &slot, tables)
             {
-                are_sent &= word.bind(*target);
+                all_rebound &= slot.bind(*target);
             }
         }
         false
     });
-    are_sent
+    all_rebound
 }
