@@ -21,7 +21,7 @@ const FUNCTION: u32 = 48;
 
 /// Where a call goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Goes {
+pub enum Destination {
     /// To this function of CUDA's.
     Cuda(usize),
     /// To this function, which is somebody else's.
@@ -42,7 +42,7 @@ static CLOSING: AtomicU32 = AtomicU32::new(0);
 /// How often a library was closed, and of these the last time after which
 /// nothing that we know was found to be gone.
 static CLOSED: AtomicU64 = AtomicU64::new(0);
-static PROVEN: AtomicU64 = AtomicU64::new(0);
+static CHECKED: AtomicU64 = AtomicU64::new(0);
 /// How many libraries had been unloaded by then.
 static UNLOADED: AtomicU64 = AtomicU64::new(0);
 
@@ -89,7 +89,7 @@ fn coming_and_going() -> usize {
 
 /// Where calls of a row's function from this address go, and from where
 /// else; `None` if that isn't known.
-pub fn find(row: usize, caller: usize) -> Option<(Range<usize>, Goes)> {
+pub fn find(row: usize, caller: usize) -> Option<(Range<usize>, Destination)> {
     if !holds() {
         return None;
     }
@@ -100,13 +100,13 @@ pub fn find(row: usize, caller: usize) -> Option<(Range<usize>, Goes)> {
         Some(found)
     })?;
     let function = what & ((1 << FUNCTION) - 1);
-    let goes = match what >> FUNCTION & 3 {
-        0 => Goes::Cuda(function),
-        1 => Goes::Elsewhere(function),
-        _ if function == coming_and_going() => Goes::Nowhere,
+    let destination = match what >> FUNCTION & 3 {
+        0 => Destination::Cuda(function),
+        1 => Destination::Elsewhere(function),
+        _ if function == coming_and_going() => Destination::Nowhere,
         _ => return None,
     };
-    Some((library, goes))
+    Some((library, destination))
 }
 
 /// The library that has this address; only the address itself if none has.
@@ -116,15 +116,15 @@ fn library_of(address: usize) -> Range<usize> {
 }
 
 /// Remembers where calls from the library with this address go. Says which that is.
-pub fn remember(row: usize, caller: usize, goes: Goes) -> Range<usize> {
+pub fn remember(row: usize, caller: usize, destination: Destination) -> Range<usize> {
     let library = library_of(caller);
-    let (sort, function) = match goes {
-        Goes::Cuda(function) => (0, function),
-        Goes::Elsewhere(function) => (1, function),
-        Goes::Nowhere => (2, coming_and_going()),
+    let (kind, function) = match destination {
+        Destination::Cuda(function) => (0, function),
+        Destination::Elsewhere(function) => (1, function),
+        Destination::Nowhere => (2, coming_and_going()),
     };
     if function >> FUNCTION == 0 {
-        let what = function | (row << 2 | sort) << FUNCTION;
+        let what = function | (row << 2 | kind) << FUNCTION;
         write(row, library.start, &library, what);
         write(row, caller, &library, what);
     }
@@ -143,7 +143,7 @@ fn write(row: usize, address: usize, library: &Range<usize>, what: usize) {
 /// In a forked child, nobody else is closing a library. An entry that is half written is nobody's.
 pub fn forget_others() {
     CLOSING.store(0, Ordering::SeqCst);
-    doubt();
+    library_may_be_gone();
 }
 
 // --- when a library goes -------------------------------------------------------------------------
@@ -156,7 +156,7 @@ pub fn is_closing() -> bool {
 /// Closes a library; `first` when all know that.
 pub fn closing<T>(first: impl FnOnce(), close: impl FnOnce() -> T) -> T {
     CLOSING.fetch_add(1, Ordering::SeqCst);
-    doubt();
+    library_may_be_gone();
     first();
     let result = close();
     // In the child of a fork from within, there is none any more.
@@ -166,7 +166,7 @@ pub fn closing<T>(first: impl FnOnce(), close: impl FnOnce() -> T) -> T {
 }
 
 /// A library may be gone.
-pub fn doubt() {
+pub fn library_may_be_gone() {
     CLOSED.fetch_add(1, Ordering::SeqCst);
 }
 
@@ -175,7 +175,7 @@ pub fn doubt() {
 fn holds() -> bool {
     let closed = CLOSED.load(Ordering::SeqCst);
     let is_closing = is_closing();
-    if !is_closing && PROVEN.load(Ordering::SeqCst) == closed {
+    if !is_closing && CHECKED.load(Ordering::SeqCst) == closed {
         return true;
     }
     let [_, unloaded] = loaded::counts();
@@ -185,7 +185,7 @@ fn holds() -> bool {
         UNLOADED.store(unloaded, Ordering::SeqCst);
     }
     if !is_closing {
-        PROVEN.store(closed, Ordering::SeqCst);
+        CHECKED.store(closed, Ordering::SeqCst);
     }
     true
 }
@@ -200,22 +200,22 @@ mod tests {
         let here = find as *const () as usize;
         let nowhere = 1 << 20; // in no library: each address is for itself
         assert_eq!(find(3, here), None);
-        let library = remember(3, here, Goes::Cuda(77));
-        assert_eq!(remember(4, here, Goes::Elsewhere(78)), library);
-        remember(3, nowhere, Goes::Nowhere);
+        let library = remember(3, here, Destination::Cuda(77));
+        assert_eq!(remember(4, here, Destination::Elsewhere(78)), library);
+        remember(3, nowhere, Destination::Nowhere);
         assert_eq!(
             find(3, here + 1),
-            Some((library.clone(), Goes::Cuda(77))),
+            Some((library.clone(), Destination::Cuda(77))),
             "found by its library"
         );
-        assert_eq!(find(4, here), Some((library.clone(), Goes::Elsewhere(78))));
-        assert_eq!(find(3, nowhere), Some((nowhere..nowhere + 1, Goes::Nowhere)));
+        assert_eq!(find(4, here), Some((library.clone(), Destination::Elsewhere(78))));
+        assert_eq!(find(3, nowhere), Some((nowhere..nowhere + 1, Destination::Nowhere)));
         assert_eq!((find(3, nowhere + 1), find(5, here)), (None, None));
-        doubt();
-        assert_eq!(find(3, here), Some((library, Goes::Cuda(77))), "none is gone");
+        library_may_be_gone();
+        assert_eq!(find(3, here), Some((library, Destination::Cuda(77))), "none is gone");
         UNLOADED.fetch_add(1, Ordering::SeqCst);
         assert!(find(3, here).is_some(), "nobody has closed any");
-        doubt();
+        library_may_be_gone();
         assert_eq!((find(3, here), find(4, here)), (None, None), "one is gone");
     }
     #[test]

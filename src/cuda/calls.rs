@@ -1,4 +1,4 @@
-//! Whose call it is: the program's, or one that CUDA makes inside a call of the program's.
+//! LibraryKind call it is: the program's, or one that CUDA makes inside a call of the program's.
 //!
 //! A runtime call that calls the driver is one event, that of the call which the program made. But
 //! a signal can interrupt a thread anywhere, also inside CUDA, and what its handler calls is the
@@ -99,9 +99,9 @@ fn inside(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
 /// What a library that calls the driver is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-enum Whose {
+enum LibraryKind {
     /// It has a name of NVIDIA's.
-    Cudas = 1,
+    Nvidias = 1,
     /// It has functions of these names itself: it may stand between CUDA and us.
     Tools,
     /// Any other.
@@ -109,7 +109,7 @@ enum Whose {
 }
 
 /// Libraries that have been looked at: first address, the one after the
-/// last, and whose ([`Whose`]).
+/// last, and whose ([`LibraryKind`]).
 static KNOWN: [[AtomicUsize; 3]; 16] = [const { [const { AtomicUsize::new(0) }; 3] }; 16];
 
 /// A library was unloaded: another one may come to lie in its place.
@@ -124,12 +124,12 @@ pub fn forget() {
 #[cold]
 #[inline(never)]
 fn is_by_cuda(hook: HookCall) -> bool {
-    let (library, whose) = library_of(hook.caller);
-    match whose {
-        Whose::Cudas => true,
+    let (library, kind) = library_of(hook.caller);
+    match kind {
+        LibraryKind::Nvidias => true,
         _ if library.contains(&guard::called()) || library.contains(&hook.real) => true,
-        Whose::Tools => stack::aside(|| is_through(&library)),
-        Whose::Programs => false,
+        LibraryKind::Tools => stack::aside(|| is_through(&library)),
+        LibraryKind::Programs => false,
     }
 }
 
@@ -137,45 +137,45 @@ fn is_by_cuda(hook: HookCall) -> bool {
 fn is_through(library: &Range<usize>) -> bool {
     let outside = stack::first_outside(|pc| library.contains(&(pc as usize)));
     outside.is_some_and(|pc| {
-        let (library, whose) = library_of(pc as usize);
-        whose == Whose::Cudas || library.contains(&guard::called())
+        let (library, kind) = library_of(pc as usize);
+        kind == LibraryKind::Nvidias || library.contains(&guard::called())
     })
 }
 
-fn library_of(caller: usize) -> (Range<usize>, Whose) {
-    for [start, end, whose] in &KNOWN {
+fn library_of(caller: usize) -> (Range<usize>, LibraryKind) {
+    for [start, end, kind] in &KNOWN {
         let range = start.load(Ordering::Acquire)..end.load(Ordering::Acquire);
         if range.contains(&caller) {
-            let whose = whose.load(Ordering::Relaxed);
-            let is = |w: &Whose| *w as usize == whose;
-            let known = [Whose::Cudas, Whose::Tools].into_iter().find(is);
-            return (range, known.unwrap_or(Whose::Programs));
+            let kind = kind.load(Ordering::Relaxed);
+            let is = |w: &LibraryKind| *w as usize == kind;
+            let known = [LibraryKind::Nvidias, LibraryKind::Tools].into_iter().find(is);
+            return (range, known.unwrap_or(LibraryKind::Programs));
         }
     }
     stack::aside(|| find_out(caller))
 }
 
 #[cold]
-fn find_out(caller: usize) -> (Range<usize>, Whose) {
+fn find_out(caller: usize) -> (Range<usize>, LibraryKind) {
     let Some(range) = loaded::range_of(caller) else {
-        return (caller..caller + 1, Whose::Programs); // code that was made as the program ran
+        return (caller..caller + 1, LibraryKind::Programs); // code that was made as the program ran
     };
     let defines = |row: &EntryPoint| loaded::defines(caller, row.symbol);
-    let whose = if resolve::is_nvidias(caller) {
-        Whose::Cudas
+    let kind = if resolve::is_nvidias(caller) {
+        LibraryKind::Nvidias
     } else if ENTRY_POINTS.iter().skip(1).any(defines) {
-        Whose::Tools
+        LibraryKind::Tools
     } else {
-        Whose::Programs
+        LibraryKind::Programs
     };
     // Another library may come in its place as soon as one is closed.
     if callers::is_closing() {
-        return (range, whose);
+        return (range, kind);
     }
     for [start, end, place] in &KNOWN {
         // Empty until its end is there.
         if start.compare_exchange(0, range.start, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            place.store(whose as usize, Ordering::Relaxed);
+            place.store(kind as usize, Ordering::Relaxed);
             end.store(range.end, Ordering::Release);
             // Who began to close one meanwhile may have missed this one.
             if callers::is_closing() {
@@ -185,5 +185,5 @@ fn find_out(caller: usize) -> (Range<usize>, Whose) {
             break;
         }
     }
-    (range, whose)
+    (range, kind)
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::cuda::callers::{self, Goes};
+use crate::cuda::callers::{self, Destination};
 use crate::cuda::real::NOWHERE;
 use crate::cuda::routes::ROUTES;
 use crate::cuda::table::{ENTRY_POINTS, Hooks};
@@ -75,25 +75,25 @@ extern "C" fn choose(api: usize, caller: usize, ours: &Hooks) -> Choice {
     if let Some(function) = row.foreign.iter().find_map(|line| line.of(caller)) {
         return Choice { jump: function, real: 0 };
     }
-    let (range, goes) =
+    let (range, destination) =
         callers::find(api, caller).unwrap_or_else(|| stack::aside(|| find_out(api, caller, ours)));
-    row.has_called(range, goes);
+    row.has_called(range, destination);
     let handler = ours[api].handler.0 as usize;
-    match goes {
-        Goes::Cuda(function) => Choice { jump: handler, real: function },
-        Goes::Elsewhere(function) => Choice { jump: function, real: 0 },
-        Goes::Nowhere => Choice { jump: handler, real: NOWHERE },
+    match destination {
+        Destination::Cuda(function) => Choice { jump: handler, real: function },
+        Destination::Elsewhere(function) => Choice { jump: function, real: 0 },
+        Destination::Nowhere => Choice { jump: handler, real: NOWHERE },
     }
 }
 
-fn find_out(api: usize, caller: usize, ours: &Hooks) -> (Range<usize>, Goes) {
+fn find_out(api: usize, caller: usize, ours: &Hooks) -> (Range<usize>, Destination) {
     let entry = &ENTRY_POINTS[api];
     let found = resolve::behind(entry, caller);
     shared_names::look(ours);
-    let goes = match found {
-        Some(found) if resolve::is_cudas(entry, found) => Goes::Cuda(found),
-        Some(found) => Goes::Elsewhere(found),
-        None => Goes::Nowhere,
+    let destination = match found {
+        Some(found) if resolve::is_cudas(entry, found) => Destination::Cuda(found),
+        Some(found) => Destination::Elsewhere(found),
+        None => Destination::Nowhere,
     };
-    (callers::remember(api, caller, goes), goes)
+    (callers::remember(api, caller, destination), destination)
 }

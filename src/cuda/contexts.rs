@@ -34,7 +34,7 @@ pub unsafe fn queries_pool(
 
 /// Who keeps memory that is not in use.
 #[derive(Clone, Copy)]
-pub enum Keeper {
+pub enum ReservedBy {
     /// A pool.
     Pool(usize),
     /// The graphs of a device.
@@ -44,18 +44,18 @@ pub enum Keeper {
 /// The program asks how much is kept, which is one of the numbers that it may ask for.
 pub unsafe fn queries_reserved(
     hook: HookCall,
-    keeper: Keeper,
+    reserved_by: ReservedBy,
     attribute: c_int,
     value: *mut c_void,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (reserved, what, handle, device) = match keeper {
+    let (reserved, what, handle, device) = match reserved_by {
         // CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
-        Keeper::Pool(pool) => {
+        ReservedBy::Pool(pool) => {
             (5, What::MemoryPool, pool as u64, place::of(pool).unwrap_or(place::UNKNOWN))
         }
         // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
-        Keeper::Graphs(device) => (2, What::GraphNode, device as u64, device as i8),
+        ReservedBy::Graphs(device) => (2, What::GraphNode, device as u64, device as i8),
     };
     let (code, own) = pass(hook, call);
     if own && attribute == reserved {
@@ -229,7 +229,7 @@ pub unsafe fn releases_primary(
     pass_after(hook, note, call)
 }
 
-/// All of a device's primary context goes: of the current device, or of a given one.
+/// All of a device's primary context destination: of the current device, or of a given one.
 pub unsafe fn resets(hook: HookCall, device: Option<c_int>, call: impl FnOnce() -> c_int) -> c_int {
     let before = || {
         let device = device.map_or_else(|| place::current().device, |d| d as i8);

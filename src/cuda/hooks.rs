@@ -17,7 +17,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use memtrace_format::event::What;
 
-use crate::cuda::contexts::Keeper;
+use crate::cuda::contexts::ReservedBy;
 use crate::cuda::real;
 use crate::cuda::records::{
     ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,

@@ -25,7 +25,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crate::cuda::callers::{self, Goes};
+use crate::cuda::callers::{self, Destination};
 use crate::cuda::calls;
 use crate::cuda::table::{Api, ENTRY_POINTS, Hooks, ROWS, TRAMPOLINES};
 use crate::libraries::loaded;
@@ -102,15 +102,21 @@ impl Row {
         }
     }
 
-    fn lines(&self, goes: Goes) -> (&[Line], &AtomicUsize) {
+    fn lines(&self, destination: Destination) -> (&[Line], &AtomicUsize) {
         let [of_known, of_foreign] = &self.written;
-        if let Goes::Cuda(_) = goes { (&self.known, of_known) } else { (&self.foreign, of_foreign) }
+        if let Destination::Cuda(_) = destination {
+            (&self.known, of_known)
+        } else {
+            (&self.foreign, of_foreign)
+        }
     }
 
     /// A call has come from a library that has no line.
-    pub fn has_called(&self, range: Range<usize>, goes: Goes) {
-        let (Goes::Cuda(function) | Goes::Elsewhere(function)) = goes else { return };
-        let (lines, written) = self.lines(goes);
+    pub fn has_called(&self, range: Range<usize>, destination: Destination) {
+        let (Destination::Cuda(function) | Destination::Elsewhere(function)) = destination else {
+            return;
+        };
+        let (lines, written) = self.lines(destination);
         let others = self.others.load(Ordering::Relaxed);
         self.others.store(others.wrapping_add(1), Ordering::Relaxed);
         let is_free = |line: &Line| line.0[1].load(Ordering::Relaxed) == 0;
@@ -174,7 +180,7 @@ pub fn forget_if_unloaded() {
     static UNLOADED: AtomicU64 = AtomicU64::new(0);
     let [_, unloaded] = loaded::counts();
     if UNLOADED.swap(unloaded, Ordering::AcqRel) != unloaded {
-        callers::doubt();
+        callers::library_may_be_gone();
         forget();
     }
 }

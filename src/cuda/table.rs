@@ -157,11 +157,11 @@ macro_rules! runtime_rows {
                 cudaMemPoolImportFromShareableHandle(out: Out, handle: Ptr, kind: c_uint, flags: c_uint) => creates_pool(out, None);
                 cudaMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
                 cudaMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
-                cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => queries_reserved(Keeper::Pool(pool), attribute, value);
+                cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => queries_reserved(ReservedBy::Pool(pool), attribute, value);
                 cudaDeviceGetDefaultMemPool(out: Out, device: c_int) => queries_pool(out, device);
                 cudaDeviceGetMemPool(out: Out, device: c_int) => queries_pool(out, device);
                 cudaDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
-                    => queries_reserved(Keeper::Graphs(device), attribute, value);
+                    => queries_reserved(ReservedBy::Graphs(device), attribute, value);
 
                 // memory of the host
                 cudaMallocHost(out: Out, size: usize) => allocates(What::Pinned, out, size, 0);
@@ -286,7 +286,7 @@ macro_rules! driver_rows {
                     => creates_pool(out, None);
                 11020 cuMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
                 11020 cuMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
-                11020 cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => queries_reserved(Keeper::Pool(pool), attribute, value);
+                11020 cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => queries_reserved(ReservedBy::Pool(pool), attribute, value);
                 11020 cuDeviceGetDefaultMemPool(out: Out, device: c_int) => queries_pool(out, device);
                 11020 cuDeviceGetMemPool(out: Out, device: c_int) => queries_pool(out, device);
                 13000 cuMemGetDefaultMemPool(out: Out, location: *const Location, kind: c_int)
@@ -294,7 +294,7 @@ macro_rules! driver_rows {
                 13000 cuMemGetMemPool(out: Out, location: *const Location, kind: c_int)
                     => queries_pool(out, Location::device(location).unwrap_or(-1));
                 11040 cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
-                    => queries_reserved(Keeper::Graphs(device), attribute, value);
+                    => queries_reserved(ReservedBy::Graphs(device), attribute, value);
 
                 // memory of the host
                 2000 cuMemAllocHost(out: Out, size: c_uint) => allocates(What::Pinned, out, size as usize, 0);
