@@ -56,6 +56,6 @@ fn turn_on() {
     background::start(process);
     pytorch::allocator::attach();
     pytorch::callbacks::attach();
-    cuda::interposers::find(&cuda::hooks::OURS);
+    cuda::interposers::find(&cuda::hooks::HOOKS);
     life::register();
 }

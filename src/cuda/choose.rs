@@ -70,15 +70,15 @@ pub unsafe extern "C" fn unknown() {
     )
 }
 
-extern "C" fn choose(api: usize, caller: usize, ours: &Hooks) -> Choice {
+extern "C" fn choose(api: usize, caller: usize, hooks: &Hooks) -> Choice {
     let row = &ROUTES[api];
     if let Some(function) = row.foreign.iter().find_map(|line| line.of(caller)) {
         return Choice { jump: function, real: 0 };
     }
     let (range, destination) =
-        callers::find(api, caller).unwrap_or_else(|| stack::aside(|| find_out(api, caller, ours)));
+        callers::find(api, caller).unwrap_or_else(|| stack::aside(|| find_out(api, caller, hooks)));
     row.has_called(range, destination);
-    let handler = ours[api].handler.0 as usize;
+    let handler = hooks[api].handler.0 as usize;
     match destination {
         Destination::Cuda(function) => Choice { jump: handler, real: function },
         Destination::Elsewhere(function) => Choice { jump: function, real: 0 },
@@ -86,10 +86,10 @@ extern "C" fn choose(api: usize, caller: usize, ours: &Hooks) -> Choice {
     }
 }
 
-fn find_out(api: usize, caller: usize, ours: &Hooks) -> (Range<usize>, Destination) {
+fn find_out(api: usize, caller: usize, hooks: &Hooks) -> (Range<usize>, Destination) {
     let entry = &ENTRY_POINTS[api];
     let found = resolve::behind(entry, caller);
-    shared_names::look(ours);
+    shared_names::look(hooks);
     let destination = match found {
         Some(found) if resolve::is_cudas(entry, found) => Destination::Cuda(found),
         Some(found) => Destination::Elsewhere(found),

@@ -100,15 +100,15 @@ pub fn is_used() -> bool {
 }
 
 /// Looks at the libraries that are new since the last time. `dlsyms`: our `dlsym` and `dlvsym`.
-pub fn look(ours: &Hooks, dlsyms: [usize; 2]) {
+pub fn look(hooks: &Hooks, dlsyms: [usize; 2]) {
     let left = |n: u32| n.checked_sub(1);
     if PENDING.fetch_update(Ordering::AcqRel, Ordering::Relaxed, left).is_err() {
         return;
     }
-    shared_names::look(ours);
+    shared_names::look(hooks);
     let [loaded, _] = loaded::counts();
     if is_used() && SEEN.swap(loaded, Ordering::AcqRel) != loaded {
-        let real = RealFunctions::find(ours, dlsyms);
+        let real = RealFunctions::find(hooks, dlsyms);
         let mut all_redirected = true;
         loaded::visit(|_, tables| {
             for binding in tables.bindings() {
@@ -125,7 +125,7 @@ pub fn look(ours: &Hooks, dlsyms: [usize; 2]) {
 /// The real functions behind our doors. Looked up before the loader's list is gone through, in
 /// which it must not be asked anything.
 struct RealFunctions<'a> {
-    ours: &'a Hooks,
+    hooks: &'a Hooks,
     our_dlsyms: [usize; 2],
     dlsym: usize,
     dlvsym: usize,
@@ -135,7 +135,7 @@ struct RealFunctions<'a> {
 }
 
 impl RealFunctions<'_> {
-    fn find(ours: &Hooks, our_dlsyms: [usize; 2]) -> RealFunctions<'_> {
+    fn find(hooks: &Hooks, our_dlsyms: [usize; 2]) -> RealFunctions<'_> {
         let own = |name| next::in_c_library(name).map_or(0, |f| f.as_ptr() as usize);
         let mut nvidias = Vec::new();
         loaded::visit(|path, tables| {
@@ -145,7 +145,7 @@ impl RealFunctions<'_> {
             false
         });
         let (dlsym, dlclose) = (own(c"dlsym"), own(c"dlclose"));
-        RealFunctions { ours, our_dlsyms, dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
+        RealFunctions { hooks, our_dlsyms, dlsym, dlvsym: own(c"dlvsym"), dlclose, nvidias }
     }
 
     /// Where a call should go that goes to `target` now, or that the loader is yet to bind.
@@ -161,9 +161,9 @@ impl RealFunctions<'_> {
                     library.symbol(binding.name).is_some_and(|f| f.as_ptr() as usize == target)
                 };
                 if !is_bound {
-                    Some(self.ours[api as usize].exported.0 as usize)
+                    Some(self.hooks[api as usize].exported.0 as usize)
                 } else if self.nvidias.iter().any(is_its) {
-                    Some(routes::trampoline_for(self.ours, api, target))
+                    Some(routes::trampoline_for(self.hooks, api, target))
                 } else {
                     None
                 }

@@ -151,7 +151,7 @@ fn unmapped(hook: HookCall, addr: Ptr, size: usize) {
 }
 
 pub(super) fn cuGetProcAddress(
-    ours: &Hooks,
+    hooks: &Hooks,
     hook: HookCall,
     name: *const c_char,
     out: Out,
@@ -161,11 +161,11 @@ pub(super) fn cuGetProcAddress(
     let code = forward!(hook, cuGetProcAddress(name, out, version, flags));
     let per_thread = procs::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { procs::hand_out(ours, code, name, out, u32::try_from(version).ok(), per_thread) }
+    unsafe { procs::hand_out(hooks, code, name, out, u32::try_from(version).ok(), per_thread) }
 }
 
 pub(super) fn cuGetProcAddress_v2(
-    ours: &Hooks,
+    hooks: &Hooks,
     hook: HookCall,
     name: *const c_char,
     out: Out,
@@ -176,5 +176,5 @@ pub(super) fn cuGetProcAddress_v2(
     let code = forward!(hook, cuGetProcAddress_v2(name, out, version, flags, status));
     let per_thread = procs::is_per_thread(flags, false);
     // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { procs::hand_out(ours, code, name, out, u32::try_from(version).ok(), per_thread) }
+    unsafe { procs::hand_out(hooks, code, name, out, u32::try_from(version).ok(), per_thread) }
 }

@@ -11,7 +11,7 @@
 //! that a call is CUDA's, no register that an argument may lie in is touched: a library's own
 //! function may have the same name and any signature.
 //!
-//! What is below and must know where they are is handed [`OURS`].
+//! What is below and must know where they are is handed [`HOOKS`].
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -86,7 +86,7 @@ macro_rules! hooks {
         $( $($since:literal)? $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) => $role:ident $( ( $($what:expr),* ) )? ; )*
     } )* }) => {
         /// All of them.
-        pub static OURS: Hooks = [
+        pub static HOOKS: Hooks = [
             Hook {
                 handler: Code(std::ptr::null()),
                 trampolines: [Code(std::ptr::null()); TRAMPOLINES],
@@ -118,12 +118,12 @@ macro_rules! hooks {
                     core::arch::naked_asm!(
                         by_caller!(),
                         "mov r11d, {api}",
-                        "lea r10, [rip + {ours}]",
+                        "lea r10, [rip + {hooks}]",
                         "jmp {unknown}",
                         row = sym ROUTES,
                         at = const Api::$name as usize * size_of::<Row>(),
                         api = const Api::$name as u32,
-                        ours = sym OURS,
+                        hooks = sym HOOKS,
                         handler = sym super::handlers::$name,
                         unknown = sym crate::cuda::choose::unknown,
                     )
@@ -171,13 +171,13 @@ macro_rules! hooks {
         crate::cuda::runtime::$name($hook $(, $arg)*)
     };
     (@do $hook:ident runtime $name:ident ($($arg:ident),*) shows) => {
-        crate::cuda::runtime::$name(&OURS, $hook $(, $arg)*)
+        crate::cuda::runtime::$name(&HOOKS, $hook $(, $arg)*)
     };
     (@do $hook:ident driver $name:ident ($($arg:ident),*) own) => {
         crate::cuda::calls::of_driver($hook, || crate::cuda::driver::$name($hook $(, $arg)*))
     };
     (@do $hook:ident driver $name:ident ($($arg:ident),*) shows) => {
-        crate::cuda::calls::of_driver($hook, || crate::cuda::driver::$name(&OURS, $hook $(, $arg)*))
+        crate::cuda::calls::of_driver($hook, || crate::cuda::driver::$name(&HOOKS, $hook $(, $arg)*))
     };
     (@do $hook:ident cublas $name:ident ($($arg:ident),*) $role:ident ( $($what:expr),* )) => {
         // SAFETY: the arguments are the caller's own, passed on unchanged.

@@ -30,9 +30,9 @@ fn contains(address: usize) -> bool {
 }
 
 /// Looks who is in front. Not for hooks' common path.
-pub fn find(ours: &Hooks) {
+pub fn find(hooks: &Hooks) {
     let own = loaded::library_of(find as *const () as usize);
-    for hook in ours.iter().filter(|hook| !hook.exported.0.is_null()) {
+    for hook in hooks.iter().filter(|hook| !hook.exported.0.is_null()) {
         let shown = hook.exported.0 as usize;
         if contains(shown) {
             continue;

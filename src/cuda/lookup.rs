@@ -19,7 +19,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::cuda::answers::{self, Question};
 use crate::cuda::deepbind;
-use crate::cuda::hooks::OURS;
+use crate::cuda::hooks::HOOKS;
 use crate::cuda::resolve;
 use crate::cuda::routes;
 use crate::cuda::table::{Api, ENTRY_POINTS};
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn dlvsym(
 }
 
 extern "C" fn look() {
-    deepbind::look(&OURS, [dlsym as *const () as usize, dlvsym as *const () as usize]);
+    deepbind::look(&HOOKS, [dlsym as *const () as usize, dlvsym as *const () as usize]);
 }
 
 extern "C" fn find_dlsym() -> *mut c_void {
@@ -217,7 +217,7 @@ fn shown(api: Api, name: &CStr, version: Option<&CStr>, found: usize) -> usize {
 }
 
 fn trampoline_if(is_cudas: bool, api: Api, found: usize) -> usize {
-    if is_cudas { routes::trampoline_for(&OURS, api, found) } else { found }
+    if is_cudas { routes::trampoline_for(&HOOKS, api, found) } else { found }
 }
 
 /// What a look-up that depends on its caller finds; `is_decided` is 0 if it is the loader's to say.

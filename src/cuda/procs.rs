@@ -28,7 +28,7 @@ const NEWEST: u32 = 13_020;
 /// # Safety
 /// `name` is a C string and `out` was filled by the real look-up if `code` is 0.
 pub unsafe fn hand_out(
-    ours: &Hooks,
+    hooks: &Hooks,
     code: c_int,
     name: *const c_char,
     out: Out,
@@ -43,7 +43,7 @@ pub unsafe fn hand_out(
     if found.is_null() {
         return code;
     }
-    if let Some(instead) = ours_for(ours, name, found, version, per_thread) {
+    if let Some(instead) = ours_for(hooks, name, found, version, per_thread) {
         // SAFETY: promised by the caller.
         unsafe { *out = instead };
     }
@@ -53,7 +53,7 @@ pub unsafe fn hand_out(
 /// Our function for what was found under this name: the row that the driver exports at that
 /// address, or else the one that the version means.
 fn ours_for(
-    ours: &Hooks,
+    hooks: &Hooks,
     name: &[u8],
     found: *mut c_void,
     version: Option<u32>,
@@ -69,7 +69,7 @@ fn ours_for(
         unknown_interface(name);
         return None;
     };
-    Some(routes::trampoline_for(ours, api, found as usize) as *mut c_void)
+    Some(routes::trampoline_for(hooks, api, found as usize) as *mut c_void)
 }
 
 fn is_named(row: &EntryPoint, name: &[u8]) -> bool {

@@ -149,9 +149,9 @@ impl Row {
 }
 
 /// Ours for a real function that was looked up; itself if there are more of this name than doors.
-pub fn trampoline_for(ours: &Hooks, api: Api, function: usize) -> usize {
+pub fn trampoline_for(hooks: &Hooks, api: Api, function: usize) -> usize {
     static WARNED: AtomicBool = AtomicBool::new(false);
-    for (target, trampoline) in TARGETS[api as usize].iter().zip(&ours[api as usize].trampolines) {
+    for (target, trampoline) in TARGETS[api as usize].iter().zip(&hooks[api as usize].trampolines) {
         let claimed = target.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
         if claimed.is_ok() || claimed == Err(function) {
             return trampoline.0 as usize;
@@ -208,7 +208,7 @@ fn forget() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::hooks::OURS;
+    use crate::cuda::hooks::HOOKS;
     use crate::os::testing::held_elsewhere;
 
     #[test]
@@ -231,13 +231,13 @@ mod tests {
         let _steady = crate::stack::testing::steady(); // nobody closes a library
         let api = Api::cuMulticastCreate;
         let trampolines: Vec<usize> =
-            (1..=TRAMPOLINES).map(|n| trampoline_for(&OURS, api, n << 40)).collect();
-        assert_eq!(trampolines, OURS[api as usize].trampolines.map(|d| d.0 as usize));
-        assert_eq!(trampoline_for(&OURS, api, 2 << 40), trampolines[1], "the same again");
-        assert_eq!(trampoline_for(&OURS, api, 9 << 40), 9 << 40, "none left: itself");
+            (1..=TRAMPOLINES).map(|n| trampoline_for(&HOOKS, api, n << 40)).collect();
+        assert_eq!(trampolines, HOOKS[api as usize].trampolines.map(|d| d.0 as usize));
+        assert_eq!(trampoline_for(&HOOKS, api, 2 << 40), trampolines[1], "the same again");
+        assert_eq!(trampoline_for(&HOOKS, api, 9 << 40), 9 << 40, "none left: itself");
         forget();
         assert_eq!(
-            trampoline_for(&OURS, api, 9 << 40),
+            trampoline_for(&HOOKS, api, 9 << 40),
             trampolines[0],
             "those lie in no library: they are gone"
         );

@@ -128,7 +128,7 @@ queries_capture!(cudaStreamGetCaptureInfo_v3(id, graph, dependencies, edges, cou
 macro_rules! looks_up {
     ($name:ident ($version:expr, $per_thread:expr $(, $arg:ident : $ty:ty)*)) => {
         pub(super) fn $name(
-            ours: &Hooks,
+            hooks: &Hooks,
             hook: HookCall,
             name: *const c_char,
             out: Out,
@@ -139,7 +139,7 @@ macro_rules! looks_up {
             let code = forward!(hook, $name(name, out $(, $arg)*, flags, status));
             let per_thread = procs::is_per_thread(flags, $per_thread);
             // SAFETY: name and out are the caller's, as the real function has just used them.
-            unsafe { procs::hand_out(ours, code, name, out, $version, per_thread) }
+            unsafe { procs::hand_out(hooks, code, name, out, $version, per_thread) }
         }
     };
 }

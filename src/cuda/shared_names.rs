@@ -41,7 +41,7 @@ struct GotSlot {
 static LOOKING: Turn = Turn::new(());
 
 /// Looks at the libraries that are new.
-pub fn look(ours: &Hooks) {
+pub fn look(hooks: &Hooks) {
     let now = loaded::counts();
     let is_new = || SEEN.iter().zip(now).any(|(seen, now)| seen.load(Ordering::Acquire) != now);
     if !is_new() {
@@ -57,8 +57,8 @@ pub fn look(ours: &Hooks) {
         }
     }
     let (count, is_changed) = define(from);
-    let (slots, all_bound) = slots(ours, if is_changed { 0 } else { from });
-    let is_done = (slots.is_empty() || rebind(ours, &slots)) && all_bound;
+    let (slots, all_bound) = slots(hooks, if is_changed { 0 } else { from });
+    let is_done = (slots.is_empty() || rebind(hooks, &slots)) && all_bound;
     if is_done || is_enough(now) {
         KNOWN.store(count, Ordering::Relaxed);
         for (seen, now) in SEEN.iter().zip(now) {
@@ -107,7 +107,7 @@ fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
 
 /// Words for names that mean several functions, as far as they are bound to us. Says,
 /// too, whether the loader has bound all.
-fn slots(ours: &Hooks, from: usize) -> (Vec<GotSlot>, bool) {
+fn slots(hooks: &Hooks, from: usize) -> (Vec<GotSlot>, bool) {
     let (mut found, mut all_bound) = (Vec::new(), true);
     let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
     let rows: Vec<usize> = (1..ROWS).filter(several).collect();
@@ -118,7 +118,7 @@ fn slots(ours: &Hooks, from: usize) -> (Vec<GotSlot>, bool) {
         for slot in tables.references().filter(|_| !loaded::is_own(tables.start())) {
             let row = rows.iter().find(|row| ENTRY_POINTS[**row].symbol == slot.name);
             let Some(row) = row else { continue };
-            if is_ours(ours, *row, &slot, tables) {
+            if is_ours(hooks, *row, &slot, tables) {
                 found.push(GotSlot { row: *row, library: tables.start(), place: slot.place });
             }
             all_bound &= slot.is_settled();
@@ -130,14 +130,14 @@ fn slots(ours: &Hooks, from: usize) -> (Vec<GotSlot>, bool) {
 
 /// Does a call through this word come to us, or will it when the loader has bound it? What it does
 /// for a library that was opened so that its own come first can't be told from here.
-fn is_ours(ours: &Hooks, row: usize, slot: &Binding, tables: &Tables) -> bool {
-    let will_be = || loaded::is_own(ours[row].exported.0 as usize) && !scopes::DEEP.is_used();
+fn is_ours(hooks: &Hooks, row: usize, slot: &Binding, tables: &Tables) -> bool {
+    let will_be = || loaded::is_own(hooks[row].exported.0 as usize) && !scopes::DEEP.is_used();
     loaded::is_own(slot.target()) || slot.is_lazy && tables.contains(slot.target()) && will_be()
 }
 
 /// Sends words where the loader would have sent them. It is asked before its list is gone through
 /// again, in which a library can't go away. Says whether all could be sent.
-fn rebind(ours: &Hooks, slots: &[GotSlot]) -> bool {
+fn rebind(hooks: &Hooks, slots: &[GotSlot]) -> bool {
     let find = |all: &scopes::Libraries<'_>, slot: &GotSlot| {
         let row = &ENTRY_POINTS[slot.row];
         let found = resolve::bound_among(all, row, slot.library)?;
@@ -147,7 +147,7 @@ fn rebind(ours: &Hooks, slots: &[GotSlot]) -> bool {
     let target = |(slot, found): (&GotSlot, Option<(usize, bool)>)| {
         let (found, is_cudas) = found?;
         let api = Api::from_number(slot.row)?;
-        Some(if is_cudas { routes::trampoline_for(ours, api, found) } else { found })
+        Some(if is_cudas { routes::trampoline_for(hooks, api, found) } else { found })
     };
     let targets: Vec<Option<usize>> =
         slots.iter().zip(found.unwrap_or_default()).map(target).collect();
@@ -158,7 +158,7 @@ fn rebind(ours: &Hooks, slots: &[GotSlot]) -> bool {
         for slot in tables.references().filter(|_| !own.is_empty()) {
             if let Some((wanted, Some(target))) =
                 own.iter().find(|(own, _)| own.place == slot.place)
-                && is_ours(ours, wanted.row, &slot, tables)
+                && is_ours(hooks, wanted.row, &slot, tables)
             {
                 all_rebound &= slot.bind(*target);
             }

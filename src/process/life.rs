@@ -12,7 +12,7 @@ use memtrace_format::blackbox::Life;
 use memtrace_options::RUN_PID;
 use memtrace_snapshot::Moment;
 
-use crate::cuda::hooks::OURS;
+use crate::cuda::hooks::HOOKS;
 use crate::cuda::{callers, devices, shared_names, under_way};
 use crate::gauges;
 use crate::libraries::{self, loaded, next};
@@ -122,7 +122,7 @@ extern "C" fn loading() {
     tree::loading();
     next::behind(&NEXT_EXIT, c"_exit");
     libraries::loading();
-    shared_names::look(&OURS);
+    shared_names::look(&HOOKS);
     starts::loading();
     registered::loading();
     jumps::loading();
