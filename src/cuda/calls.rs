@@ -53,14 +53,14 @@ pub(super) fn of_driver(hook: HookCall, f: impl FnOnce() -> c_int) -> c_int {
     if guard::is_calling() && !is_by_cuda(hook) { guard::reopened(f) } else { f() }
 }
 
-fn entered(hook: HookCall) {
+fn note_call(hook: HookCall) {
     crate::record::switch::wake();
-    devices::entered(hook);
+    devices::note_call(hook);
 }
 
 /// Passes a call on. Says, too, whether the call is the program's own.
 pub(super) fn pass(hook: HookCall, call: impl FnOnce() -> c_int) -> (c_int, bool) {
-    entered(hook);
+    note_call(hook);
     if guard::inside() {
         (inside(hook, call), false)
     } else {
@@ -74,7 +74,7 @@ pub(super) fn pass_after(
     before: impl FnOnce(),
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    entered(hook);
+    note_call(hook);
     if guard::inside() {
         return inside(hook, call);
     }

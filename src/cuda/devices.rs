@@ -34,7 +34,7 @@ pub fn forget_entered() {
 /// This call has chosen a device or taken memory of it: its primary context is there
 /// from now on, whoever makes it. The first such call is worth knowing, since a
 /// context takes hundreds of megabytes.
-pub(super) fn enters(hook: HookCall, device: i8) {
+pub(super) fn note_entered(hook: HookCall, device: i8) {
     if !(0..64).contains(&device) || has_entered(device) {
         return;
     }
@@ -99,7 +99,7 @@ pub fn is_runtime_used() -> bool {
 }
 
 /// A call came in by this door.
-pub(super) fn entered(hook: HookCall) {
+pub(super) fn note_call(hook: HookCall) {
     if hook.tier != Tier::Driver && !RUNTIME.load(Ordering::Relaxed) {
         RUNTIME.store(true, Ordering::Relaxed);
     }

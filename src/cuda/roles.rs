@@ -20,7 +20,7 @@ use memtrace_format::event::{
 
 use crate::cuda::calls::{pass, pass_after};
 pub use crate::cuda::contexts::*;
-use crate::cuda::devices::enters;
+use crate::cuda::devices::note_entered;
 use crate::cuda::notes::{failed, got, layer_of, note, note_on, of_door};
 use crate::cuda::place;
 use crate::cuda::records::{
@@ -57,7 +57,7 @@ fn allocated(hook: HookCall, it: Allocated) {
         return;
     }
     if it.code == 0 {
-        enters(hook, place::current().device);
+        note_entered(hook, place::current().device);
     }
     guard::observe(|recorder, local| {
         let event = if hook.api == Api::cudaMalloc as u16 && allocator::is_caller(hook.caller) {
@@ -238,7 +238,7 @@ pub unsafe fn frees(
     let code = pass_after(hook, before, call);
     // `cudaFree(0)` is how programs ask for a context.
     if addr == 0 && code == 0 && hook.api == Api::cudaFree as u16 {
-        enters(hook, place::current().device);
+        note_entered(hook, place::current().device);
     }
     code
 }
@@ -281,7 +281,7 @@ pub unsafe fn creates_physical(
         // SAFETY: the caller's own parameters, of the call that has just returned.
         let (handle, device) = unsafe { (got(code, out), PoolProperties::device(properties)) };
         if let (0, Some(device)) = (code, device) {
-            enters(hook, device as i8);
+            note_entered(hook, device as i8);
         }
         let size = size as u64;
         let said = if code == 0 {
@@ -435,7 +435,7 @@ pub unsafe fn creates_stream(hook: HookCall, out: Out, call: impl FnOnce() -> c_
     let stream = unsafe { got(code, out) };
     place::remember(stream as usize, place::current().device);
     if code == 0 {
-        enters(hook, place::current().device);
+        note_entered(hook, place::current().device);
     }
     code
 }

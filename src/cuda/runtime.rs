@@ -35,7 +35,7 @@ pub(super) fn cudaSetDevice(hook: HookCall, device: c_int) -> c_int {
     let code = forward!(hook, cudaSetDevice(device));
     if code == 0 {
         place::set_device(device as i8);
-        devices::enters(hook, device as i8);
+        devices::note_entered(hook, device as i8);
     }
     code
 }
