@@ -146,7 +146,7 @@ pub extern "C" fn memtrace_current() -> u32 {
 /// The sort of a label, as in [`memtrace_label`]; 0 if there is none of this number.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_label_sort(label: u32) -> c_int {
-    labels::store::existing().filter(|s| s.has(label)).map_or(0, |s| s.sort(label) as c_int)
+    labels::store::existing().filter(|s| s.has(label)).map_or(0, |s| s.kind(label) as c_int)
 }
 
 /// The label that a label is inside of; 0 if there is none.

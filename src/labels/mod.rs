@@ -93,8 +93,8 @@ fn opened_or_closed(local: &guard::Local) {
 }
 
 /// The label of this name inside `parent`; `parent` itself if there is no room for more.
-pub fn named(parent: LabelId, sort: Sort, name: &[u8]) -> LabelId {
-    store::store().and_then(|s| s.intern(parent, sort, name)).unwrap_or(parent)
+pub fn named(parent: LabelId, kind: Sort, name: &[u8]) -> LabelId {
+    store::store().and_then(|s| s.intern(parent, kind, name)).unwrap_or(parent)
 }
 
 /// Opens a range inside the current one. Returns how many were open.
@@ -168,7 +168,7 @@ pub fn pop() -> Option<u32> {
         let was = guard::local(|local| set(local, place.get()));
         if was != place.get()
             && let Some(store) = store::existing()
-            && store.sort(was) == Sort::Phase
+            && store.kind(was) == Sort::Phase
         {
             mark(&store.name(was), Point::End, 0);
         }
@@ -190,13 +190,13 @@ pub fn unwind(depth: u32) {
 }
 
 /// Writes down that the program passed a point. Nothing if nothing is recorded yet.
-pub fn mark(name: &[u8], sort: Point, number: u64) {
+pub fn mark(name: &[u8], kind: Point, number: u64) {
     if crate::record::switch::recorder().is_none() {
         return;
     }
     let label = named(NO_LABEL, Sort::Range, name);
     guard::observe(|recorder, local| {
-        let mark = MarkEvent { label: u64::from(label), number, sort: sort as u64 };
+        let mark = MarkEvent { label: u64::from(label), number, sort: kind as u64 };
         recorder.write(&event(local, mark.event()));
     });
 }

@@ -93,20 +93,20 @@ impl Store {
     }
 
     /// The label of this name inside `parent`; `None` if there is no room for it.
-    pub fn intern(&self, parent: LabelId, sort: Sort, name: &[u8]) -> Option<LabelId> {
-        self.intern_and_copy(parent, sort, name, || recorder().map(Copied::into))
+    pub fn intern(&self, parent: LabelId, kind: Sort, name: &[u8]) -> Option<LabelId> {
+        self.intern_and_copy(parent, kind, name, || recorder().map(Copied::into))
     }
 
     /// `now` says where the black box is, if there is one.
     fn intern_and_copy(
         &self,
         parent: LabelId,
-        sort: Sort,
+        kind: Sort,
         name: &[u8],
         now: impl Fn() -> Option<Copied>,
     ) -> Option<LabelId> {
         let name = cut(name);
-        let link = pack_parent(parent, sort);
+        let link = pack_parent(parent, kind);
         let last = self.slots.len() - 1;
         let first = hash(link, name) as usize & last;
         let mut made = None;
@@ -186,7 +186,7 @@ impl Store {
     }
 
     /// What it is the name of.
-    pub fn sort(&self, label: LabelId) -> Sort {
+    pub fn kind(&self, label: LabelId) -> Sort {
         Sort::from_u8((self.word(label, 1) >> 32) as u8).unwrap_or_default()
     }
 
@@ -206,7 +206,7 @@ impl Store {
         outwards
             .take_while(|l| *l != NO_LABEL)
             .take(DEEPEST)
-            .find(|l| self.sort(*l) == Sort::Phase && self.name(*l) == phase)
+            .find(|l| self.kind(*l) == Sort::Phase && self.name(*l) == phase)
     }
 
     /// Its name.
@@ -230,12 +230,12 @@ impl Store {
         if known != NO_LABEL {
             return known;
         }
-        let found = match self.sort(label) {
+        let found = match self.kind(label) {
             Sort::Phase if self.name(label) == FORWARD => inside(self.parent(label)),
             Sort::Phase => label,
-            sort => {
+            kind => {
                 let parent = self.backward_of(self.parent(label));
-                self.intern(parent, sort, &self.name(label)).unwrap_or(parent)
+                self.intern(parent, kind, &self.name(label)).unwrap_or(parent)
             }
         };
         let Some(word) = self.words.get(label as usize + 2) else { return found };
@@ -251,7 +251,7 @@ impl Store {
     /// itself, beside the module around it, whose full name says that it is inside.
     pub fn module(&self, current: LabelId, name: &[u8]) -> LabelId {
         let mut parent = current;
-        while parent != NO_LABEL && matches!(self.sort(parent), Sort::Module | Sort::Operator) {
+        while parent != NO_LABEL && matches!(self.kind(parent), Sort::Module | Sort::Operator) {
             parent = self.parent(parent);
         }
         self.intern(parent, Sort::Module, name).unwrap_or(current)
@@ -443,7 +443,7 @@ mod tests {
             .expect("room");
         assert_eq!(store.intern(NO_LABEL, Sort::Range, b"step"), Some(step));
         assert_ne!(store.intern(step, Sort::Range, b"step"), Some(step));
-        assert_ne!(store.intern(NO_LABEL, Sort::Phase, b"step"), Some(step), "another sort");
+        assert_ne!(store.intern(NO_LABEL, Sort::Phase, b"step"), Some(step), "another kind");
         assert_eq!(
             path(store.words(), inner).as_deref(),
             Some("step/a rather long name, of more than one word")
@@ -500,7 +500,7 @@ mod tests {
     fn backward_stands_where_forward_stood() {
         let store = Store::new().expect("memory");
         let name =
-            |parent, sort, name: &str| store.intern(parent, sort, name.as_bytes()).expect("room");
+            |parent, kind, name: &str| store.intern(parent, kind, name.as_bytes()).expect("room");
         let said = |id| path(store.words(), id).unwrap_or_default();
         let batch = name(0, Sort::Range, "micro-batch 1");
         let forward = name(batch, Sort::Phase, "forward");

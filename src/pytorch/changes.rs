@@ -66,9 +66,9 @@ pub fn release(upto: u64) {
 #[inline]
 pub fn block(local: &Local, addr: u64, change: i64, device: i8) {
     if asked() {
-        let sort = if change > 0 { ALLOCATED } else { FREED };
+        let kind = if change > 0 { ALLOCATED } else { FREED };
         local.taken.set(if change > 0 { addr } else { 0 });
-        write(local, sort | u64::from(device as u8) << 8, addr, change.unsigned_abs());
+        write(local, kind | u64::from(device as u8) << 8, addr, change.unsigned_abs());
     }
 }
 
