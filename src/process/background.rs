@@ -43,7 +43,7 @@ pub struct OomFiles {
 }
 
 /// Writes what the user asked for beside out of memory: peaks, signals, the clock.
-fn serve_wishes(process: &Process, next: &mut u64) {
+fn serve_requests(process: &Process, next: &mut u64) {
     let Process { recorder, .. } = process;
     if recorder.mailbox.is_closed() {
         return;
@@ -146,7 +146,7 @@ extern "C" fn run(start: *mut c_void) -> *mut c_void {
                     measure::sample(process);
                 }
                 serve_oom(process);
-                serve_wishes(process, &mut next);
+                serve_requests(process, &mut next);
                 if recorder.mailbox.is_last_snapshot_requested() {
                     life::last_snapshot(process);
                     recorder.mailbox.last_snapshot_done();

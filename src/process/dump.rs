@@ -77,7 +77,7 @@ impl Reason {
 
 /// What a snapshot gives reason to say.
 #[derive(Default)]
-struct Said {
+struct Findings {
     /// The text about a failure.
     oom: Option<Page>,
     /// A line each.
@@ -89,7 +89,7 @@ pub const NOW: Moment = Moment::Ticket(u64::MAX);
 
 /// The program has another root folder now, in which the user's folder is
 /// not. What is recorded is kept outside.
-fn say_elsewhere(recorder: &Recorder) {
+fn warn_of_new_root(recorder: &Recorder) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if let Some(path) =
         recorder.blackbox.path.as_ref().filter(|_| !WARNED.swap(true, Ordering::Relaxed))
@@ -108,20 +108,20 @@ pub fn to_folder(process: &Process, moment: Moment, reason: Reason) -> Option<Pa
     let recorder = &process.recorder;
     let _turn = process.dumping.lock();
     if tree::is_elsewhere() {
-        say_elsewhere(recorder);
+        warn_of_new_root(recorder);
         return None;
     }
     if matches!(moment, NOW | Moment::End) {
         measure::sample(process);
     }
-    let mut said = Said::default();
-    match write_new(process, moment, reason, &mut said) {
+    let mut findings = Findings::default();
+    match write_new(process, moment, reason, &mut findings) {
         Ok((path, counts)) => {
-            if let Some(text) = said.oom {
-                say_oom(recorder, &path, &text);
+            if let Some(text) = findings.oom {
+                report_oom(recorder, &path, &text);
             }
             if reason == Reason::Exit && !recorder.config.quiet {
-                for warning in &said.warnings {
+                for warning in &findings.warnings {
                     let on =
                         if virtual_gpu::stats().is_some() { " (on a virtual GPU)" } else { "" };
                     message!("warning{on}: {warning}");
@@ -147,7 +147,7 @@ pub fn to_folder(process: &Process, moment: Moment, reason: Reason) -> Option<Pa
             }
             Some(path)
         }
-        Err(_) if truncated::happened() => None, // which has been said
+        Err(_) if truncated::happened() => None, // which has been findings
         Err(e) => {
             message!(
                 "cannot write a snapshot into {}: {e}; {}",
@@ -184,7 +184,7 @@ fn advice(recorder: &Recorder, error: &io::Error) -> String {
 }
 
 /// Puts the text about a failure beside its snapshot, and the first one of a process on stderr.
-fn say_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
+fn report_oom(recorder: &Recorder, snapshot: &Path, text: &Page) {
     static WARNED_IN: AtomicI32 = AtomicI32::new(0);
     let stem = snapshot.file_stem().unwrap_or_default().to_string_lossy();
     let name =
@@ -215,7 +215,7 @@ pub fn to_path(process: &Process, path: &Path) -> io::Result<()> {
     measure::sample(process);
     let new = NewFile::within(memtrace_files::folder_of(path), recorder.config.readers)?;
     let format = format_of(path, recorder.config.format);
-    write(process, NOW, Reason::Request, &new, format, &mut Said::default())?;
+    write(process, NOW, Reason::Request, &new, format, &mut Findings::default())?;
     new.replace(path)
 }
 
@@ -256,12 +256,12 @@ fn write_new(
     process: &Process,
     moment: Moment,
     reason: Reason,
-    said: &mut Said,
+    findings: &mut Findings,
 ) -> io::Result<(PathBuf, Counts)> {
     let Config { out, readers, format, .. } = &process.recorder.config;
     std::fs::create_dir_all(out)?;
     let new = NewFile::within(out, *readers)?;
-    let counts = write(process, moment, reason, &new, *format, said)?;
+    let counts = write(process, moment, reason, &new, *format, findings)?;
     let names = (0..u32::MAX).map(|n| out.join(file_name(&process.recorder, n)));
     new.place(names).map(|(path, _)| (path, counts))
 }
@@ -278,7 +278,7 @@ fn write(
     reason: Reason,
     new: &NewFile,
     format: Format,
-    said: &mut Said,
+    findings: &mut Findings,
 ) -> io::Result<Counts> {
     let recorder = &process.recorder;
     let encoding = match format {
@@ -322,9 +322,9 @@ fn write(
             };
             let about = &*snapshot.memtrace.insert(Box::new(about));
             let lines = Lines::told(Some(about), namer.tables());
-            said.warnings = about.warnings().iter().map(|w| told_warning(w, &lines)).collect();
+            findings.warnings = about.warnings().iter().map(|w| told_warning(w, &lines)).collect();
             if reason == Reason::Oom {
-                said.oom = memtrace_analysis::oom::text(snapshot, namer.tables());
+                findings.oom = memtrace_analysis::oom::text(snapshot, namer.tables());
             }
         },
     )

@@ -89,7 +89,7 @@ struct Devices {
 
 /// The devices of one recorder, found at the first question.
 #[derive(Default)]
-pub struct Asked(ForkLock<Option<Devices>>);
+pub struct MeasuredDevices(ForkLock<Option<Devices>>);
 
 /// Asks every device that this process has entered, and writes down what is new. Not for hooks.
 pub fn sample(process: &Process) {
@@ -98,7 +98,7 @@ pub fn sample(process: &Process) {
         return;
     }
     guard::nested(|| {
-        let mut devices = process.asked.0.lock();
+        let mut devices = process.measured.0.lock();
         if devices.is_none() && !is_open() {
             recorder.mailbox.measure_later();
             return;
@@ -318,9 +318,9 @@ impl Device {
             }
             let is_written = guard::local(|local| {
                 let (used, total) = (memory.used, memory.total);
-                let said = MeasuredEvent { used, total, by: processes };
-                let said = Event { device: ordinal, ..event(local, said.event()) };
-                under_way::write_measured(recorder, before, &said)
+                let measured = MeasuredEvent { used, total, by: processes };
+                let measured = Event { device: ordinal, ..event(local, measured.event()) };
+                under_way::write_measured(recorder, before, &measured)
             });
             if is_written {
                 self.last = now;

@@ -22,7 +22,7 @@ use crate::os::clock;
 use crate::os::locks::{ForkLock, Turn};
 use crate::record::{Recorder, switch};
 use background::OomFiles;
-use measure::Asked;
+use measure::MeasuredDevices;
 use tree::TreeNode;
 
 /// A recorder and what belongs to it. Never freed, as the recorder isn't.
@@ -33,7 +33,7 @@ pub struct Process {
     /// Where this process stands among those of its run.
     pub place: TreeNode,
     /// The devices that are asked how full they are.
-    asked: Asked,
+    measured: MeasuredDevices,
     /// One dump at a time; the others wait. Never taken in a hook.
     dumping: Turn,
     /// Snapshots of failures.
@@ -55,8 +55,8 @@ impl Process {
             dump::description(config, started_ns, &place, stacks, room)
         };
         let recorder = Recorder::new(config, started_ns, &name, ROWS, describe)?;
-        let (asked, dumping, oom) = <(Asked, Turn, ForkLock<OomFiles>)>::default();
-        Some(Process { recorder, place, asked, dumping, oom })
+        let (measured, dumping, oom) = <(MeasuredDevices, Turn, ForkLock<OomFiles>)>::default();
+        Some(Process { recorder, place, measured, dumping, oom })
     }
 
     /// From now on this is [`last`].

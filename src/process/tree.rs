@@ -159,7 +159,7 @@ fn add(config: &Config, what: char, path: &Path) {
     let (Some(list), Some(root)) = (&config.run_list, config.run_pid) else { return };
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let path = path.as_os_str().as_bytes();
-    if !lives(root) || path.contains(&b'\n') || RUN.get().is_some_and(Run::is_elsewhere) {
+    if !is_alive(root) || path.contains(&b'\n') || RUN.get().is_some_and(Run::is_elsewhere) {
         return;
     }
     let mut line = format!("{} {what} ", std::process::id()).into_bytes();
@@ -169,7 +169,7 @@ fn add(config: &Config, what: char, path: &Path) {
     let _ = memtrace_files::append(list).and_then(|mut file| file.write_all(&line));
 }
 
-fn lives(pid: i32) -> bool {
+fn is_alive(pid: i32) -> bool {
     // SAFETY: signal 0 only asks whether there is such a process.
     unsafe { libc::kill(pid, 0) == 0 || *libc::__errno_location() != libc::ESRCH }
 }
@@ -222,18 +222,18 @@ pub type AddWord<'a> = &'a mut dyn FnMut(&[u8]);
 /// if that is known, and with the words that `say` adds; nothing if it says `None`.
 /// Takes no lock and allocates nothing.
 pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>) -> Option<()>) {
-    let is_read = |run: &&Run| lives(run.root) && !run.is_elsewhere();
+    let is_read = |run: &&Run| is_alive(run.root) && !run.is_elsewhere();
     let Some(run) = RUN.get().filter(is_read) else { return };
     let mut line = Text::<SHORT>::new();
     line.number(pid as usize).add(b" x");
-    let said = say(&mut |word| {
+    let added = say(&mut |word| {
         line.add(b" ");
         word.split_inclusive(|b| *b == b'\n').for_each(|part| match part {
             [line_of_it @ .., b'\n'] => _ = line.add(line_of_it).add(b"?"),
             whole => _ = line.add(whole),
         });
     });
-    if said.is_none() {
+    if added.is_none() {
         return;
     }
     line.end();
@@ -296,7 +296,7 @@ fn report_run(run: &Run, own: i32) -> bool {
         }
     }
     lines(file, |pid, what, path| {
-        if what == b'r' && pid != own && !lives(pid) && exists(path) {
+        if what == b'r' && pid != own && !is_alive(pid) && exists(path) {
             let mut text = Text::<LONGEST>::new();
             text.add(b"memtrace: process ").number(pid as usize);
             text.add(b" was killed; what it did: memtrace recover ").word(path).add(b"\n").flush();
