@@ -8,7 +8,7 @@
 //! function in between; then the stack is followed out of that tool's library.
 //!
 //! A handler's call can be recorded inside a real call, where nothing of ours is held. Where it has
-//! interrupted the recorder, or work of ours, it is counted ([`guard::passes_by`]). What can't be
+//! interrupted the recorder, or work of ours, it is counted ([`guard::count_if_missed`]). What can't be
 //! told: the driver call behind a runtime function that has no door, called by a handler, is taken
 //! for that of the call it has interrupted.
 //!
@@ -30,14 +30,14 @@ use crate::stack;
 
 /// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
 pub(super) fn also_inside(f: impl FnOnce()) {
-    if guard::is_calling() { guard::reopened(f) } else { f() }
+    if guard::is_calling() { guard::as_if_outside(f) } else { f() }
 }
 
 /// A call of the runtime inside a real call is the program's own, from a signal handler. But
 /// another tool's library that stands for CUDA may call its own functions by symbol, and so may
 /// a runtime; that is part of the call.
 pub(super) fn of_runtime(hook: HookCall, f: impl FnOnce() -> c_int) -> c_int {
-    if guard::is_calling() && !is_part(hook) { guard::reopened(f) } else { f() }
+    if guard::is_calling() && !is_part(hook) { guard::as_if_outside(f) } else { f() }
 }
 
 /// Does the library that the program's call went to, or the one behind this door, call itself?
@@ -50,7 +50,7 @@ fn is_part(hook: HookCall) -> bool {
 
 /// A call of the driver may be CUDA's own.
 pub(super) fn of_driver(hook: HookCall, f: impl FnOnce() -> c_int) -> c_int {
-    if guard::is_calling() && !is_by_cuda(hook) { guard::reopened(f) } else { f() }
+    if guard::is_calling() && !is_by_cuda(hook) { guard::as_if_outside(f) } else { f() }
 }
 
 fn note_call(hook: HookCall) {
@@ -90,8 +90,8 @@ fn inside(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
     if guard::is_calling() {
         return call();
     }
-    guard::passes_by(|| hook.tier != Tier::Driver || !is_by_cuda(hook));
-    guard::unseen(hook.real, call)
+    guard::count_if_missed(|| hook.tier != Tier::Driver || !is_by_cuda(hook));
+    guard::unrecorded(hook.real, call)
 }
 
 // --- who calls -----------------------------------------------------------------------------------

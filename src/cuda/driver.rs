@@ -112,7 +112,7 @@ fn mapped(addr: u64, size: u64) {
         if bytes == 0 {
             return; // access for a peer device, to memory that was mapped before
         }
-        captures::settle(recorder, local);
+        captures::resolve(recorder, local);
         let request = allocator::doing(recorder, local, -1);
         let reservation = allocator::reservation_of(addr);
         let pages = SegmentEvent { addr, size, reservation, stream: request.stream };
@@ -140,7 +140,7 @@ fn unmapped(hook: HookCall, addr: Ptr, size: usize) {
     let (addr, size) = (addr as u64, size as u64);
     if allocator::is_caller(hook.caller) {
         guard::observe(|recorder, local| {
-            captures::settle(recorder, local);
+            captures::resolve(recorder, local);
             let request = allocator::doing(recorder, local, -1);
             let pages = SegmentEvent { addr, size, reservation: 0, stream: 0 };
             let pages = event(local, pages.event(Kind::SegmentUnmap));

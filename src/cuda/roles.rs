@@ -103,7 +103,7 @@ fn refused(kind: Kind, asked: u64, code: c_int) -> Event {
 
 /// PyTorch's allocator got a segment for the request that is under way.
 fn segment(recorder: &Recorder, local: &Local, it: Allocated) -> Event {
-    captures::settle(recorder, local);
+    captures::resolve(recorder, local);
     let request = allocator::doing(recorder, local, -1);
     // PyTorch asks the driver for exactly 2 MiB for requests of at most 1 MiB and never otherwise.
     let flags = if it.size == 2 << 20 { FLAG_SMALL } else { 0 };
@@ -247,7 +247,7 @@ fn freed(hook: HookCall, what: What, addr: usize, stream: usize) {
     guard::observe(|recorder, local| {
         let framework = hook.api == Api::cudaFree as u16 && allocator::is_caller(hook.caller);
         if framework {
-            captures::settle(recorder, local);
+            captures::resolve(recorder, local);
         }
         let stack = match local.request.get() {
             Some(request) if framework => request.stack,

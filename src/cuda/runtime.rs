@@ -60,7 +60,7 @@ pub(super) fn cudaEventRecord(hook: HookCall, ev: Handle, stream: Handle) -> c_i
         guard::local(|l| {
             let n = l.recorded_len.get();
             if n == MAX_WAITS {
-                captures::settle_some();
+                captures::resolve_some();
             }
             let n = l.recorded_len.get();
             if n < MAX_WAITS {
@@ -91,7 +91,7 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
     }
     crate::gauges::waiting::reached(ev as u64);
     guard::observe(|recorder, local| {
-        captures::settle(recorder, local);
+        captures::resolve(recorder, local);
         let request = local.request.get();
         let ready = ReadyEvent { handle: ev as u64 };
         recorder.write(&Event {

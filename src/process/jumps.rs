@@ -3,7 +3,7 @@
 //! A handler that jumps leaves whatever it has interrupted, in the middle: also a call of CUDA's,
 //! or the recorder at work. The thread would count as inside for ever, and nothing that it does
 //! afterwards be recorded. So each of the C library's functions that jump first says where to; what
-//! lies further in on the thread's stack is over ([`guard::left`]).
+//! lies further in on the thread's stack is over ([`guard::end_below`]).
 //!
 //! It must change nothing: the real function gets its arguments in the registers they came in,
 //! and a jump that leaves nothing of ours costs some nanoseconds. It takes no lock and
@@ -67,7 +67,7 @@ jumps! {
 }
 
 fn look(to: *const usize) {
-    if to.is_null() || !guard::is_on_the_way() {
+    if to.is_null() || !guard::has_steps() {
         return;
     }
     // SAFETY: the caller's `jmp_buf`, which the real function reads, too; and a
@@ -78,5 +78,5 @@ fn look(to: *const usize) {
         std::arch::asm!("mov {}, fs:[0x30]", out(reg) with, options(nostack, readonly, preserves_flags));
         hidden ^ with
     };
-    guard::left(sp);
+    guard::end_below(sp);
 }

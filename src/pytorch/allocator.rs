@@ -265,7 +265,7 @@ fn forward_usage(
 }
 
 fn handed_out(recorder: &Recorder, local: &Local, addr: u64, block: u64, device: i8) -> u64 {
-    captures::settle(recorder, local);
+    captures::resolve(recorder, local);
     local.recorded_len.set(0);
     let asked = doing(recorder, local, device);
     captures::handed_out(local, addr, asked.stream);
@@ -319,7 +319,7 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
     static REAL: Real = Real::new();
     if device & 0xff == CUDA {
         guard::observe(|recorder, local| {
-            captures::settle(recorder, local);
+            captures::resolve(recorder, local);
             let asked = doing(recorder, local, (device >> 8) as i8);
             let failed = OomEvent { asked: size as u64, free: local.device_free.get() };
             let ticket = recorder.write(&Event {

@@ -9,7 +9,7 @@
 //!
 //! A program may leave a call in other ways than by its return. A C++ exception, `pthread_exit` and a cancellation unwind: what
 //! a thread is inside is put back on the way ([`Step`]). `siglongjmp` out of a signal handler leaves everything as it is; so that is
-//! looked at before it happens ([`left`]).
+//! looked at before it happens ([`end_below`]).
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +32,7 @@ const RECORDING: u8 = 2;
 /// It is inside a real call that the program has made, by one of our doors. Nothing of ours is held.
 const CALLING: u8 = 3;
 /// It is inside one that is not recorded, because it has interrupted us.
-const UNSEEN: u8 = 4;
+const UNRECORDED: u8 = 4;
 
 /// An allocation of PyTorch's that is under way in this thread: asked for, not yet reported.
 #[derive(Clone, Copy)]
@@ -157,7 +157,7 @@ impl Local {
     pub fn observe<R>(&self, f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
         let recorder = crate::record::switch::recorder()?;
         if self.inside.get() != OUTSIDE {
-            self.pass_over(recorder, || false);
+            self.count_if_missed(recorder, || false);
             return None;
         }
         let mut step = Step::new();
@@ -217,10 +217,10 @@ impl Local {
     /// Counts what can't be written down. While a thread writes, only a signal handler can come in between: what it does about
     /// memory would have to wait for what it has interrupted. `is_programs`: so it is at work of ours, too.
     #[cold]
-    fn pass_over(&self, recorder: &Recorder, is_programs: impl FnOnce() -> bool) {
+    fn count_if_missed(&self, recorder: &Recorder, is_programs: impl FnOnce() -> bool) {
         let counts = match self.inside.get() {
             RECORDING => true,
-            NESTED | UNSEEN => is_programs(),
+            NESTED | UNRECORDED => is_programs(),
             _ => false,
         };
         if counts {
@@ -266,7 +266,7 @@ impl Drop for Inside<'_> {
 
 /// The thread is about to leave everything on its own stack below this address, by `longjmp`: what it is inside there, too, and
 /// what it does on other stacks, which are signal handlers'. What it was about to write down is not written.
-pub fn left(below: usize) {
+pub fn end_below(below: usize) {
     local(|local| {
         while let step = local.step.get()
             && !step.is_null()
@@ -286,7 +286,7 @@ pub fn left(below: usize) {
 
 /// Says where the words of this thread are.
 #[cold]
-fn settle() -> *const Local {
+fn init() -> *const Local {
     LOCAL.with(|local| {
         // SAFETY: a thread-local variable without a destructor is there until the thread is gone.
         unsafe { local.stacks.settle() };
@@ -304,7 +304,7 @@ fn settle() -> *const Local {
 pub fn local<R>(f: impl FnOnce(&Local) -> R) -> R {
     let mut local: *const Local = this_thread::get();
     if local.is_null() {
-        local = settle();
+        local = init();
     }
     // SAFETY: a thread-local variable without a destructor is there until the thread is gone.
     f(unsafe { &*local })
@@ -317,7 +317,7 @@ pub fn observe<R>(f: impl FnOnce(&'static Recorder, &Local) -> R) -> Option<R> {
     local(|local| local.observe(f))
 }
 
-fn as_if<R>(state: u8, f: impl FnOnce() -> R) -> R {
+fn in_state<R>(state: u8, f: impl FnOnce() -> R) -> R {
     local(|local| {
         let mut step = Step::new();
         let _until_done = local.begin(&mut step, state);
@@ -327,7 +327,7 @@ fn as_if<R>(state: u8, f: impl FnOnce() -> R) -> R {
 
 /// Runs work of ours so that what it calls is not taken for the program's own calls.
 pub fn nested<R>(f: impl FnOnce() -> R) -> R {
-    as_if(NESTED, f)
+    in_state(NESTED, f)
 }
 
 fn real<R>(state: u8, function: usize, call: impl FnOnce() -> R) -> R {
@@ -345,18 +345,18 @@ pub fn calling<R>(function: usize, call: impl FnOnce() -> R) -> R {
 }
 
 /// Makes a real call that is not recorded.
-pub fn unseen<R>(function: usize, call: impl FnOnce() -> R) -> R {
-    real(UNSEEN, function, call)
+pub fn unrecorded<R>(function: usize, call: impl FnOnce() -> R) -> R {
+    real(UNRECORDED, function, call)
 }
 
 /// Runs `f` as if the thread were outside: for what is an event of its own although it happens inside a real call. Never
 /// inside the recorder.
-pub fn reopened<R>(f: impl FnOnce() -> R) -> R {
-    as_if(OUTSIDE, f)
+pub fn as_if_outside<R>(f: impl FnOnce() -> R) -> R {
+    in_state(OUTSIDE, f)
 }
 
 /// Is there anything that a jump could leave? Also true in the moments before a thread is inside, and after.
-pub fn is_on_the_way() -> bool {
+pub fn has_steps() -> bool {
     local(|l| !l.step.get().is_null())
 }
 
@@ -378,8 +378,8 @@ pub fn called() -> usize {
 
 /// A call of somebody's comes by while this thread is inside, and is not recorded: is it one that should be? `is_programs` says
 /// so where that depends on who calls.
-pub fn passes_by(is_programs: impl FnOnce() -> bool) {
+pub fn count_if_missed(is_programs: impl FnOnce() -> bool) {
     if let Some(recorder) = crate::record::switch::recorder() {
-        local(|local| local.pass_over(recorder, is_programs));
+        local(|local| local.count_if_missed(recorder, is_programs));
     }
 }

@@ -70,7 +70,7 @@ pub struct Ring<L> {
     header: &'static [AtomicU64],
     space: Space,
     /// So many slots are in the page table.
-    settled: std::sync::atomic::AtomicUsize,
+    prefaulted: std::sync::atomic::AtomicUsize,
     /// How many producers have left in the middle. Some of them had a ticket.
     gone: std::sync::atomic::AtomicUsize,
     /// The live table. The lock is the retiring role; a hook only ever *tries* it.
@@ -122,7 +122,7 @@ impl<L> Ring<L> {
             slots,
             header,
             space,
-            settled: 0.into(),
+            prefaulted: 0.into(),
             gone: 0.into(),
             live: Mutex::new(Role { live, grown: false }),
         };
@@ -174,7 +174,7 @@ impl<L> Ring<L> {
 
     /// Was this in the first word of the ticket's slot by nobody of ours? It is that of the ticket, or of an older or newer one with
     /// the same slot.
-    fn is_alien(&self, word: u64, ticket: u64) -> bool {
+    fn is_foreign(&self, word: u64, ticket: u64) -> bool {
         word != WRITING && (word ^ (ticket + 1)) & self.capacity().wrapping_sub(1) != 0
     }
 
@@ -306,7 +306,7 @@ impl<L> Ring<L> {
             } else {
                 // Nobody of ours has written a newer one either: that needs the slot to be free.
                 let word = self.slot(ticket)[0].load(Ordering::Acquire);
-                if word <= ticket + 1 && !self.is_alien(word, ticket) {
+                if word <= ticket + 1 && !self.is_foreign(word, ticket) {
                     break;
                 }
             }
@@ -323,7 +323,7 @@ impl<L> Ring<L> {
     pub fn retire_ahead(&self, mut apply: impl FnMut(&mut L, &Event)) {
         loop {
             let capacity = self.capacity();
-            self.settle(capacity as usize);
+            self.prefault(capacity as usize);
             let keep = capacity - capacity / 8;
             // In this order, because both grow: what has been retired had been written before.
             let retired = self.retired();
@@ -350,9 +350,9 @@ impl<L> Ring<L> {
     }
 
     /// Sees to it that no producer meets a page of the first `n` slots for the first time.
-    fn settle(&self, n: usize) {
-        let settled = self.settled.swap(n, Ordering::Relaxed);
-        if let Some(new) = self.slots.get(settled..n).filter(|new| !new.is_empty()) {
+    fn prefault(&self, n: usize) {
+        let prefaulted = self.prefaulted.swap(n, Ordering::Relaxed);
+        if let Some(new) = self.slots.get(prefaulted..n).filter(|new| !new.is_empty()) {
             self.space.settle(new);
         }
     }
@@ -392,7 +392,7 @@ impl<L> Ring<L> {
                 return Some(words);
             }
             let word = self.slot(ticket)[0].load(Ordering::Acquire);
-            if *retries == 0 || self.may_be_overwritten(ticket) || self.is_alien(word, ticket) {
+            if *retries == 0 || self.may_be_overwritten(ticket) || self.is_foreign(word, ticket) {
                 break;
             }
             *retries -= 1;

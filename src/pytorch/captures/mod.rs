@@ -218,22 +218,22 @@ pub(crate) fn taken_back(local: &Local, addr: u64, bytes: u64, device: i8) -> bo
 /// The allocator is about to do something that it does when what has waited for a capture has been
 /// seen to. To be called before that is written down.
 #[inline]
-pub(crate) fn settle(recorder: &Recorder, local: &Local) {
+pub(crate) fn resolve(recorder: &Recorder, local: &Local) {
     if HOT.deferred.load(Ordering::Relaxed) > 0 {
-        settle_devices(recorder, local, true);
+        resolve_devices(recorder, local, true);
     }
 }
 
 /// More events than a thread remembers are recorded at once: whose are those so far?
 #[cold]
-pub(crate) fn settle_some() {
+pub(crate) fn resolve_some() {
     if HOT.deferred.load(Ordering::Relaxed) > 0 {
-        guard::observe(|recorder, local| settle_devices(recorder, local, false));
+        guard::observe(|recorder, local| resolve_devices(recorder, local, false));
     }
 }
 
 #[cold]
-fn settle_devices(recorder: &Recorder, local: &Local, all_recorded: bool) {
+fn resolve_devices(recorder: &Recorder, local: &Local, all_recorded: bool) {
     // A request is about the current device. Without one it is `empty_cache`, which goes through
     // all of them; traces are by device, so that it doesn't matter which is first.
     let only = local.request.get().map(|_| streams::current(local, -1).1);
