@@ -233,13 +233,13 @@ pub unsafe extern "C" fn memtrace_calls_add(
     name: *const c_char,
     number: u32,
 ) {
-    let say = match sort {
-        0 => pytorch::modules::Say::Forward,
+    let action = match sort {
+        0 => pytorch::modules::Action::Forward,
         // SAFETY: promised by the caller.
-        1 => pytorch::modules::Say::Module(unsafe { bytes(name) }.into(), AtomicU64::default()),
-        _ => pytorch::modules::Say::Number(number),
+        1 => pytorch::modules::Action::Module(unsafe { bytes(name) }.into(), AtomicU64::default()),
+        _ => pytorch::modules::Action::Number(number),
     };
-    pytorch::modules::add(module.addr(), watch, say);
+    pytorch::modules::add(module.addr(), watch, action);
 }
 
 /// Ends all that `watch` has added.

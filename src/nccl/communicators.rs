@@ -55,7 +55,7 @@ static NUMBERS: AtomicU32 = AtomicU32::new(0);
 static KNOWN: [[AtomicU64; 2]; PLACES] = [const { [const { AtomicU64::new(0) }; 2] }; PLACES];
 
 /// For whom, if it was this one before and is that one, too.
-fn both(one: u16, other: u16) -> u16 {
+fn merge(one: u16, other: u16) -> u16 {
     match (one, other) {
         (NONE, other) => other,
         (one, NONE) => one,
@@ -81,13 +81,13 @@ fn is_inside() -> bool {
 /// Makes a call for this communicator.
 fn working<R>(number: u16, call: impl FnOnce() -> R) -> R {
     let add = |word: u64| {
-        let number = if word == 0 { number } else { both(word as u16, number) };
+        let number = if word == 0 { number } else { merge(word as u16, number) };
         ((word & !0xffff) + (1 << 16)) | u64::from(number)
     };
     // The last one to end leaves nobody.
     let end = |word: u64| if word >> 16 <= 1 { 0 } else { word - (1 << 16) };
     let _ = AT_WORK.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(add(word)));
-    let before = HERE.replace(both(HERE.get(), number));
+    let before = HERE.replace(merge(HERE.get(), number));
     let result = call();
     HERE.set(before);
     let _ = AT_WORK.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(end(word)));
@@ -135,7 +135,7 @@ fn made(hook: HookCall, number: u16, handle: usize, ranks: c_int, rank: c_int) {
             break;
         }
     }
-    put_down(number);
+    defer_to_group(number);
     let (handle, ranks, rank) = (handle as u64, ranks.max(0) as u64, rank.max(0) as u64);
     note(hook, number, CommunicatorEvent { handle, ranks, rank }.event());
 }
@@ -153,10 +153,10 @@ fn gone(hook: HookCall, handle: usize) {
 }
 
 /// In an open group, the work is done at its end.
-fn put_down(number: u16) {
+fn defer_to_group(number: u16) {
     let (depth, whose) = GROUP.get();
     if depth > 0 {
-        GROUP.set((depth, both(whose, number)));
+        GROUP.set((depth, merge(whose, number)));
     }
 }
 
@@ -279,7 +279,7 @@ pub unsafe fn sends(_: HookCall, of: usize, call: impl FnOnce() -> c_int) -> c_i
         return call();
     }
     let number = number_of(of);
-    put_down(number);
+    defer_to_group(number);
     working(number, call)
 }
 
@@ -336,15 +336,15 @@ mod tests {
         for (one, two, expected) in
             [(0, 0, 0), (0, 3, 3), (3, 0, 3), (3, 3, 3), (3, 4, ONE_OF_SEVERAL)]
         {
-            assert_eq!(both(one, two), expected);
+            assert_eq!(merge(one, two), expected);
         }
         GROUP.set((1, NONE));
-        put_down(3);
-        put_down(3);
+        defer_to_group(3);
+        defer_to_group(3);
         assert_eq!(GROUP.get(), (1, 3));
-        put_down(4);
+        defer_to_group(4);
         assert_eq!(GROUP.replace((0, NONE)), (1, ONE_OF_SEVERAL));
-        put_down(5);
+        defer_to_group(5);
         assert_eq!(GROUP.get(), (0, NONE), "no group");
     }
 }

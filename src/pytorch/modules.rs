@@ -26,7 +26,7 @@ use crate::os::locks::ForkLock;
 use crate::pytorch::operators;
 
 /// What is to be said when a module is called.
-pub enum Say {
+pub enum Action {
     /// The phase `forward` begins.
     Forward,
     /// This module runs. The label it had last, below the one that it was in.
@@ -37,7 +37,7 @@ pub enum Say {
 
 /// By the module's address: who wants it said, and what.
 static NAMED: ForkLock<Option<Named>> = ForkLock::new(None);
-type Named = HashMap<usize, Vec<(u32, Say)>, BuildHasherDefault<Scatter>>;
+type Named = HashMap<usize, Vec<(u32, Action)>, BuildHasherDefault<Scatter>>;
 
 /// Addresses are scattered well enough by a multiplication.
 #[derive(Default)]
@@ -73,16 +73,16 @@ pub fn begin(call: *mut c_void, method: *mut c_void) {
 }
 
 /// Says this whenever the module at `address` is called, until `watch` is removed.
-pub fn add(address: usize, watch: u32, say: Say) {
-    NAMED.lock().get_or_insert_default().entry(address).or_default().push((watch, say));
+pub fn add(address: usize, watch: u32, action: Action) {
+    NAMED.lock().get_or_insert_default().entry(address).or_default().push((watch, action));
 }
 
 /// Ends all that `watch` has added.
 pub fn remove(watch: u32) {
     if let Some(named) = &mut *NAMED.lock() {
-        named.retain(|_, says| {
-            says.retain(|(of, _)| *of != watch);
-            !says.is_empty()
+        named.retain(|_, actions| {
+            actions.retain(|(of, _)| *of != watch);
+            !actions.is_empty()
         });
     }
 }
@@ -94,14 +94,14 @@ pub fn forget(address: usize) {
     }
 }
 
-fn say(address: usize) {
+fn act(address: usize) {
     let Some(named) = NAMED.try_read() else { return };
-    let Some(says) = named.as_ref().and_then(|named| named.get(&address)) else { return };
-    for (_, say) in says {
-        match say {
-            Say::Forward => drop(crate::labels::push_phase(store::FORWARD)),
-            Say::Module(name, last) => drop(crate::labels::push_module_again(name, last)),
-            Say::Number(number) => operators::module(*number),
+    let Some(actions) = named.as_ref().and_then(|named| named.get(&address)) else { return };
+    for (_, action) in actions {
+        match action {
+            Action::Forward => drop(crate::labels::push_phase(store::FORWARD)),
+            Action::Module(name, last) => drop(crate::labels::push_module_again(name, last)),
+            Action::Number(number) => operators::module(*number),
         }
     }
 }
@@ -135,7 +135,7 @@ pub unsafe extern "C-unwind" fn called(
         }
         // Python ends a daemon thread by unwinding it (`pthread_exit`), through here.
         let _until_called = Opened(crate::labels::opened());
-        say(arguments.read() as usize);
+        act(arguments.read() as usize);
         call(method, arguments, count, keywords)
     }
 }
