@@ -459,7 +459,7 @@ fn behave(out: &mut String, api: &Api, symbol: &str, library: &str, rule: &Behav
     let mut conversions = String::new();
     for (at, p) in params.iter().enumerate() {
         let t = match (places.get(&at), p.abi.as_str()) {
-            (Some(inner), _) => format!("crate::gpu::border::Out<{inner}>"),
+            (Some(inner), _) => format!("crate::gpu::boundary::Out<{inner}>"),
             (None, "i32" | "i64" | "f32" | "f64") => p.abi.clone(),
             (None, abi) if abi.starts_with("ptr") => handle.clone(),
             (None, abi) => panic!("behaviour.tsv: {symbol}: a parameter is a record ({abi})"),

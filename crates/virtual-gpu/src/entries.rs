@@ -2,11 +2,11 @@
 //!
 //! A twin does what the driver's function does, with the same parameters. Which functions are twins
 //! is written in `api/behaviour.tsv` (class `twin`); `build.rs` makes the macro `twins!` from those
-//! rows. So there is one declaration and one body for both. [`Api`](crate::gpu::border::Api) adds
+//! rows. So there is one declaration and one body for both. [`Api`](crate::gpu::boundary::Api) adds
 //! the rest: the runtime wakes CUDA, numbers errors its own way, keeps the last one and makes
 //! contexts.
 
-/// One function of one API: see [`answer`](crate::gpu::border::answer) for `$how`.
+/// One function of one API: see [`answer`](crate::gpu::boundary::answer) for `$how`.
 macro_rules! entry {
     ($api:ident $how:ident $name:ident
         [$(#[$doc:meta])*] ($($arg:ident: $type:ty),*) $body:expr
@@ -14,14 +14,14 @@ macro_rules! entry {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $type),*) -> i32 {
-            use $crate::gpu::border::{self, Api};
-            border::$how(Api::$api, stringify!($name), $body)
+            use $crate::gpu::boundary::{self, Api};
+            boundary::$how(Api::$api, stringify!($name), $body)
         }
     };
 }
 
 /// Functions as the driver declares them. A body is a closure of the
-/// [`Api`](crate::gpu::border::Api) that was called.
+/// [`Api`](crate::gpu::boundary::Api) that was called.
 macro_rules! entries {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) => $body:expr;)*) => {
         $(

@@ -3,7 +3,7 @@
 //! Nothing here knows a library. An unsupported function says its name once, so that a program's
 //! failure (or its detour) can be traced to it; it never pretends to have worked.
 
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use crate::gpu::{address, contents, log};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

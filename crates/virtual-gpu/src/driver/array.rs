@@ -2,7 +2,7 @@
 
 use super::{Code, current};
 use crate::gpu::array::{self, Array};
-use crate::gpu::border::{In, Out, driver};
+use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::{Error, Result, work};
 
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, and what an element is.

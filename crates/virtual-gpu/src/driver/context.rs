@@ -1,7 +1,7 @@
 //! Contexts.
 
 use super::{Code, ordinal};
-use crate::gpu::border::{Out, driver};
+use crate::gpu::boundary::{Out, driver};
 use crate::gpu::call::device;
 use crate::gpu::limits::{self, Limit};
 use crate::gpu::{Error, Result, context, work};

@@ -2,7 +2,7 @@
 
 use super::{Code, current};
 use crate::gpu::array;
-use crate::gpu::border::{Api, In, driver};
+use crate::gpu::boundary::{Api, In, driver};
 use crate::gpu::call::copy::{self, at_once};
 use crate::gpu::context;
 use crate::gpu::work::{Action, Rows, Shape};

@@ -3,7 +3,7 @@
 use super::{Code, ordinal};
 use crate::constants as c;
 use crate::gpu::attributes::attribute;
-use crate::gpu::border::{Out, Text, driver, driver_init};
+use crate::gpu::boundary::{Out, Text, driver, driver_init};
 use crate::gpu::call::device::{self, peer_attribute};
 use crate::gpu::{self, Error};
 use crate::layout::{Field, all::CUdevprop_st as properties};

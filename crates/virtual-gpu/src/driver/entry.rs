@@ -2,7 +2,7 @@
 
 use super::Code;
 use crate::constants as c;
-use crate::gpu::border::{Out, Text, driver_query};
+use crate::gpu::boundary::{Out, Text, driver_query};
 use crate::gpu::{Error, Result, error, log};
 use crate::runtime::entry::{Missing, look_up};
 use core::ffi::{c_char, c_void};
@@ -28,7 +28,7 @@ pub extern "C" fn cuGetProcAddress(
     version: i32,
     flags: u64,
 ) -> Code {
-    driver_query(|| get(name, out, version, flags, Out::nowhere()))
+    driver_query(|| get(name, out, version, flags, Out::null()))
 }
 
 #[unsafe(no_mangle)]

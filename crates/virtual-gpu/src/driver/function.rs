@@ -2,7 +2,7 @@
 
 use super::{Code, current};
 use crate::constants as c;
-use crate::gpu::border::{In, Out, driver};
+use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::call::kernel::{self, Attribute, occupancy, with_attributes};
 use crate::gpu::kernels::{self, Launch};
 use crate::gpu::{self, Error, Result, work};

@@ -1,6 +1,6 @@
 //! Graphs as a whole.
 
-use crate::gpu::border::{In, Out, Text};
+use crate::gpu::boundary::{In, Out, Text};
 use crate::gpu::call::graph::{self, UpdateResult, give_list};
 use crate::gpu::work::{self, HostFunction};
 use core::ffi::c_void;

@@ -4,7 +4,7 @@
 //! name is found: nothing here reads code.
 
 use super::{Code, current};
-use crate::gpu::border::{Out, driver};
+use crate::gpu::boundary::{Out, driver};
 use crate::gpu::handle::Registry;
 use crate::gpu::{Error, kinds};
 
@@ -40,7 +40,7 @@ pub extern "C" fn cuLinkAddData_v2(link: *const core::ffi::c_void, _kind: i32, d
 pub extern "C" fn cuLinkAddFile_v2(
     link: *const core::ffi::c_void,
     _kind: i32,
-    path: crate::gpu::border::Text,
+    path: crate::gpu::boundary::Text,
 ) -> Code {
     driver(|| {
         known(link)?;

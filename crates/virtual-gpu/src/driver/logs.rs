@@ -1,6 +1,6 @@
 //! The driver's log of errors.
 
-use crate::gpu::border::{Out, Text};
+use crate::gpu::boundary::{Out, Text};
 use crate::gpu::call::logs;
 use core::ffi::{c_char, c_void};
 

@@ -1,7 +1,7 @@
 //! Allocation, pinned and managed memory, and what other processes can open.
 
 use super::{Code, current};
-use crate::gpu::border::{Out, driver};
+use crate::gpu::boundary::{Out, driver};
 use crate::gpu::call::memory::{self, Handle};
 use crate::gpu::memory::book;
 use crate::gpu::{Error, Result, work};

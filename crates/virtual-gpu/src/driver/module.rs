@@ -1,7 +1,7 @@
 //! Modules, libraries, and the kernels and variables in them.
 
 use super::{Code, current, ordinal};
-use crate::gpu::border::{In, Out, Text, driver};
+use crate::gpu::boundary::{In, Out, Text, driver};
 use crate::gpu::call::library::{self, enumerate, global, load, load_file};
 use crate::gpu::{Error, Result, kernels};
 use core::ffi::c_char;

@@ -3,7 +3,7 @@
 use super::copy::Copy3D;
 use super::{Code, current};
 use crate::gpu::Result;
-use crate::gpu::border::{In, Out, driver};
+use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::call::graph::give_list;
 use crate::gpu::call::node::{self, Allocation, Fill, Host, Kernel, add};
 use crate::gpu::work::{self, Action};

@@ -2,7 +2,7 @@
 
 use super::Code;
 use crate::constants as c;
-use crate::gpu::border::{In, Out, driver};
+use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::memory::{Allocation, Origin, book};
 use crate::gpu::{Error, Result, address, context};
 

@@ -1,7 +1,7 @@
 //! Stream-ordered allocation and its pools.
 
 use super::ordinal;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::call::pool::{self, Access, Location, PoolProperties};
 use crate::gpu::memory::book;
 

@@ -1,7 +1,7 @@
 //! Streams, events, capture, and words written by streams.
 
 use super::{Code, current};
-use crate::gpu::border::{In, Out, driver};
+use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::call::capture::{self, InfoOut};
 use crate::gpu::call::stream::{self, Callback};
 use crate::gpu::work::{self, Action, HostFunction};
@@ -75,7 +75,7 @@ entries! {
         nodes: Out<*const u64>,
         count: Out<usize>,
     ) => |_| {
-        let edges = Out::nowhere();
+        let edges = Out::null();
         capture::info(stream, &InfoOut { status, id, graph, nodes, edges, count })
     };
     fn cuStreamGetCaptureInfo_v3(

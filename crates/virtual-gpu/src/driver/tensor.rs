@@ -4,7 +4,7 @@
 //! checked, as programs learn from the refusal which layouts are possible.
 
 use super::Code;
-use crate::gpu::border::{In, Out, driver};
+use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::{self, Error, Result};
 use crate::layout::all::CUtensorMap_st as layout;
 

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::constants as c;
-use crate::gpu::border::{In, Out, Text};
+use crate::gpu::boundary::{In, Out, Text};
 use crate::gpu::call::pool::{Access, Location};
 
 const OK: Code = c::CUDA_SUCCESS;
@@ -34,7 +34,7 @@ fn without_a_context_calls_are_refused() {
     let mut addr = 0;
     let refused = c::CUDA_ERROR_INVALID_CONTEXT;
     assert_eq!(memory::cuMemAlloc_v2(Out::to(&mut addr), 100), refused);
-    assert_eq!(context::cuCtxPopCurrent_v2(Out::nowhere()), refused);
+    assert_eq!(context::cuCtxPopCurrent_v2(Out::null()), refused);
     assert_eq!(context::cuCtxSetCurrent(12345), refused);
     let mut current = 1;
     assert_eq!((context::cuCtxGetCurrent(Out::to(&mut current)), current), (OK, 0));
@@ -220,7 +220,7 @@ fn modules_give_functions_that_can_be_launched() {
     assert_eq!((best, block), (OK, 1024));
     assert_eq!(module::cuModuleUnload(module), OK);
     assert_eq!(launch(128), c::CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(module::cuModuleLoadData(Out::to(&mut module), In::nowhere()), INVALID);
+    assert_eq!(module::cuModuleLoadData(Out::to(&mut module), In::null()), INVALID);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Code, ordinal};
 use crate::constants as c;
 use crate::gpu::address::CHUNK;
-use crate::gpu::border::{In, Out, driver};
+use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::call::pool::{Access, Location as Place};
 use crate::gpu::memory::{Location, MemoryTicket, Physical, book};
 use crate::gpu::{self, Error, Result, file};

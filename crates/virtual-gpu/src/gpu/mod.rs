@@ -19,7 +19,7 @@
 pub mod address;
 pub mod array;
 pub mod attributes;
-pub mod border;
+pub mod boundary;
 pub mod call;
 mod card;
 pub mod config;
@@ -127,5 +127,5 @@ pub fn touch(device: usize) -> Result {
 
 /// One piece of device work on a stream: for the libraries' device maths. Answers a runtime code.
 pub fn launch(stream: *mut c_void) -> i32 {
-    border::runtime(|| work::launch(stream.addr() as u64))
+    boundary::runtime(|| work::launch(stream.addr() as u64))
 }

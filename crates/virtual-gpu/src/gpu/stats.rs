@@ -1,7 +1,7 @@
 //! What a recorder wants to know of the virtual GPU: that it is one,
 //! which, and how far to trust the run.
 
-use super::border::Out;
+use super::boundary::Out;
 use super::config::machine;
 use super::{contents, launches};
 use crate::libs::planned;

@@ -8,7 +8,7 @@
 use super::versions;
 use super::{Library, session};
 use crate::constants::{self as c, status_name};
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use core::ffi::{c_char, c_void};
 
 const POINTER: usize = 0;

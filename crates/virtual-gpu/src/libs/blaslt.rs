@@ -9,7 +9,7 @@
 use super::blas::{property, version_number};
 use super::{Library, Status, versions};
 use crate::constants as c;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::layout::all::cublasLtMatmulHeuristicResult_t as heuristic;
 use core::ffi::c_void;

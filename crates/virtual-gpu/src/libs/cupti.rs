@@ -8,7 +8,7 @@
 use super::{Library, versions};
 use crate::constants as c;
 use crate::constants::status_name;
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use crate::gpu::program;
 use core::cell::RefCell;
 use core::ffi::{c_char, c_void};

@@ -12,7 +12,7 @@
 use super::blas::property;
 use super::{Library, Status, versions};
 use crate::constants as c;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::NumberMap;
 use crate::gpu::{self, memory};
 use core::ffi::c_void;

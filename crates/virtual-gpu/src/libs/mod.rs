@@ -28,7 +28,7 @@ pub use dnn::books::json as planned;
 #[cfg(test)]
 mod tests;
 
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::gpu::{self, log};
 use core::ffi::c_void;

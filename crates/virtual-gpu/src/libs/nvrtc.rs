@@ -8,7 +8,7 @@
 use super::{Library, Status, versions};
 use crate::constants as c;
 use crate::constants::status_name;
-use crate::gpu::border::{Out, Text};
+use crate::gpu::boundary::{Out, Text};
 use crate::gpu::handle::Registry;
 use core::ffi::{CStr, c_char, c_void};
 use std::ffi::CString;

@@ -7,7 +7,7 @@
 use super::blas::property;
 use super::{Library, versions};
 use crate::constants::status_name;
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use crate::gpu::handle::Registry;
 use core::ffi::{c_char, c_void};
 

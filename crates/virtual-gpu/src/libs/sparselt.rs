@@ -10,7 +10,7 @@
 
 use super::{Library, Status, model, versions};
 use crate::constants as c;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use core::ffi::c_void;
 
 const LT: Library = Library::Sparse;

@@ -3,7 +3,7 @@
 use super::{Code, Status, answer, device, handle, invalid};
 use crate::constants as c;
 use crate::gpu::attributes::pci_device_id;
-use crate::gpu::border::{Out, Text};
+use crate::gpu::boundary::{Out, Text};
 use crate::gpu::config::{Gpu, machine};
 use crate::layout::all::{nvmlGpuFabricInfo_v3_t as fabric, nvmlPciInfo_st as pci};
 use core::ffi::c_char;

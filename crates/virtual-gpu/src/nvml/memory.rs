@@ -2,7 +2,7 @@
 
 use super::{Code, Status, answer, device, invalid};
 use crate::constants as c;
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use crate::layout::all::nvmlMemory_v2_st as version2;
 
 /// Total, free, used.

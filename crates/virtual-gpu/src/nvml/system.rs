@@ -2,7 +2,7 @@
 
 use super::{Code, OPEN, answer, guarded, invalid};
 use crate::constants as c;
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use crate::gpu::config::machine;
 use crate::runtime::device::driver_version;
 use core::ffi::c_char;

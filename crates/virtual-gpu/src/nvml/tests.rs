@@ -1,7 +1,7 @@
 //! NVML as monitoring programs call it. One test, as opening and closing is the process's.
 
 use super::*;
-use crate::gpu::border::{Out, Text};
+use crate::gpu::boundary::{Out, Text};
 use crate::layout::all::{nvmlGpuFabricInfo_v3_t as fabric, nvmlPciInfo_st as pci};
 use core::ffi::{CStr, c_char};
 
@@ -53,7 +53,7 @@ fn open_look_around_and_close() {
 
     let mut room = 0;
     let list = memory::nvmlDeviceGetComputeRunningProcesses_v3;
-    assert_eq!(list(gpu, Out::to(&mut room), Out::nowhere()), c::NVML_ERROR_INSUFFICIENT_SIZE);
+    assert_eq!(list(gpu, Out::to(&mut room), Out::null()), c::NVML_ERROR_INSUFFICIENT_SIZE);
     assert_eq!(room, 1, "this process");
 
     assert_eq!(absent::nvmlDeviceGetTemperature(gpu), c::NVML_ERROR_NOT_SUPPORTED);

@@ -3,7 +3,7 @@
 use super::Code;
 use super::memory::Extent;
 use crate::gpu::array;
-use crate::gpu::border::{In, Out, runtime};
+use crate::gpu::boundary::{In, Out, runtime};
 use crate::gpu::{Error, Result, context, work};
 
 /// `cudaChannelFormatDesc`: bits of each of four channels, and their kind.

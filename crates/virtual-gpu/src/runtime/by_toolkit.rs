@@ -5,7 +5,7 @@
 
 use super::Code;
 use super::node::add_any;
-use crate::gpu::border::{Api, In, Out, runtime};
+use crate::gpu::boundary::{Api, In, Out, runtime};
 use crate::gpu::call::capture::{self, InfoOut};
 use crate::gpu::call::copy;
 use crate::gpu::call::graph::{change_edges, give_edges, give_list};
@@ -48,7 +48,7 @@ pub extern "C" fn cudaStreamGetCaptureInfo(
 ) -> Code {
     runtime(|| {
         let (graph, nodes, edges, count) = match toolkit() {
-            Toolkit::Cuda12 => (Out::nowhere(), Out::nowhere(), Out::nowhere(), Out::nowhere()),
+            Toolkit::Cuda12 => (Out::null(), Out::null(), Out::null(), Out::null()),
             Toolkit::Cuda13 => (graph, nodes, edges, count),
         };
         capture::info(stream, &InfoOut { status, id, graph, nodes, edges, count })

@@ -5,7 +5,7 @@ use super::memory::{Extent, PitchedPointer};
 use super::{Code, ordinal};
 use crate::constants as c;
 use crate::gpu::array;
-use crate::gpu::border::{Api, In, runtime};
+use crate::gpu::boundary::{Api, In, runtime};
 use crate::gpu::call::copy::{self, at_once};
 use crate::gpu::work::{Action, Rows, Shape};
 use crate::gpu::{Error, Result};

@@ -1,7 +1,7 @@
 //! Devices: which there are, and which is current.
 
 use super::{Code, ordinal};
-use crate::gpu::border::{In, Out, runtime, runtime_query};
+use crate::gpu::boundary::{In, Out, runtime, runtime_query};
 use crate::gpu::{self, Error, context, thread};
 use crate::layout::NEWEST_TOOLKIT;
 use crate::libs::versions;

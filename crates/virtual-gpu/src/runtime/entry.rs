@@ -3,7 +3,7 @@
 use super::Code;
 use super::device::runtime_version;
 use crate::constants as c;
-use crate::gpu::border::{Out, Text, runtime_query};
+use crate::gpu::boundary::{Out, Text, runtime_query};
 use crate::gpu::{Error, Result, log};
 use core::ffi::c_void;
 

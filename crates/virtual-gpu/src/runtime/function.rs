@@ -2,7 +2,7 @@
 
 use super::Code;
 use super::launch::{Config, shape};
-use crate::gpu::border::{In, Out, Text, runtime};
+use crate::gpu::boundary::{In, Out, Text, runtime};
 use crate::gpu::call::kernel::set_attribute;
 use crate::gpu::{self, context, kernels};
 use crate::layout::all::cudaFuncAttributes as attributes;

@@ -1,7 +1,7 @@
 //! Kernel launches.
 
 use super::Code;
-use crate::gpu::border::{In, Out, runtime};
+use crate::gpu::boundary::{In, Out, runtime};
 use crate::gpu::call::kernel::{Attribute, with_attributes};
 use crate::gpu::kernels::Launch;
 use crate::gpu::thread::{self, Configuration};

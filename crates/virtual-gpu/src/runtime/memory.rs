@@ -5,7 +5,7 @@
 
 use super::Code;
 use crate::constants as c;
-use crate::gpu::border::{Out, runtime};
+use crate::gpu::boundary::{Out, runtime};
 use crate::gpu::call::memory::{allocate_host, managed, pinned, pitched};
 use crate::gpu::memory::{Allocation, Origin, book};
 use crate::gpu::{Error, Result, address, context, work};

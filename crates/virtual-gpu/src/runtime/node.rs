@@ -4,7 +4,7 @@
 use super::Code;
 use super::copy::{Copy3D, volume};
 use crate::gpu::Result;
-use crate::gpu::border::{In, Out, runtime};
+use crate::gpu::boundary::{In, Out, runtime};
 use crate::gpu::call::node::{self, Fill, Host, Kernel, UNION, add};
 use crate::gpu::work::{self, Action};
 use crate::layout;

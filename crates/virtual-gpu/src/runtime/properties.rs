@@ -8,7 +8,7 @@ use super::{Code, ordinal};
 #[allow(clippy::wildcard_imports, reason = "most of one enumeration")]
 use crate::constants::*;
 use crate::gpu::attributes::attribute;
-use crate::gpu::border::{Out, runtime};
+use crate::gpu::boundary::{Out, runtime};
 use crate::gpu::config::Gpu;
 use crate::gpu::{self, Error, Result};
 use crate::layout::{self, Field};

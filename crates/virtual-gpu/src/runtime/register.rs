@@ -3,7 +3,7 @@
 //! had woken it all of it is left undone.
 
 use super::Code;
-use crate::gpu::border::{Out, runtime, runtime_query};
+use crate::gpu::boundary::{Out, runtime, runtime_query};
 use crate::gpu::work::{self, Action};
 use crate::gpu::{Error, Result, context, kernels, life, memory};
 use core::ffi::{c_char, c_int, c_void};

@@ -2,7 +2,7 @@
 //! driver's.
 
 use super::Code;
-use crate::gpu::border::{Api, Out, runtime};
+use crate::gpu::boundary::{Api, Out, runtime};
 use crate::gpu::call::stream;
 
 #[unsafe(no_mangle)]

@@ -9,7 +9,7 @@ use crate::driver::fill::cudaMemset;
 use crate::driver::function::cudaFuncSetAttribute;
 use crate::driver::memory::{cudaFree, cudaHostRegister, cudaHostUnregister};
 use crate::driver::stream::*;
-use crate::gpu::border::{In, Out, Text};
+use crate::gpu::boundary::{In, Out, Text};
 use crate::layout::{cuda12, cuda13};
 use core::ffi::{CStr, c_void};
 
@@ -50,7 +50,7 @@ fn too_much_is_out_of_memory_and_nothing_is_nothing() {
     let mut addr = 1;
     assert_eq!(cudaMalloc(Out::to(&mut addr), 1 << 50), c::cudaErrorMemoryAllocation);
     assert_eq!((cudaMalloc(Out::to(&mut addr), 0), addr), (OK, 0));
-    assert_eq!(cudaMalloc(Out::nowhere(), 100), INVALID);
+    assert_eq!(cudaMalloc(Out::null(), 100), INVALID);
     let mut pitch = 0;
     assert_eq!(cudaMallocPitch(Out::to(&mut addr), Out::to(&mut pitch), 1000, 10), OK);
     assert_eq!((pitch, cudaFree(addr), cudaFree(addr)), (1024, OK, INVALID));
@@ -130,8 +130,8 @@ fn arrays_are_rows_and_volumes_are_slices() {
     assert_eq!(cudaMemcpy3D(In::from(&copy)), OK);
     assert_eq!(got, sent);
     let mut extent = Extent::default();
-    let none = Out::nowhere();
-    assert_eq!(array::cudaArrayGetInfo(Out::nowhere(), Out::to(&mut extent), none, array), OK);
+    let none = Out::null();
+    assert_eq!(array::cudaArrayGetInfo(Out::null(), Out::to(&mut extent), none, array), OK);
     assert_eq!((extent.width, extent.height, extent.depth), (4, 2, 0));
     assert_eq!(array::cudaFreeArray(array), OK);
     assert_eq!(array::cudaFreeArray(array), c::cudaErrorInvalidResourceHandle);

@@ -1,7 +1,7 @@
 //! Stream capture.
 
 use crate::constants as c;
-use crate::gpu::border::{Api, In, Out};
+use crate::gpu::boundary::{Api, In, Out};
 use crate::gpu::work::{self, Mode, Status};
 use crate::gpu::{Error, Result, thread};
 

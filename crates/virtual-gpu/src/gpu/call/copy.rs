@@ -1,7 +1,7 @@
 //! Copies and fills, at once or in stream order.
 
 use super::memory::product;
-use crate::gpu::border::{Api, In};
+use crate::gpu::boundary::{Api, In};
 use crate::gpu::work::{self, Action, Rows, Shape};
 use crate::gpu::{Result, context};
 

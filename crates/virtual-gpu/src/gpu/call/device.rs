@@ -1,7 +1,7 @@
 //! Devices: what they can, and what is set for all work on one.
 
 use crate::constants as c;
-use crate::gpu::border::{Api, Out};
+use crate::gpu::boundary::{Api, Out};
 use crate::gpu::{self, Error, Result, attributes, context, work};
 use core::ffi::c_char;
 

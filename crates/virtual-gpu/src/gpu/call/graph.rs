@@ -1,7 +1,7 @@
 //! Graphs as a whole: making, copying, launching, and what they keep alive.
 
 use crate::constants as c;
-use crate::gpu::border::{Api, In, Out, Text};
+use crate::gpu::boundary::{Api, In, Out, Text};
 use crate::gpu::work::{self, HostFunction};
 use crate::gpu::{Error, Result};
 use crate::layout::all::cudaGraphInstantiateParams_st as instantiate_params;

@@ -2,7 +2,7 @@
 
 use super::device;
 use crate::constants as c;
-use crate::gpu::border::{Api, Out};
+use crate::gpu::boundary::{Api, Out};
 use crate::gpu::kernels::{self, Launch};
 use crate::gpu::{self, Error, Result};
 

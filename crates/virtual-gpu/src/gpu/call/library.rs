@@ -1,6 +1,6 @@
 //! Modules and libraries, which are modules that belong to no context.
 
-use crate::gpu::border::{Api, In, Out, Text};
+use crate::gpu::boundary::{Api, In, Out, Text};
 use crate::gpu::{Error, Result, kernels};
 
 /// A module from memory.

@@ -3,7 +3,7 @@
 //! It is always empty, as the virtual GPU writes to standard error. Whoever registers to be told is
 //! never called.
 
-use crate::gpu::border::{Out, Text};
+use crate::gpu::boundary::{Out, Text};
 use crate::gpu::handle::Registry;
 use crate::gpu::{Error, Result, kinds};
 use core::ffi::{c_char, c_void};

@@ -1,7 +1,7 @@
 //! Memory that is given back, pinned or shared with other processes, and what all kinds have in
 //! common.
 
-use crate::gpu::border::{Api, Out};
+use crate::gpu::boundary::{Api, Out};
 use crate::gpu::memory::{EventTicket, MemoryTicket, Origin, book};
 use crate::gpu::{self, Error, Result, config, context, work};
 

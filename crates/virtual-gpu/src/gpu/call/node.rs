@@ -2,7 +2,7 @@
 
 use super::pool::PoolProperties;
 use crate::constants as c;
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use crate::gpu::kernels::Launch;
 use crate::gpu::work::{self, Action, HostFunction, Rows, Shape};
 use crate::gpu::{Error, Result, context};

@@ -1,7 +1,7 @@
 //! Stream-ordered allocation and its pools.
 
 use crate::constants as c;
-use crate::gpu::border::{Api, In, Out};
+use crate::gpu::boundary::{Api, In, Out};
 use crate::gpu::memory::{Pool, book};
 use crate::gpu::{Error, Result, context, ordinal, work};
 

@@ -1,7 +1,7 @@
 //! Streams, their attributes, host functions in them, and events.
 
 use crate::constants as c;
-use crate::gpu::border::{Api, In, Out};
+use crate::gpu::boundary::{Api, In, Out};
 use crate::gpu::work::{self, Action, HostFunction};
 use crate::gpu::{Error, Result, context};
 use core::ffi::c_void;

@@ -13,7 +13,7 @@ mod graph;
 
 use super::{DNN, Status};
 use crate::constants as c;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::gpu::log;
 use core::ffi::c_void;

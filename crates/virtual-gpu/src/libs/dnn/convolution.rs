@@ -7,7 +7,7 @@
 use super::problem::{Operation, Problem, Tensor};
 use super::{DNN, SHAPES, Shape, books, workspace};
 use crate::constants as c;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::layout::all::cudnnConvolutionFwdAlgoPerfStruct as perf;
 use core::ffi::c_void;

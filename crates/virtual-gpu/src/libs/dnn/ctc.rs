@@ -5,7 +5,7 @@
 //! in single precision. Both are held. The sizes themselves are not documented, and not measured.
 
 use super::{DNN, Status, shape};
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use core::ffi::c_void;
 

@@ -20,7 +20,7 @@ use super::blas::property;
 use super::{Library, Status, versions};
 use crate::constants as c;
 use crate::constants::status_name;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use core::ffi::{c_char, c_void};
 

@@ -12,7 +12,7 @@
 
 use super::{DNN, Shape, Status, element_bytes, shape};
 use crate::constants as c;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use core::ffi::c_void;
 

@@ -6,7 +6,7 @@
 
 use super::{NCCL, Status};
 use crate::constants::ncclInvalidUsage;
-use crate::gpu::border::Out;
+use crate::gpu::boundary::Out;
 use crate::gpu::contents;
 use core::cell::RefCell;
 use core::ffi::c_void;

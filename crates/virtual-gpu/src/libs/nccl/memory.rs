@@ -19,7 +19,7 @@
 
 use super::{Comm, Status, by_symbol, ncclMemAlloc, ncclMemFree, versions};
 use crate::constants as c;
-use crate::gpu::{self, border::Out};
+use crate::gpu::{self, boundary::Out};
 use core::ffi::{CStr, c_void};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};

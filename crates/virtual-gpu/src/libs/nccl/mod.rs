@@ -19,7 +19,7 @@ pub(crate) mod memory;
 
 use super::{Library, Status, versions};
 use crate::constants as c;
-use crate::gpu::border::{In, Out};
+use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use crate::gpu::{self, log};
 use crate::{driver, runtime};

@@ -33,7 +33,7 @@ pub type Text = In<c_char>;
 
 impl<T> Out<T> {
     /// For an answer that nobody asks for.
-    pub const fn nowhere() -> Self {
+    pub const fn null() -> Self {
         Self(core::ptr::null_mut())
     }
 
@@ -145,7 +145,7 @@ impl Out<c_char> {
 impl<T: Copy> In<T> {
     /// No pointer.
     #[cfg(test)]
-    pub(crate) fn nowhere() -> Self {
+    pub(crate) fn null() -> Self {
         Self(core::ptr::null())
     }
 
