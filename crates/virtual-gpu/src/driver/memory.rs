@@ -3,7 +3,7 @@
 use super::{Code, current};
 use crate::gpu::boundary::{Out, driver};
 use crate::gpu::call::memory::{self, Handle};
-use crate::gpu::memory::book;
+use crate::gpu::memory::ledger;
 use crate::gpu::{Error, Result, work};
 
 entries! {
@@ -25,7 +25,7 @@ entries! {
     fn cuIpcGetMemHandle(handle: Out<Handle>, addr: u64) => |_| memory::export(handle, addr);
     fn cuIpcOpenMemHandle_v2(out: Out<u64>, handle: Handle, _flags: u32) =>
         |api| memory::open(api, out, &handle);
-    fn cuIpcCloseMemHandle(addr: u64) => |_| book().close_import(addr);
+    fn cuIpcCloseMemHandle(addr: u64) => |_| ledger().close_import(addr);
     fn cuIpcGetEventHandle(handle: Out<Handle>, event: u64) =>
         |_| memory::export_event(handle, event);
     fn cuIpcOpenEventHandle(out: Out<u64>, handle: Handle) =>
@@ -36,7 +36,7 @@ entries! {
 fn allocate(size: u64) -> Result<u64> {
     let device = current()?;
     work::guard()?;
-    book().allocate(device, size)
+    ledger().allocate(device, size)
 }
 
 #[unsafe(no_mangle)]
@@ -77,7 +77,7 @@ pub extern "C" fn cuMemAllocManaged(out: Out<u64>, size: u64, flags: u32) -> Cod
             return Err(Error::INVALID_VALUE);
         }
         work::guard()?;
-        out.set(book().allocate_managed(device, size)?)
+        out.set(ledger().allocate_managed(device, size)?)
     })
 }
 
@@ -105,7 +105,7 @@ pub extern "C" fn cuMemFreeHost(addr: u64) -> Code {
     driver(|| {
         current()?;
         work::guard()?;
-        book().free_host(addr)
+        ledger().free_host(addr)
     })
 }
 
@@ -117,7 +117,7 @@ pub extern "C" fn cuMemHostGetFlags(flags: Out<u32>, addr: u64) -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<u64>, addr: u64) -> Code {
     driver(|| {
-        let found = *book().find(addr).ok_or(Error::NOT_FOUND)?;
+        let found = *ledger().find(addr).ok_or(Error::NOT_FOUND)?;
         base.give(found.start);
         size.give(found.size);
         Ok(())

@@ -3,7 +3,7 @@
 use super::Code;
 use crate::constants as c;
 use crate::gpu::boundary::{In, Out, driver};
-use crate::gpu::memory::{Allocation, Origin, book};
+use crate::gpu::memory::{Allocation, Origin, ledger};
 use crate::gpu::{Error, Result, address, context};
 
 /// `CU_MEMORYTYPE_HOST`, `CU_MEMORYTYPE_DEVICE`.
@@ -13,10 +13,10 @@ const DEVICE: u32 = 2;
 /// What is known of an address: the allocation, with the memory that is mapped there if it is a
 /// reservation.
 fn find(addr: u64) -> Result<Allocation> {
-    let book = book();
-    let mut found = *book.find(addr).ok_or(Error::INVALID_VALUE)?;
+    let ledger = ledger();
+    let mut found = *ledger.find(addr).ok_or(Error::INVALID_VALUE)?;
     if found.origin == Origin::Reserved {
-        found.device = book.device_mapped_at(addr).ok_or(Error::INVALID_VALUE)?;
+        found.device = ledger.device_mapped_at(addr).ok_or(Error::INVALID_VALUE)?;
     }
     Ok(found)
 }
@@ -47,7 +47,7 @@ fn get(out: Out<u8>, number: i32, addr: u64) -> Result {
         }
         c::CU_POINTER_ATTRIBUTE_MAPPED => flag(true),
         c::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
-            let mapped = book().mapped_at(addr).map_or(0, |found| found.1.exports);
+            let mapped = ledger().mapped_at(addr).map_or(0, |found| found.1.exports);
             out.cast().set(u64::from(mapped))
         }
         c::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => out.cast().set(3i32),

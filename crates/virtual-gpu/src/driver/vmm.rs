@@ -5,7 +5,7 @@ use crate::constants as c;
 use crate::gpu::address::CHUNK;
 use crate::gpu::boundary::{In, Out, driver};
 use crate::gpu::call::pool::{Access, Location as Place};
-use crate::gpu::memory::{Location, MemoryTicket, Physical, book};
+use crate::gpu::memory::{Location, MemoryTicket, Physical, ledger};
 use crate::gpu::{self, Error, Result, file};
 use crate::layout::all::CUmemAllocationProp_st as layout;
 
@@ -88,13 +88,13 @@ pub extern "C" fn cuMemAddressReserve(
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
-        out.set(book().reserve(size, align, hint, gpu::current_device())?)
+        out.set(ledger().reserve(size, align, hint, gpu::current_device())?)
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAddressFree(addr: u64, size: u64) -> Code {
-    driver(|| book().unreserve(addr, size))
+    driver(|| ledger().unreserve(addr, size))
 }
 
 #[unsafe(no_mangle)]
@@ -115,13 +115,13 @@ pub extern "C" fn cuMemCreate(
             gpu::touch(device)?;
         }
         let physical = Physical::new(size, location, properties.exports, false);
-        out.set(book().create(physical)?)
+        out.set(ledger().create(physical)?)
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemRelease(handle: u64) -> Code {
-    driver(|| book().release(handle))
+    driver(|| ledger().release(handle))
 }
 
 #[unsafe(no_mangle)]
@@ -130,13 +130,13 @@ pub extern "C" fn cuMemMap(addr: u64, size: u64, offset: u64, handle: u64, flags
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
-        book().map(addr, size, offset, handle)
+        ledger().map(addr, size, offset, handle)
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemUnmap(addr: u64, size: u64) -> Code {
-    driver(|| book().unmap(addr, size))
+    driver(|| ledger().unmap(addr, size))
 }
 
 #[unsafe(no_mangle)]
@@ -144,7 +144,7 @@ pub extern "C" fn cuMemSetAccess(addr: u64, size: u64, accesses: In<Access>, cou
     driver(|| {
         accesses.list(count).into_iter().try_for_each(|access| {
             let device = access.location.device()?;
-            book().set_access(addr, size, device, access.flags as u64 == READ_WRITE)
+            ledger().set_access(addr, size, device, access.flags as u64 == READ_WRITE)
         })
     })
 }
@@ -153,7 +153,7 @@ pub extern "C" fn cuMemSetAccess(addr: u64, size: u64, accesses: In<Access>, cou
 pub extern "C" fn cuMemGetAccess(flags: Out<u64>, location: In<Place>, addr: u64) -> Code {
     driver(|| {
         let device = location.get()?.device()?;
-        let allowed = book().access(addr, device)?;
+        let allowed = ledger().access(addr, device)?;
         flags.set(if allowed { READ_WRITE } else { 0 })
     })
 }
@@ -162,7 +162,7 @@ pub extern "C" fn cuMemGetAccess(flags: Out<u64>, location: In<Place>, addr: u64
 pub extern "C" fn cuMemRetainAllocationHandle(out: Out<u64>, addr: u64) -> Code {
     driver(|| {
         out.check()?;
-        out.set(book().retain_mapped(addr)?)
+        out.set(ledger().retain_mapped(addr)?)
     })
 }
 
@@ -171,7 +171,7 @@ pub extern "C" fn cuMemGetAllocationPropertiesFromHandle(
     out: Out<Properties>,
     handle: u64,
 ) -> Code {
-    driver(|| out.set(Properties::of(book().physical(handle)?)))
+    driver(|| out.set(Properties::of(ledger().physical(handle)?)))
 }
 
 /// A file descriptor, which the caller closes. Fabric handles need a fabric.
@@ -184,7 +184,7 @@ pub extern "C" fn cuMemExportToShareableHandle(
 ) -> Code {
     driver(|| {
         out.check()?;
-        let physical = *book().physical(handle)?;
+        let physical = *ledger().physical(handle)?;
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
@@ -216,15 +216,15 @@ pub extern "C" fn cuMemImportFromShareableHandle(
         }
         let bytes = file::import(handle.addr() as i32).ok_or(Error::INVALID_VALUE)?;
         let ticket = MemoryTicket::from_bytes(&bytes).ok_or(Error::INVALID_VALUE)?;
-        let mut book = book();
+        let mut ledger = ledger();
         if ticket.pid == std::process::id() {
-            book.retain(ticket.id)?;
+            ledger.retain(ticket.id)?;
             return out.set(ticket.id);
         }
         let machine = gpu::config::machine();
         let device = machine.devices().position(|gpu| gpu.index == ticket.gpu);
         let location = Location::Device(device.ok_or(Error::INVALID_DEVICE)?);
-        out.set(book.create(Physical::new(ticket.size, location, kind as u32, true))?)
+        out.set(ledger.create(Physical::new(ticket.size, location, kind as u32, true))?)
     })
 }
 

@@ -73,7 +73,7 @@ pub fn create(
     let mut array = Array { addr: 0, element, extent, format, flags };
     let size = array.pitch()?.checked_mul(array.rows());
     let size = size.and_then(|size| size.checked_mul(extent[2].max(1)));
-    array.addr = memory::book().allocate(device, size.ok_or(Error::OUT_OF_MEMORY)?)?;
+    array.addr = memory::ledger().allocate(device, size.ok_or(Error::OUT_OF_MEMORY)?)?;
     Ok(arrays().insert(array))
 }
 
@@ -85,5 +85,5 @@ pub fn find(array: u64) -> Result<Array> {
 /// Gives an array back.
 pub fn destroy(array: u64) -> Result {
     let gone = arrays().remove(array).ok_or(Error::INVALID_HANDLE)?;
-    memory::book().free(gone.addr)
+    memory::ledger().free(gone.addr)
 }

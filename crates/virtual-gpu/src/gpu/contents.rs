@@ -11,7 +11,7 @@
 //! probably asking for a result, such as how many elements passed a filter. It gets zero, goes on
 //! with less memory than it would have needed, and the user is told so, once.
 
-use super::memory::book;
+use super::memory::ledger;
 use super::{address, launches};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -123,7 +123,7 @@ impl Contents {
 /// Remembers what is written to device memory, or writes host memory.
 pub fn write(addr: u64, bytes: &[u8]) {
     if address::is_device(addr) {
-        book().contents.write(addr, bytes, launches());
+        ledger().contents.write(addr, bytes, launches());
     } else {
         to_host(addr, bytes);
     }
@@ -131,12 +131,12 @@ pub fn write(addr: u64, bytes: &[u8]) {
 
 /// What device memory holds, if it is known.
 pub fn read(addr: u64, len: usize) -> Option<Vec<u8>> {
-    book().contents.read(addr, len, launches())
+    ledger().contents.read(addr, len, launches())
 }
 
 /// Device memory that may hold anything from now on, because something computes it.
 pub fn forget(addr: u64, len: u64) {
-    book().contents.forget(addr, len);
+    ledger().contents.forget(addr, len);
 }
 
 /// `memset` of device or host memory.
@@ -169,10 +169,10 @@ pub fn copy(dst: u64, src: u64, len: u64) {
             None => forget(dst, len),
         },
         (true, true) => {
-            let mut book = book();
-            match small.and_then(|n| book.contents.read(src, n, launches())) {
-                Some(bytes) => book.contents.write(dst, &bytes, launches()),
-                None => book.contents.forget(dst, len),
+            let mut ledger = ledger();
+            match small.and_then(|n| ledger.contents.read(src, n, launches())) {
+                Some(bytes) => ledger.contents.write(dst, &bytes, launches()),
+                None => ledger.contents.forget(dst, len),
             }
         }
         (false, true) => {
@@ -193,7 +193,7 @@ pub fn zero_reads() -> u64 {
 }
 
 fn note_zero_read(addr: u64, len: u64) {
-    let computed = || book().find(addr).is_none_or(|found| found.born < launches());
+    let computed = || ledger().find(addr).is_none_or(|found| found.born < launches());
     if ![4, 8].contains(&len) || !computed() {
         return;
     }

@@ -186,7 +186,7 @@ pub fn release(device: usize) -> Result {
 pub fn reset(device: usize) -> Result {
     super::work::reset(device);
     let primary = primary(device)?;
-    memory::book().reset(device, primary);
+    memory::ledger().reset(device, primary);
     contexts().deactivate(device)
 }
 
@@ -224,7 +224,7 @@ pub fn destroy(context: u64) -> Result {
     let gone = contexts.live.remove(context).ok_or(Error::INVALID_CONTEXT)?;
     account(gone.device)?.give(context_bytes(gone.device));
     drop(contexts);
-    memory::book().destroy(context);
+    memory::ledger().destroy(context);
     if thread::current().is_some_and(|top| top.context == context) {
         pop()?;
     }

@@ -141,7 +141,7 @@ pub fn unload(module: u64) -> Result {
     drop(kernels);
     for place in places {
         // A device reset may have taken it already.
-        let _ = memory::book().free_variable(place);
+        let _ = memory::ledger().free_variable(place);
     }
     Ok(())
 }
@@ -200,7 +200,7 @@ pub fn variable(module: u64, name: &str, device: usize) -> Result<(u64, u64)> {
         Some(symbols) => *symbols.variables.get(name).ok_or(Error::NOT_FOUND)?,
         None => 8,
     };
-    let place = memory::book().variable(device, size)?;
+    let place = memory::ledger().variable(device, size)?;
     found.variables.push((name.to_owned(), place, size));
     Ok((place, size))
 }
@@ -210,11 +210,11 @@ pub fn registered_variable(host: u64, device: usize) -> Result<(u64, u64)> {
     let mut kernels = kernels();
     let found = kernels.lazy().variables.get_mut(&host).ok_or(Error::INVALID_SYMBOL)?;
     if let Some((_, place)) = found.places.iter().find(|place| place.0 == device)
-        && memory::book().find(*place).is_some()
+        && memory::ledger().find(*place).is_some()
     {
         return Ok((*place, found.size));
     }
-    let place = memory::book().variable(device, found.size)?;
+    let place = memory::ledger().variable(device, found.size)?;
     found.places.retain(|place| place.0 != device);
     found.places.push((device, place));
     Ok((place, found.size))

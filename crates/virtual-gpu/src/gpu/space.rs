@@ -46,7 +46,7 @@ impl Space {
     }
 
     fn unlink(&mut self, start: u64) -> u64 {
-        let end = self.free.remove(&start).expect("a range of a class is in the book");
+        let end = self.free.remove(&start).expect("a range of a class is in the ledger");
         self.classes[class(end - start)].remove(&start);
         end
     }

@@ -23,7 +23,7 @@ mod sparse;
 mod sparselt;
 pub mod versions;
 
-pub use dnn::books::json as planned;
+pub use dnn::counts::json as planned;
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use super::Code;
 use crate::constants as c;
 use crate::gpu::boundary::{Out, runtime};
 use crate::gpu::call::memory::{allocate_host, managed, pinned, pitched};
-use crate::gpu::memory::{Allocation, Origin, book};
+use crate::gpu::memory::{Allocation, Origin, ledger};
 use crate::gpu::{Error, Result, address, context, work};
 use crate::layout::cuda12::cudaPointerAttributes as pointer;
 
@@ -35,7 +35,7 @@ pub struct PitchedPointer {
 pub(crate) fn allocate(size: u64) -> Result<u64> {
     let device = context::bind()?;
     work::guard()?;
-    if size == 0 { Ok(0) } else { book().allocate(device, size) }
+    if size == 0 { Ok(0) } else { ledger().allocate(device, size) }
 }
 
 #[unsafe(no_mangle)]
@@ -77,7 +77,7 @@ pub extern "C" fn cudaMallocManaged(out: Out<u64>, size: u64, flags: u32) -> Cod
         }
         work::guard()?;
         out.check()?;
-        out.set(book().allocate_managed(device, size)?)
+        out.set(ledger().allocate_managed(device, size)?)
     })
 }
 
@@ -102,7 +102,7 @@ pub extern "C" fn cudaFreeHost(addr: u64) -> Code {
     runtime(|| {
         context::bind()?;
         work::guard()?;
-        if addr == 0 { Ok(()) } else { book().free_host(addr) }
+        if addr == 0 { Ok(()) } else { ledger().free_host(addr) }
     })
 }
 
@@ -129,13 +129,15 @@ pub extern "C" fn cudaPointerGetAttributes(record: Out<u8>, addr: u64) -> Code {
     const NO_DEVICE: i32 = -2;
     runtime(|| {
         record.clear(pointer::SIZE)?;
-        let book = book();
-        let (kind, device) = match book.find(addr) {
+        let ledger = ledger();
+        let (kind, device) = match ledger.find(addr) {
             // A reservation is nothing but its mappings.
-            Some(found) if found.origin == Origin::Reserved => match book.device_mapped_at(addr) {
-                Some(device) => (c::cudaMemoryTypeDevice, device as i32),
-                None => (c::cudaMemoryTypeUnregistered, NO_DEVICE),
-            },
+            Some(found) if found.origin == Origin::Reserved => {
+                match ledger.device_mapped_at(addr) {
+                    Some(device) => (c::cudaMemoryTypeDevice, device as i32),
+                    None => (c::cudaMemoryTypeUnregistered, NO_DEVICE),
+                }
+            }
             Some(found) => (memory_type(found), found.device as i32),
             None => (c::cudaMemoryTypeUnregistered, NO_DEVICE),
         };

@@ -75,7 +75,7 @@ pub extern "C" fn __cudaRegisterManagedVar(
     if life::is_orphan() {
         return;
     }
-    if let Ok(addr) = memory::book().allocate_managed(0, size) {
+    if let Ok(addr) = memory::ledger().allocate_managed(0, size) {
         pointer.give(addr);
     }
 }

@@ -2,7 +2,7 @@
 //! common.
 
 use crate::gpu::boundary::{Api, Out};
-use crate::gpu::memory::{EventTicket, MemoryTicket, Origin, book};
+use crate::gpu::memory::{EventTicket, MemoryTicket, Origin, ledger};
 use crate::gpu::{self, Error, Result, config, context, work};
 
 /// Rows of a pitched allocation begin at multiples of this.
@@ -30,7 +30,7 @@ pub fn free(api: Api, addr: u64) -> Result {
         return Ok(());
     }
     work::guard()?;
-    book().free(addr)
+    ledger().free(addr)
 }
 
 /// `CU_MEMHOSTALLOC_PORTABLE`, `…_DEVICEMAP`, `…_WRITECOMBINED` together.
@@ -43,7 +43,7 @@ pub fn allocate_host(size: u64, flags: u32) -> Result<u64> {
         return Err(Error::INVALID_VALUE);
     }
     work::guard()?;
-    if size == 0 { Ok(0) } else { book().allocate_host(device, size, flags) }
+    if size == 0 { Ok(0) } else { ledger().allocate_host(device, size, flags) }
 }
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`, `…_DEVICEMAP`, `…_IOMEMORY`, `…_READ_ONLY` together.
@@ -56,20 +56,20 @@ pub fn register(api: Api, addr: u64, size: u64, flags: u32) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     work::guard()?;
-    book().register(device, addr, size, flags)
+    ledger().register(device, addr, size, flags)
 }
 
 /// Ends that.
 pub fn unregister(api: Api, addr: u64) -> Result {
     api.device()?;
     work::guard()?;
-    book().unregister(addr)
+    ledger().unregister(addr)
 }
 
 /// The flags of the pinned memory at an address: with unified addressing all of it is mapped, and
 /// the device sees it at the host's address.
 pub fn pinned(addr: u64) -> Result<u32> {
-    match book().find(addr).map(|found| found.origin) {
+    match ledger().find(addr).map(|found| found.origin) {
         Some(Origin::Host(flags) | Origin::Registered(flags)) => Ok(flags),
         _ => Err(Error::INVALID_VALUE),
     }
@@ -95,8 +95,8 @@ pub fn free_and_total(api: Api, free: Out<u64>, total: Out<u64>) -> Result {
 /// Advice changes nothing, as managed memory stays with the host. It must be managed memory,
 /// though.
 pub fn managed(addr: u64, size: u64) -> Result {
-    let book = book();
-    let found = book.find(addr).filter(|found| found.origin == Origin::Managed);
+    let ledger = ledger();
+    let found = ledger.find(addr).filter(|found| found.origin == Origin::Managed);
     let found = found.ok_or(Error::INVALID_VALUE)?;
     if addr - found.start + size > found.span { Err(Error::INVALID_VALUE) } else { Ok(()) }
 }
@@ -111,7 +111,7 @@ const _: () = assert!(size_of::<Handle>() == crate::layout::all::CUipcMemHandle_
 
 /// A handle by which other processes find this memory.
 pub fn export(handle: Out<Handle>, addr: u64) -> Result {
-    handle.set(Handle(book().export(addr)?.to_bytes()))
+    handle.set(Handle(ledger().export(addr)?.to_bytes()))
 }
 
 /// Opens memory of another process.
@@ -119,7 +119,7 @@ pub fn open(api: Api, out: Out<u64>, handle: &Handle) -> Result {
     out.check()?;
     let device = api.device()?;
     let ticket = MemoryTicket::from_bytes(&handle.0).ok_or(Error::INVALID_VALUE)?;
-    out.set(book().import(device, ticket)?)
+    out.set(ledger().import(device, ticket)?)
 }
 
 /// A handle by which other processes find this event.

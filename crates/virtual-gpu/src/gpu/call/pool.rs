@@ -2,7 +2,7 @@
 
 use crate::constants as c;
 use crate::gpu::boundary::{Api, In, Out};
-use crate::gpu::memory::{Pool, book};
+use crate::gpu::memory::{Pool, ledger};
 use crate::gpu::{Error, Result, context, ordinal, work};
 
 /// `CUmemLocation`.
@@ -62,9 +62,9 @@ fn take(size: u64, pool: Option<u64>, stream: u64) -> Result<u64> {
     if work::work().capture_status(stream)? != work::Status::None {
         return work::work().capture_memory(stream, device, size);
     }
-    let mut book = book();
-    let pool = pool.map_or_else(|| book.current_pool(device), Ok)?;
-    book.allocate_from_pool(pool, size)
+    let mut ledger = ledger();
+    let pool = pool.map_or_else(|| ledger.current_pool(device), Ok)?;
+    ledger.allocate_from_pool(pool, size)
 }
 
 /// The same, for a caller.
@@ -72,7 +72,7 @@ pub fn allocate(api: Api, out: Out<u64>, size: u64, pool: Option<u64>, stream: u
     api.context_of(stream)?;
     out.check()?;
     if let Some(pool) = pool {
-        book().pool(pool)?;
+        ledger().pool(pool)?;
     }
     out.set(take(size, pool, stream)?)
 }
@@ -87,7 +87,7 @@ pub fn free(api: Api, addr: u64, stream: u64) -> Result {
         return work::submit(stream, work::Action::Free(addr));
     }
     work::work().stream(stream)?;
-    book().free(addr)
+    ledger().free(addr)
 }
 
 /// The pool of a location: CUDA 13's way to ask for the default and the current one.
@@ -103,16 +103,16 @@ pub fn create(out: Out<u64>, properties: In<PoolProperties>) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     let device = properties.location.device()?;
-    let mut book = book();
-    let account = book.account(device)?;
-    out.set(book.create_pool(Pool::on_device(device, account)))
+    let mut ledger = ledger();
+    let account = ledger.account(device)?;
+    out.set(ledger.create_pool(Pool::on_device(device, account)))
 }
 
 /// Gives an attribute of a pool.
 pub fn get_attribute(pool: u64, number: i32, out: Out<u8>) -> Result {
-    let mut book = book();
-    let pool = *book.pool(pool)?;
-    drop(book);
+    let mut ledger = ledger();
+    let pool = *ledger.pool(pool)?;
+    drop(ledger);
     match number {
         c::cudaMemPoolReuseFollowEventDependencies
             ..=c::cudaMemPoolReuseAllowInternalDependencies => {
@@ -136,8 +136,8 @@ pub fn get_attribute(pool: u64, number: i32, out: Out<u8>) -> Result {
 
 /// Sets one. Marks can only be set back, to 0, which means: to what is so now.
 pub fn set_attribute(pool: u64, number: i32, value: In<u8>) -> Result {
-    let mut book = book();
-    let pool = book.pool(pool)?;
+    let mut ledger = ledger();
+    let pool = ledger.pool(pool)?;
     let back = || if value.cast::<u64>().get()? == 0 { Ok(()) } else { Err(Error::INVALID_VALUE) };
     match number {
         c::cudaMemPoolReuseFollowEventDependencies
@@ -165,8 +165,8 @@ const READ_WRITE: i32 = 3;
 pub fn set_access(pool: u64, accesses: &[Access]) -> Result {
     for access in accesses {
         let device = access.location.device()?;
-        let mut book = book();
-        let pool = book.pool(pool)?;
+        let mut ledger = ledger();
+        let pool = ledger.pool(pool)?;
         match access.flags {
             READ_WRITE => pool.peers |= 1 << device,
             0 if device != pool.device => pool.peers &= !(1 << device),
@@ -179,16 +179,16 @@ pub fn set_access(pool: u64, accesses: &[Access]) -> Result {
 /// Whether a device may.
 pub fn get_access(pool: u64, location: Location) -> Result<i32> {
     let device = location.device()?;
-    let mut book = book();
-    let pool = book.pool(pool)?;
+    let mut ledger = ledger();
+    let pool = ledger.pool(pool)?;
     let allowed = device == pool.device || pool.peers & (1 << device) != 0;
     Ok(if allowed { READ_WRITE } else { 0 })
 }
 
 /// Memory that graphs use: what of it is in use, and what is held for them.
 pub fn graph_memory(device: usize, number: i32, reset: bool) -> Result<u64> {
-    let mut book = book();
-    let pool = book.graph_pool(device)?;
+    let mut ledger = ledger();
+    let pool = ledger.graph_pool(device)?;
     let (now, mark) = match number {
         c::cudaGraphMemAttrUsedMemCurrent => return Ok(pool.used),
         c::cudaGraphMemAttrReservedMemCurrent => return Ok(pool.reserved),

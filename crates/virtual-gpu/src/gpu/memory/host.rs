@@ -5,11 +5,11 @@
 //! Managed memory is not counted against a device: it may move away at any time, and
 //! more of it may exist than a card has.
 
-use super::{Book, Error, Origin, Result, address};
+use super::{Error, Ledger, Origin, Result, address};
 
 const PAGE: u64 = 4096;
 
-impl Book {
+impl Ledger {
     fn allocate_host_range(&mut self, size: u64, device: usize, origin: Origin) -> Result<u64> {
         if size == 0 {
             return Err(Error::INVALID_VALUE);

@@ -5,7 +5,7 @@
 //! device. The opener gets an address of the right size and pays nothing for it; the bytes behind
 //! it read as zeros, as nothing that a kernel computed exists anyway.
 
-use super::{Book, CHUNK, Error, Origin, Result};
+use super::{CHUNK, Error, Ledger, Origin, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"memtrace");
 
@@ -86,7 +86,7 @@ impl EventTicket {
     }
 }
 
-impl Book {
+impl Ledger {
     /// `cudaIpcGetMemHandle`: for heap memory.
     pub fn export(&self, addr: u64) -> Result<MemoryTicket> {
         let found = self.find(addr).filter(|found| found.origin == Origin::Heap);

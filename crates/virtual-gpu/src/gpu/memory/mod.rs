@@ -10,7 +10,7 @@
 //! * freeing what is not the start of an allocation is an invalid
 //!   argument, so a double free is one.
 //!
-//! One lock guards everything here ([`book`]). It is never held while a callback of the program
+//! One lock guards everything here ([`ledger`]). It is never held while a callback of the program
 //! runs, nor while the lock of `work` is.
 
 mod host;
@@ -121,7 +121,7 @@ struct Room {
 }
 
 /// Everything that is allocated.
-pub struct Book {
+pub struct Ledger {
     rooms: Vec<Room>,
     host: Space,
     reservations: Space,
@@ -137,24 +137,24 @@ pub struct Book {
 }
 
 /// The book, locked.
-pub fn book() -> MutexGuard<'static, Book> {
-    static BOOK: OnceLock<Mutex<Book>> = OnceLock::new();
+pub fn ledger() -> MutexGuard<'static, Ledger> {
+    static LEDGER: OnceLock<Mutex<Ledger>> = OnceLock::new();
     let fresh = || {
         let accounts: Vec<Account> = machine().devices().map(Account::of).collect();
-        Mutex::new(Book::new(address::init(machine().gpus.len()), &accounts, machine().placement))
+        Mutex::new(Ledger::new(address::init(machine().gpus.len()), &accounts, machine().placement))
     };
-    BOOK.get_or_init(fresh).lock().unwrap_or_else(PoisonError::into_inner)
+    LEDGER.get_or_init(fresh).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Allocates device memory as `cudaMalloc` does.
 pub fn alloc(device: usize, size: u64) -> Result<u64> {
     super::touch(device)?;
-    book().allocate(device, size)
+    ledger().allocate(device, size)
 }
 
 /// Frees what [`alloc`] gave.
 pub fn free(addr: u64) -> Result {
-    book().free(addr)
+    ledger().free(addr)
 }
 
 fn gpu(device: usize) -> Result<&'static Gpu> {
@@ -187,7 +187,7 @@ impl Account {
     }
 }
 
-impl Book {
+impl Ledger {
     fn new(map: &Map, accounts: &[Account], placement: Placement) -> Self {
         let space = |range: address::Range| Space::new(range.start, range.end);
         let mut pools = Table::new(super::kinds::POOL);

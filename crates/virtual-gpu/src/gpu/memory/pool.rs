@@ -5,7 +5,7 @@
 //! synchronisation, down to its release threshold, or when it is trimmed. The driver can put any of
 //! a pool's pages under any address, so a pool does not fragment: counters are enough.
 
-use super::{Account, Book, CHUNK, Error, GRAIN, GraphState, Origin, Result};
+use super::{Account, CHUNK, Error, GRAIN, GraphState, Ledger, Origin, Result};
 
 /// By how much a pool grows and shrinks.
 const STEP: u64 = 32 << 20;
@@ -83,7 +83,7 @@ impl Pool {
     }
 }
 
-impl Book {
+impl Ledger {
     /// A new pool.
     pub fn create_pool(&mut self, pool: Pool) -> u64 {
         self.pools.insert(pool)

@@ -4,7 +4,7 @@
 //! costs the device its size; mapping joins the two. Physical memory goes back when its last handle
 //! has been released and its last mapping is gone, in whichever order.
 
-use super::{Allocation, Book, CHUNK, Error, Origin, Result};
+use super::{Allocation, CHUNK, Error, Ledger, Origin, Result};
 
 /// Where physical memory lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ fn whole_chunks(value: u64) -> Result {
     if value == 0 || !value.is_multiple_of(CHUNK) { Err(Error::INVALID_VALUE) } else { Ok(()) }
 }
 
-impl Book {
+impl Ledger {
     /// `cuMemAddressReserve`. A hint that is free is taken.
     pub fn reserve(&mut self, size: u64, align: u64, hint: u64, device: usize) -> Result<u64> {
         whole_chunks(size)?;

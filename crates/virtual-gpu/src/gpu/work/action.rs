@@ -73,7 +73,7 @@ impl Rows {
 
     /// All rows lie in memory that is allocated.
     pub fn check(self, shape: Shape) -> Result {
-        memory::book().check(self.addr, self.extent(shape))
+        memory::ledger().check(self.addr, self.extent(shape))
     }
 }
 
@@ -165,7 +165,7 @@ impl Action {
         match *self {
             Action::Copy { dst, src, shape } => dst.check(shape).and_then(|()| src.check(shape)),
             Action::Fill { dst, shape, .. } => dst.check(shape),
-            Action::Write { addr, len, .. } => memory::book().check(addr, len.into()),
+            Action::Write { addr, len, .. } => memory::ledger().check(addr, len.into()),
             _ => Ok(()),
         }
     }
@@ -213,8 +213,8 @@ impl Action {
                 unsafe { function(core::ptr::with_exposed_provenance_mut(data)) }
             }
             Action::Record(event) => super::record_now(event),
-            Action::Allocate(addr) => memory::book().materialise(addr)?,
-            Action::Free(addr) => memory::book().dematerialise(addr)?,
+            Action::Allocate(addr) => memory::ledger().materialise(addr)?,
+            Action::Free(addr) => memory::ledger().dematerialise(addr)?,
             // A child's and a conditional's work stands beside them in an executable graph.
             Action::Wait(_) | Action::Child(_) | Action::Conditional(_) | Action::Empty => {}
         }

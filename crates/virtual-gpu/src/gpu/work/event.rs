@@ -51,7 +51,7 @@ pub fn synchronize(event: u64) -> Result {
     work.settled_event(event)?;
     waited(&mut work);
     drop(work);
-    memory::book().synchronize_pools();
+    memory::ledger().synchronize_pools();
     Ok(())
 }
 

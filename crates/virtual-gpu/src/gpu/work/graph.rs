@@ -17,7 +17,7 @@ pub struct GraphMemory(u64);
 impl Drop for GraphMemory {
     fn drop(&mut self) {
         // The only failure is that a device reset has taken it already.
-        let _ = memory::book().disown_graph_range(self.0);
+        let _ = memory::ledger().disown_graph_range(self.0);
     }
 }
 
@@ -132,7 +132,7 @@ impl Work {
         before: Vec<u64>,
     ) -> Result<(u64, u64)> {
         self.graph(graph)?;
-        let addr = memory::book().allocate_graph_range(device, size)?;
+        let addr = memory::ledger().allocate_graph_range(device, size)?;
         let owned = Arc::new(GraphMemory(addr));
         let node = self.add_node(graph, Action::Allocate(addr), before)?;
         self.graph_mut(graph)?.memory.push(owned);

@@ -116,7 +116,7 @@ pub fn synchronize_stream(stream: u64) -> Result {
     work.refuse_while_capturing(stream)?;
     waited(&mut work);
     drop(work);
-    memory::book().synchronize_pools();
+    memory::ledger().synchronize_pools();
     Ok(())
 }
 
@@ -124,7 +124,7 @@ pub fn synchronize_stream(stream: u64) -> Result {
 pub fn synchronize_device() -> Result {
     guard()?;
     waited(&mut work());
-    memory::book().synchronize_pools();
+    memory::ledger().synchronize_pools();
     Ok(())
 }
 

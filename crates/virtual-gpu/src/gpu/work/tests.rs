@@ -236,16 +236,16 @@ fn graphs_do_their_work_when_they_are_launched() {
     launch_graph(exec, stream).unwrap();
     assert_eq!(host, [7; 8]);
     assert!(crate::gpu::launches() >= launches);
-    let pool = *memory::book().graph_pool(0).unwrap();
+    let pool = *memory::ledger().graph_pool(0).unwrap();
     assert_eq!((pool.used, pool.used_high), (0, 1 << 20));
     assert!(pool.reserved >= 1 << 20, "kept for the next launch");
-    memory::book().trim_graph_pool(0).unwrap();
-    assert_eq!(memory::book().graph_pool(0).unwrap().reserved, 0);
+    memory::ledger().trim_graph_pool(0).unwrap();
+    assert_eq!(memory::ledger().graph_pool(0).unwrap().reserved, 0);
 
-    assert!(memory::book().find(memory_addr).is_some());
+    assert!(memory::ledger().find(memory_addr).is_some());
     work().destroy_graph(graph).unwrap().call();
     work().destroy_exec(exec).unwrap().call();
-    assert!(memory::book().find(memory_addr).is_none(), "gone with the last copy");
+    assert!(memory::ledger().find(memory_addr).is_none(), "gone with the last copy");
     memory::free(addr).unwrap();
 
     // What a graph allocates and does not free outlives it, until the program frees it.
@@ -253,13 +253,13 @@ fn graphs_do_their_work_when_they_are_launched() {
     let (_, live) = work().add_memory(graph, 0, 5 << 20, vec![]).unwrap();
     let (_, never) = work().add_memory(graph, 0, 5 << 20, vec![]).unwrap();
     let exec = work().instantiate(graph, 0).unwrap();
-    memory::book().materialise(live).unwrap();
+    memory::ledger().materialise(live).unwrap();
     work().destroy_graph(graph).unwrap().call();
     work().destroy_exec(exec).unwrap().call();
-    assert_eq!(memory::book().graph_pool(0).unwrap().used, 5 << 20);
+    assert_eq!(memory::ledger().graph_pool(0).unwrap().used, 5 << 20);
     for addr in [live, never] {
         assert_eq!(memory::free(addr), Ok(()));
         assert_eq!(memory::free(addr), Err(Error::INVALID_VALUE));
     }
-    assert_eq!(memory::book().graph_pool(0).unwrap().used, 0);
+    assert_eq!(memory::ledger().graph_pool(0).unwrap().used, 0);
 }

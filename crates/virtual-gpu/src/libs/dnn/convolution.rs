@@ -5,7 +5,7 @@
 //! callers who have no memory for the first.
 
 use super::problem::{Operation, Problem, Tensor};
-use super::{DNN, SHAPES, Shape, books, workspace};
+use super::{DNN, SHAPES, Shape, counts, workspace};
 use crate::constants as c;
 use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
@@ -105,7 +105,7 @@ fn needed(operation: Operation, tensors: [*mut c_void; 3], convolution: *mut c_v
     // Without rounding: this interface's default.
     let engine = engines.iter().find(|engine| !engine.tensor_cores);
     let bytes = engine.map_or(0, |engine| engine.workspace);
-    books::convolution(&problem, source, bytes);
+    counts::convolution(&problem, source, bytes);
     usize::try_from(bytes).unwrap_or(0)
 }
 

@@ -127,9 +127,9 @@ impl Bag {
         let bytes = self.engine().workspace;
         match self.problem() {
             Some(problem) => {
-                books::convolution(&problem, workspace::engines(&problem).1, bytes);
+                counts::convolution(&problem, workspace::engines(&problem).1, bytes);
             }
-            None => books::other(),
+            None => counts::other(),
         }
         bytes
     }
