@@ -41,13 +41,13 @@ pub(super) const VARIABLE: &str = memtrace_options::VIRTUAL_CARDS.variable;
 const PREFIX: &str = "memtrace-cards1-";
 const SLOTS: usize = 512;
 /// For how long a request waits for the lock before it takes it over.
-const PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// For how long opening and leaving wait for others that do so.
-const DOOR: Duration = Duration::from_secs(2);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What tells a process, and the program that it runs, from every other one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Who {
+struct Identity {
     pid: u32,
     /// In which the number counts: 0 if that isn't known.
     namespace: u32,
@@ -81,9 +81,9 @@ struct Table {
 }
 
 impl Slot {
-    fn who(&self) -> Option<Who> {
+    fn who(&self) -> Option<Identity> {
         let pid = self.pid.load(Acquire);
-        (pid != 0).then(|| Who {
+        (pid != 0).then(|| Identity {
             pid,
             namespace: self.namespace.load(Relaxed),
             start: self.start.load(Relaxed),
@@ -91,7 +91,7 @@ impl Slot {
         })
     }
 
-    fn give_to(&self, who: Who) {
+    fn give_to(&self, who: Identity) {
         self.pid.store(0, Release);
         self.held.iter().for_each(|held| held.store(0, Relaxed));
         self.leaving.store(0, Relaxed);
@@ -127,9 +127,9 @@ fn hash(of: &(impl Hash + ?Sized)) -> u64 {
     hasher.finish()
 }
 
-impl Who {
+impl Identity {
     /// This process.
-    fn am_i() -> Self {
+    fn own() -> Self {
         Self {
             pid: std::process::id(),
             namespace: fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino() as u32),
@@ -164,9 +164,9 @@ impl Who {
 }
 
 /// Holds the lock of a table.
-struct Turn<'a>(&'a AtomicU32);
+struct TableLock<'a>(&'a AtomicU32);
 
-impl Drop for Turn<'_> {
+impl Drop for TableLock<'_> {
     fn drop(&mut self) {
         // Whoever waited too long has it now, and it is theirs to give back.
         let _ = self.0.compare_exchange(std::process::id(), 0, Release, Relaxed);
@@ -174,7 +174,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Table {
-    fn turn(&self) -> Turn<'_> {
+    fn lock(&self) -> TableLock<'_> {
         let me = std::process::id();
         let (mut expected, mut seen, mut since) = (0, 0, Instant::now());
         while let Err(holder) = self.lock.compare_exchange(expected, me, Acquire, Relaxed) {
@@ -183,22 +183,22 @@ impl Table {
             }
             // It is held for some hundred instructions: whoever has it so
             // long was stopped or killed among them.
-            expected = if since.elapsed() > PATIENCE { holder } else { 0 };
+            expected = if since.elapsed() > LOCK_TIMEOUT { holder } else { 0 };
             sleep(Duration::from_micros(20));
         }
-        Turn(&self.lock)
+        TableLock(&self.lock)
     }
 
     /// Slots that are somebody's, and whose.
-    fn taken(&self) -> impl Iterator<Item = (usize, &Slot, Who)> {
+    fn taken(&self) -> impl Iterator<Item = (usize, &Slot, Identity)> {
         let slots = &self.slots[..(self.used.load(Acquire) as usize).min(SLOTS)];
         slots.iter().enumerate().filter_map(|(number, slot)| Some((number, slot, slot.who()?)))
     }
 
     /// A slot for a process: its own of before it became another program,
     /// an unused one, or a dead one's.
-    fn claim(&self, who: Who) -> Option<usize> {
-        let _turn = self.turn();
+    fn claim(&self, who: Identity) -> Option<usize> {
+        let _lock = self.lock();
         let same = |slot: &Slot| slot.who().is_some_and(|w| w.same_process(&who));
         let idle = |slot: &Slot| slot.who().is_none_or(|w| !w.lives(&who));
         let place =
@@ -210,7 +210,7 @@ impl Table {
 
     /// What the others hold of a card. Those that ended are asked after only if
     /// `looked` says so, and lose their slot.
-    fn others(&self, own: usize, card: usize, here: &Who, looked: bool) -> u64 {
+    fn others(&self, own: usize, card: usize, here: &Identity, looked: bool) -> u64 {
         let mut sum = 0u64;
         for (_, slot, who) in self.taken().filter(|(number, ..)| *number != own) {
             let held = slot.held[card].load(Relaxed);
@@ -227,8 +227,8 @@ impl Table {
     }
 
     /// Processes that live and hold something of a card, and how much.
-    fn holders(&self, card: usize, here: &Who) -> Vec<(u32, u64)> {
-        let held = |(_, slot, who): (usize, &Slot, Who)| {
+    fn holders(&self, card: usize, here: &Identity) -> Vec<(u32, u64)> {
+        let held = |(_, slot, who): (usize, &Slot, Identity)| {
             let held = slot.held[card].load(Relaxed);
             (held > 0 && (who == *here || who.lives(here))).then_some((who.pid, held))
         };
@@ -236,7 +236,7 @@ impl Table {
     }
 
     /// Some process needs the file still.
-    fn is_needed(&self, here: &Who) -> bool {
+    fn is_needed(&self, here: &Identity) -> bool {
         self.taken().any(|(_, slot, who)| {
             slot.leaving.load(Acquire) == 0 && !who.same_process(here) && who.lives(here)
         })
@@ -244,9 +244,9 @@ impl Table {
 }
 
 /// The file, opened and locked.
-struct Door(File);
+struct LockedFile(File);
 
-impl Door {
+impl LockedFile {
     /// `make` if it is not there.
     fn open(path: &Path, make: bool) -> io::Result<Self> {
         let since = Instant::now();
@@ -268,7 +268,7 @@ impl Door {
             if locked && fs::symlink_metadata(path).is_ok_and(same) {
                 return Ok(Self(file));
             }
-            if since.elapsed() > DOOR {
+            if since.elapsed() > OPEN_TIMEOUT {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             drop(file);
@@ -313,12 +313,12 @@ impl Door {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: pages are aligned enough, any bytes are a table, and all access is atomic. It is
-        // unmapped only in `glance`, which lets nobody keep it.
+        // unmapped only in `with_table`, which lets nobody keep it.
         Ok(unsafe { &*at.cast::<Table>() })
     }
 
     /// Looks at the table once.
-    fn glance<T>(&self, look: impl FnOnce(&Table) -> T) -> io::Result<T> {
+    fn with_table<T>(&self, look: impl FnOnce(&Table) -> T) -> io::Result<T> {
         let table = self.map()?;
         let answer = look(table);
         // SAFETY: mapped above, and the borrow that `look` had is over.
@@ -327,15 +327,15 @@ impl Door {
     }
 
     /// Takes the file away if no process needs it.
-    fn close_up(self, path: &Path, here: &Who) {
-        if self.glance(|table| table.is_needed(here)).is_ok_and(|needed| !needed) {
+    fn remove_if_unused(self, path: &Path, here: &Identity) {
+        if self.with_table(|table| table.is_needed(here)).is_ok_and(|needed| !needed) {
             // Whoever took it away first has done the same.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-impl Drop for Door {
+impl Drop for LockedFile {
     fn drop(&mut self) {
         // The mapping keeps the file open, and with that the lock.
         // SAFETY: the descriptor is open.
@@ -344,7 +344,7 @@ impl Drop for Door {
 }
 
 /// Takes away what runs have left of which every process was killed.
-fn clear_up(own: &Path, here: &Who) {
+fn remove_abandoned(own: &Path, here: &Identity) {
     for entry in
         own.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten()
     {
@@ -352,28 +352,28 @@ fn clear_up(own: &Path, here: &Who) {
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
         if is_ours
             && path != own
-            && let Ok(door) = Door::open(&path, false)
+            && let Ok(file) = LockedFile::open(&path, false)
         {
-            door.close_up(&path, here);
+            file.remove_if_unused(&path, here);
         }
     }
 }
 
 /// This process's place at the cards of its run.
-struct Seat {
+struct Membership {
     table: &'static Table,
     slot: usize,
-    who: Who,
+    who: Identity,
     path: PathBuf,
 }
 
-static SEAT: OnceLock<Option<Seat>> = OnceLock::new();
+static MEMBERSHIP: OnceLock<Option<Membership>> = OnceLock::new();
 
 /// The seat, which the first request for memory takes.
-fn seat() -> Option<&'static Seat> {
-    SEAT.get_or_init(|| {
+fn membership() -> Option<&'static Membership> {
+    MEMBERSHIP.get_or_init(|| {
         let path = named()?;
-        Seat::take(path.clone(), config::machine()).unwrap_or_else(|error| {
+        Membership::take(path.clone(), config::machine()).unwrap_or_else(|error| {
             log::warn(&format!(
                 "this process has cards of its own, what others of the run hold is not counted: {}: {error}",
                 path.display()
@@ -389,11 +389,11 @@ fn named() -> Option<PathBuf> {
     config::variable(VARIABLE).filter(|path: &OsString| !path.is_empty()).map(PathBuf::from)
 }
 
-impl Seat {
+impl Membership {
     fn take(path: PathBuf, machine: &config::Machine) -> io::Result<Option<Self>> {
-        let who = Who::am_i();
-        let door = Door::open(&path, true)?;
-        let table = door.table()?;
+        let who = Identity::own();
+        let file = LockedFile::open(&path, true)?;
+        let table = file.table()?;
         let spec = hash(&machine.spec);
         let other = table.spec.compare_exchange(0, spec, AcqRel, Acquire).err();
         if other.is_some_and(|other| other != spec) {
@@ -402,8 +402,8 @@ impl Seat {
         }
         let full = || io::Error::other(format!("{SLOTS} processes are there already"));
         let slot = table.claim(who).ok_or_else(full)?;
-        drop(door);
-        clear_up(&path, &who);
+        drop(file);
+        remove_abandoned(&path, &who);
         Ok(Some(Self { table, slot, who, path }))
     }
 }
@@ -417,13 +417,13 @@ pub fn take(card: Option<usize>, used: &AtomicU64, bytes: u64, total: u64) -> Re
         };
         used.fetch_update(Relaxed, Relaxed, fits).is_ok()
     };
-    let Some((seat, card)) = seat_at(card) else {
+    let Some((member, card)) = member_at(card) else {
         return if grant(0) { Ok(()) } else { Err(Error::OUT_OF_MEMORY) };
     };
-    let _turn = seat.table.turn();
-    let others = |looked| seat.table.others(seat.slot, card, &seat.who, looked);
+    let _lock = member.table.lock();
+    let others = |looked| member.table.others(member.slot, card, &member.who, looked);
     if grant(others(false)) || grant(others(true)) {
-        seat.table.slots[seat.slot].held[card].fetch_add(bytes, Relaxed);
+        member.table.slots[member.slot].held[card].fetch_add(bytes, Relaxed);
         Ok(())
     } else {
         Err(Error::OUT_OF_MEMORY)
@@ -433,27 +433,27 @@ pub fn take(card: Option<usize>, used: &AtomicU64, bytes: u64, total: u64) -> Re
 /// Gives memory of a card back.
 pub fn give(card: Option<usize>, used: &AtomicU64, bytes: u64) {
     used.fetch_sub(bytes, Relaxed);
-    if let Some((seat, card)) = seat_at(card) {
-        seat.table.slots[seat.slot].held[card].fetch_sub(bytes, Relaxed);
+    if let Some((member, card)) = member_at(card) {
+        member.table.slots[member.slot].held[card].fetch_sub(bytes, Relaxed);
     }
 }
 
-fn seat_at(card: Option<usize>) -> Option<(&'static Seat, usize)> {
+fn member_at(card: Option<usize>) -> Option<(&'static Membership, usize)> {
     // Cards without a number are a test's own.
     let card = card?;
-    seat().map(|seat| (seat, card))
+    membership().map(|member| (member, card))
 }
 
 /// Who holds how much of a card, this process among them, which holds `used`.
 pub fn holders(card: usize, used: u64) -> Vec<(u32, u64)> {
     let alone = || if used > 0 { vec![(std::process::id(), used)] } else { Vec::new() };
-    match SEAT.get() {
-        Some(Some(seat)) => seat.table.holders(card, &seat.who),
+    match MEMBERSHIP.get() {
+        Some(Some(member)) => member.table.holders(card, &member.who),
         Some(None) => alone(),
         // It has asked for nothing yet and only looks: what others hold, if there is anybody.
         None => named()
-            .and_then(|path| Door::open(&path, false).ok())
-            .and_then(|door| door.glance(|table| table.holders(card, &Who::am_i())).ok())
+            .and_then(|path| LockedFile::open(&path, false).ok())
+            .and_then(|file| file.with_table(|table| table.holders(card, &Identity::own())).ok())
             .unwrap_or_else(alone),
     }
 }
@@ -463,17 +463,18 @@ pub fn holders(card: usize, used: u64) -> Vec<(u32, u64)> {
 extern "C" fn ending() {
     let bye = || {
         let me = std::process::id();
-        let seat = SEAT.get().and_then(Option::as_ref).filter(|seat| seat.who.pid == me);
-        if let Some(seat) = seat {
-            seat.table.slots[seat.slot].leaving.store(1, Release);
+        let member =
+            MEMBERSHIP.get().and_then(Option::as_ref).filter(|member| member.who.pid == me);
+        if let Some(member) = member {
+            member.table.slots[member.slot].leaving.store(1, Release);
         }
         let Some(path) =
-            seat.map(|seat| seat.path.clone()).or_else(|| named().filter(|p| is_first(p)))
+            member.map(|member| member.path.clone()).or_else(|| named().filter(|p| is_first(p)))
         else {
             return;
         };
-        if let Ok(door) = Door::open(&path, false) {
-            door.close_up(&path, &seat.map_or_else(Who::am_i, |seat| seat.who));
+        if let Ok(file) = LockedFile::open(&path, false) {
+            file.remove_if_unused(&path, &member.map_or_else(Identity::own, |member| member.who));
         }
     };
     // There is nobody to tell of a panic any more.
