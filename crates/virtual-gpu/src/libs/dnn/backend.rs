@@ -26,26 +26,26 @@ const MAX: i64 = 1 << 16;
 #[derive(Clone)]
 enum Value {
     Plain { count: i64, bytes: Vec<u8> },
-    Bags(Vec<Arc<Bag>>),
+    Descriptors(Vec<Arc<Descriptor>>),
 }
 
 #[derive(Clone)]
-struct Bag {
+struct Descriptor {
     kind: i32,
     attributes: BTreeMap<i32, Value>,
 }
 
-impl Bag {
+impl Descriptor {
     fn new(kind: i32) -> Self {
         Self { kind, attributes: BTreeMap::new() }
     }
 
     /// A descriptor that the library makes itself.
     fn made(kind: i32, attributes: impl IntoIterator<Item = (i32, Value)>) -> Arc<Self> {
-        let mut bag = Self::new(kind);
-        bag.attributes.extend(attributes);
-        bag.finalize();
-        Arc::new(bag)
+        let mut desc = Self::new(kind);
+        desc.attributes.extend(attributes);
+        desc.finalize();
+        Arc::new(desc)
     }
 
     /// Adds what the library knows of a descriptor once it is complete.
@@ -94,14 +94,14 @@ impl Bag {
             let index = (c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number(index));
             let parts = graph.clone().into_iter().chain([index]);
             let engine = Self::made(c::CUDNN_BACKEND_ENGINE_DESCRIPTOR, parts);
-            let engine = (c::CUDNN_ATTR_ENGINECFG_ENGINE, Value::Bags(vec![engine]));
+            let engine = (c::CUDNN_ATTR_ENGINECFG_ENGINE, Value::Descriptors(vec![engine]));
             Self::made(c::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, [engine])
         });
-        Value::Bags(configurations.collect())
+        Value::Descriptors(configurations.collect())
     }
 }
 
-static BAGS: Registry<Arc<Bag>> = Registry::new(38);
+static DESCRIPTORS: Registry<Arc<Descriptor>> = Registry::new(38);
 
 fn number(value: i64) -> Value {
     Value::Plain { count: 1, bytes: value.to_ne_bytes().to_vec() }
@@ -123,12 +123,12 @@ fn element_bytes(attribute_type: i32) -> usize {
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnBackendCreateDescriptor(kind: i32, out: Out<*mut c_void>) -> i32 {
-    super::create(&BAGS, out, Arc::new(Bag::new(kind)))
+    super::create(&DESCRIPTORS, out, Arc::new(Descriptor::new(kind)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *mut c_void) -> i32 {
-    super::destroy(&BAGS, descriptor)
+    super::destroy(&DESCRIPTORS, descriptor)
 }
 
 #[unsafe(no_mangle)]
@@ -145,20 +145,23 @@ extern "C" fn cudnnBackendSetAttribute(
         }
         let value = if attribute_type == c::CUDNN_TYPE_BACKEND_DESCRIPTOR {
             let handles = elements.cast::<*mut c_void>().list(count as usize);
-            let bags = handles.into_iter().map(|h| BAGS.with(h, |bag| bag.clone()));
-            Value::Bags(bags.collect::<Option<_>>().ok_or(DNN.bad_value())?)
+            let descriptors = handles.into_iter().map(|h| DESCRIPTORS.with(h, |desc| desc.clone()));
+            Value::Descriptors(descriptors.collect::<Option<_>>().ok_or(DNN.bad_value())?)
         } else {
             let bytes = elements.list(count as usize * element_bytes(attribute_type));
             Value::Plain { count, bytes }
         };
-        let found = BAGS.with(descriptor, |bag| Arc::make_mut(bag).attributes.insert(name, value));
+        let found =
+            DESCRIPTORS.with(descriptor, |desc| Arc::make_mut(desc).attributes.insert(name, value));
         found.map(drop).ok_or(DNN.bad_value())
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnBackendFinalize(descriptor: *mut c_void) -> i32 {
-    DNN.answer(|| BAGS.with(descriptor, |bag| Arc::make_mut(bag).finalize()).ok_or(DNN.bad_value()))
+    DNN.answer(|| {
+        DESCRIPTORS.with(descriptor, |desc| Arc::make_mut(desc).finalize()).ok_or(DNN.bad_value())
+    })
 }
 
 /// Attributes of which an engine has none, unless it says so.
@@ -183,23 +186,26 @@ extern "C" fn cudnnBackendGetAttribute(
     elements: Out<u8>,
 ) -> i32 {
     DNN.answer(|| {
-        let bag = BAGS.with(descriptor, |bag| bag.clone()).ok_or(DNN.bad_value())?;
+        let desc = DESCRIPTORS.with(descriptor, |desc| desc.clone()).ok_or(DNN.bad_value())?;
         log::debug(2, || {
-            format!("cuDNN attribute {name} of descriptor type {} is read, room {wanted}", bag.kind)
+            format!(
+                "cuDNN attribute {name} of descriptor type {} is read, room {wanted}",
+                desc.kind
+            )
         });
         let room = if elements.is_null() { 0 } else { wanted.clamp(0, MAX) as usize };
-        match bag.attributes.get(&name) {
+        match desc.attributes.get(&name) {
             Some(Value::Plain { count: n, bytes }) => {
                 count.give(*n);
                 elements.fill(bytes, room * element_bytes(attribute_type));
                 Ok(())
             }
-            Some(Value::Bags(bags)) => {
+            Some(Value::Descriptors(descriptors)) => {
                 // With room: how many of the caller's descriptors are filled in.
-                let filled = if room > 0 { bags.len().min(room) } else { bags.len() };
+                let filled = if room > 0 { descriptors.len().min(room) } else { descriptors.len() };
                 count.give(filled as i64);
-                for (i, bag) in bags.iter().take(room).enumerate() {
-                    copy_into(elements.at(i * size_of::<*mut c_void>()), bag)?;
+                for (i, desc) in descriptors.iter().take(room).enumerate() {
+                    copy_into(elements.at(i * size_of::<*mut c_void>()), desc)?;
                 }
                 Ok(())
             }
@@ -216,9 +222,9 @@ extern "C" fn cudnnBackendGetAttribute(
 }
 
 /// Makes the caller's descriptor a copy of the library's.
-fn copy_into(place: Out<*mut c_void>, bag: &Arc<Bag>) -> Status {
+fn copy_into(place: Out<*mut c_void>, desc: &Arc<Descriptor>) -> Status {
     let target = place.get().map_err(|_| DNN.bad_value())?;
-    BAGS.with(target, |target| *target = bag.clone()).ok_or(DNN.bad_value())
+    DESCRIPTORS.with(target, |target| *target = desc.clone()).ok_or(DNN.bad_value())
 }
 
 #[cfg(test)]
@@ -227,19 +233,19 @@ mod tests {
     use crate::libs::testing::{input, output};
 
     fn create(kind: i32) -> *mut c_void {
-        BAGS.insert(Arc::new(Bag::new(kind)))
+        DESCRIPTORS.insert(Arc::new(Descriptor::new(kind)))
     }
 
-    fn set<T>(bag: *mut c_void, name: i32, attribute_type: i32, value: &T) {
+    fn set<T>(desc: *mut c_void, name: i32, attribute_type: i32, value: &T) {
         let place = input(value);
-        assert_eq!(cudnnBackendSetAttribute(bag, name, attribute_type, 1, place), 0);
+        assert_eq!(cudnnBackendSetAttribute(desc, name, attribute_type, 1, place), 0);
     }
 
-    fn get<T>(bag: *mut c_void, name: i32, attribute_type: i32, value: &mut T) -> i64 {
+    fn get<T>(desc: *mut c_void, name: i32, attribute_type: i32, value: &mut T) -> i64 {
         let mut count = -1i64;
         let place = output(value);
         let counted = output(&mut count);
-        assert_eq!(cudnnBackendGetAttribute(bag, name, attribute_type, 1, counted, place), 0);
+        assert_eq!(cudnnBackendGetAttribute(desc, name, attribute_type, 1, counted, place), 0);
         count
     }
 
@@ -276,9 +282,9 @@ mod tests {
         assert_eq!(size, 0, "an empty graph");
     }
 
-    fn numbers<const N: usize>(bag: *mut c_void, name: i32, values: [i64; N]) {
+    fn numbers<const N: usize>(desc: *mut c_void, name: i32, values: [i64; N]) {
         let place = input(&values);
-        let status = cudnnBackendSetAttribute(bag, name, c::CUDNN_TYPE_INT64, N as i64, place);
+        let status = cudnnBackendSetAttribute(desc, name, c::CUDNN_TYPE_INT64, N as i64, place);
         assert_eq!(status, 0);
     }
 
@@ -286,14 +292,14 @@ mod tests {
     /// the gradient of a filter of one pixel.
     fn convolution() -> *mut c_void {
         let tensor = |dims: [i64; 4]| {
-            let bag = create(c::CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+            let desc = create(c::CUDNN_BACKEND_TENSOR_DESCRIPTOR);
             let data_type = c::CUDNN_TYPE_DATA_TYPE;
-            set(bag, c::CUDNN_ATTR_TENSOR_DATA_TYPE, data_type, &c::CUDNN_DATA_FLOAT);
+            set(desc, c::CUDNN_ATTR_TENSOR_DATA_TYPE, data_type, &c::CUDNN_DATA_FLOAT);
             let strides = [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1];
-            numbers(bag, c::CUDNN_ATTR_TENSOR_DIMENSIONS, dims);
-            numbers(bag, c::CUDNN_ATTR_TENSOR_STRIDES, strides);
-            assert_eq!(cudnnBackendFinalize(bag), 0);
-            bag
+            numbers(desc, c::CUDNN_ATTR_TENSOR_DIMENSIONS, dims);
+            numbers(desc, c::CUDNN_ATTR_TENSOR_STRIDES, strides);
+            assert_eq!(cudnnBackendFinalize(desc), 0);
+            desc
         };
         let description = create(c::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
         numbers(description, c::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, [0, 0]);

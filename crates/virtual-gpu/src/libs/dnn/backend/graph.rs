@@ -3,7 +3,7 @@
 use super::super::books;
 use super::super::problem::{Operation, Problem, Tensor};
 use super::super::workspace::{self, Engine};
-use super::{Bag, Value};
+use super::{Descriptor, Value};
 use crate::constants as c;
 use std::sync::Arc;
 
@@ -44,16 +44,16 @@ const fn operation(kind: i32) -> Option<Operation> {
     }
 }
 
-impl Bag {
-    fn bags(&self, name: i32) -> &[Arc<Self>] {
+impl Descriptor {
+    fn descriptors(&self, name: i32) -> &[Arc<Self>] {
         match self.attributes.get(&name) {
-            Some(Value::Bags(bags)) => bags,
+            Some(Value::Descriptors(descriptors)) => descriptors,
             _ => &[],
         }
     }
 
-    fn bag(&self, name: i32) -> Option<&Self> {
-        self.bags(name).first().map(AsRef::as_ref)
+    fn descriptor(&self, name: i32) -> Option<&Self> {
+        self.descriptors(name).first().map(AsRef::as_ref)
     }
 
     fn numbers(&self, name: i32) -> Vec<i64> {
@@ -66,36 +66,37 @@ impl Bag {
     }
 
     fn tensor(&self, name: i32) -> Option<Tensor> {
-        let bag = self.bag(name)?;
-        let Some(Value::Plain { bytes, .. }) = bag.attributes.get(&c::CUDNN_ATTR_TENSOR_DATA_TYPE)
+        let desc = self.descriptor(name)?;
+        let Some(Value::Plain { bytes, .. }) = desc.attributes.get(&c::CUDNN_ATTR_TENSOR_DATA_TYPE)
         else {
             return None;
         };
         let data_type = i32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
-        let strides = bag.numbers(c::CUDNN_ATTR_TENSOR_STRIDES);
-        Some(Tensor::strided(data_type, bag.numbers(c::CUDNN_ATTR_TENSOR_DIMENSIONS), &strides))
+        let strides = desc.numbers(c::CUDNN_ATTR_TENSOR_STRIDES);
+        Some(Tensor::strided(data_type, desc.numbers(c::CUDNN_ATTR_TENSOR_DIMENSIONS), &strides))
     }
 
     /// The engine of a configuration or of a plan, or this one.
-    fn engine_bag(&self) -> &Self {
-        let configuration = self.bag(c::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).unwrap_or(self);
-        configuration.bag(c::CUDNN_ATTR_ENGINECFG_ENGINE).unwrap_or(configuration)
+    fn engine_descriptor(&self) -> &Self {
+        let configuration =
+            self.descriptor(c::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).unwrap_or(self);
+        configuration.descriptor(c::CUDNN_ATTR_ENGINECFG_ENGINE).unwrap_or(configuration)
     }
 
     /// The graph behind an engine, a configuration, a plan or heuristics, or this one.
     fn graph(&self) -> &Self {
-        let engine = self.engine_bag();
-        let graph = engine.bag(c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
-        graph.or_else(|| self.bag(c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)).unwrap_or(self)
+        let engine = self.engine_descriptor();
+        let graph = engine.descriptor(c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
+        graph.or_else(|| self.descriptor(c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)).unwrap_or(self)
     }
 
     /// The convolution that this is for, if it is for one.
     fn problem(&self) -> Option<Problem> {
-        let nodes = self.graph().bags(c::CUDNN_ATTR_OPERATIONGRAPH_OPS);
+        let nodes = self.graph().descriptors(c::CUDNN_ATTR_OPERATIONGRAPH_OPS);
         let (node, operation) =
             nodes.iter().find_map(|node| Some((node, operation(node.kind)?)))?;
         let [description, w, x, y] = attributes(operation);
-        let description = node.bag(description)?;
+        let description = node.descriptor(description)?;
         let problem = Problem {
             operation,
             fused: nodes.len() > 1,
@@ -117,7 +118,7 @@ impl Bag {
     /// The engine that this is about. A number that no engine has is
     /// refused by nobody, and needs nothing.
     pub(super) fn engine(&self) -> Engine {
-        let index = self.engine_bag().numbers(c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
+        let index = self.engine_descriptor().numbers(c::CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
         let index = index.first().and_then(|index| usize::try_from(*index).ok());
         index.and_then(|i| self.engines().get(i).copied()).unwrap_or(Engine::PLAIN)
     }
