@@ -44,8 +44,8 @@ pub fn create_condition(out: Out<u64>, graph: u64) -> Result {
 
 /// Destroys a graph.
 pub fn destroy(graph: u64) -> Result {
-    let due = work::work().destroy_graph(graph)?;
-    due.call();
+    let destructors = work::work().destroy_graph(graph)?;
+    destructors.call();
     Ok(())
 }
 
@@ -71,8 +71,8 @@ pub fn instantiate_with(out: Out<u64>, graph: u64, params: Out<u8>) -> Result {
 
 /// Destroys an executable graph.
 pub fn destroy_exec(exec: u64) -> Result {
-    let due = work::work().destroy_exec(exec)?;
-    due.call();
+    let destructors = work::work().destroy_exec(exec)?;
+    destructors.call();
     Ok(())
 }
 
@@ -87,8 +87,8 @@ pub struct UpdateResult {
 
 /// Gives an executable graph the parameters of a graph of the same shape.
 pub fn update_exec(exec: u64, graph: u64, out: Out<UpdateResult>) -> Result {
-    let (same_shape, due) = work::work().update_exec(exec, graph)?;
-    due.call();
+    let (same_shape, destructors) = work::work().update_exec(exec, graph)?;
+    destructors.call();
     let result = if same_shape {
         c::cudaGraphExecUpdateSuccess
     } else {
@@ -137,8 +137,8 @@ pub fn create_object(
 
 /// Gives references back; the last one takes the object with it.
 pub fn release_object(object: u64, count: u32) -> Result {
-    let due = work::work().release_object(object, count)?;
-    due.call();
+    let destructors = work::work().release_object(object, count)?;
+    destructors.call();
     Ok(())
 }
 
@@ -155,8 +155,8 @@ pub fn retain_for(graph: u64, object: u64, count: u32, flags: u32) -> Result {
 
 /// Gives a graph's references back.
 pub fn release_for(graph: u64, object: u64, count: u32) -> Result {
-    let due = work::work().graph_releases(graph, object, count)?;
-    due.call();
+    let destructors = work::work().graph_releases(graph, object, count)?;
+    destructors.call();
     Ok(())
 }
 

@@ -223,8 +223,8 @@ pub fn set_in_exec(exec: u64, node: u64, action: Result<Action>) -> Result {
 
 /// Destroys a node.
 pub fn destroy(node: u64) -> Result {
-    let due = work::work().destroy_node(node)?;
-    due.call();
+    let destructors = work::work().destroy_node(node)?;
+    destructors.call();
     Ok(())
 }
 

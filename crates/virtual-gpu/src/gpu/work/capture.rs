@@ -98,9 +98,9 @@ pub fn guard() -> Result {
 pub fn end_capture(stream: u64) -> Result<u64> {
     let mut work = work();
     let ended = work.end_capture(stream);
-    let due = core::mem::take(&mut work.due);
+    let destructors = core::mem::take(&mut work.destructors);
     drop(work);
-    due.call();
+    destructors.call();
     ended
 }
 
@@ -262,8 +262,8 @@ impl Work {
         self.captures.remove(capture);
         self.capturing -= 1;
         let Some(error) = failure else { return Ok(graph) };
-        if own_graph && let Ok(due) = self.destroy_graph(graph) {
-            self.due = core::mem::take(&mut self.due).and(due);
+        if own_graph && let Ok(destructors) = self.destroy_graph(graph) {
+            self.destructors = core::mem::take(&mut self.destructors).and(destructors);
         }
         Err(error)
     }

@@ -4,7 +4,7 @@
 //! executable graph owns a copy, and launching it does the actions of all nodes in that order.
 //! Child graphs and the bodies of conditional nodes are graphs that their node owns.
 
-use super::object::Due;
+use super::object::Destructors;
 use super::{Action, Work, work};
 use crate::gpu::{Error, Result, context, memory};
 use std::collections::HashSet;
@@ -241,7 +241,7 @@ impl Work {
     }
 
     /// `cudaGraphDestroyNode`.
-    pub fn destroy_node(&mut self, node: u64) -> Result<Due> {
+    pub fn destroy_node(&mut self, node: u64) -> Result<Destructors> {
         let graph = *self.nodes.get(node).ok_or(Error::INVALID_VALUE)?;
         let found = self.graph_mut(graph)?;
         let place = found.place(node).ok_or(Error::INVALID_VALUE)?;
@@ -253,29 +253,29 @@ impl Work {
         Ok(self.destroy_owned(&gone.action))
     }
 
-    fn destroy_owned(&mut self, action: &Action) -> Due {
+    fn destroy_owned(&mut self, action: &Action) -> Destructors {
         let owned = match action {
             Action::Child(graph) => core::slice::from_ref(graph),
             Action::Conditional(bodies) => bodies,
             _ => &[],
         };
-        owned.iter().fold(Due::default(), |due, graph| {
-            due.and(self.destroy_graph(*graph).unwrap_or_default())
+        owned.iter().fold(Destructors::default(), |destructors, graph| {
+            destructors.and(self.destroy_graph(*graph).unwrap_or_default())
         })
     }
 
     /// `cudaGraphDestroy`.
-    pub fn destroy_graph(&mut self, graph: u64) -> Result<Due> {
+    pub fn destroy_graph(&mut self, graph: u64) -> Result<Destructors> {
         let gone = self.graphs.remove(graph).ok_or(Error::INVALID_VALUE)?;
-        let mut due = Due::default();
+        let mut destructors = Destructors::default();
         for node in &gone.nodes {
             self.nodes.remove(node.handle);
-            due = due.and(self.destroy_owned(&node.action));
+            destructors = destructors.and(self.destroy_owned(&node.action));
         }
         for (object, count) in gone.objects {
-            due = due.and(self.release_object(object, count).unwrap_or_default());
+            destructors = destructors.and(self.release_object(object, count).unwrap_or_default());
         }
-        Ok(due)
+        Ok(destructors)
     }
 
     fn clone_action(&mut self, action: &Action) -> Result<Action> {
@@ -362,20 +362,20 @@ impl Work {
     }
 
     /// `cudaGraphExecDestroy`.
-    pub fn destroy_exec(&mut self, exec: u64) -> Result<Due> {
+    pub fn destroy_exec(&mut self, exec: u64) -> Result<Destructors> {
         let gone = self.execs.remove(exec).ok_or(Error::INVALID_VALUE)?;
         self.destroy_graph(gone.graph)
     }
 
     /// `cudaGraphExecUpdate`: takes over the parameters of a graph of the same
     /// shape. False if the shape is another.
-    pub fn update_exec(&mut self, exec: u64, graph: u64) -> Result<(bool, Due)> {
+    pub fn update_exec(&mut self, exec: u64, graph: u64) -> Result<(bool, Destructors)> {
         let old = self.exec(exec)?.graph;
         let shape = |graph: &Graph| -> Vec<(i32, usize)> {
             graph.nodes.iter().map(|node| (node.action.node_type(), node.before.len())).collect()
         };
         if shape(self.graph(old)?) != shape(self.graph(graph)?) {
-            return Ok((false, Due::default()));
+            return Ok((false, Destructors::default()));
         }
         let copy = self.clone_graph(graph)?;
         let found = self.exec_mut(exec)?;

@@ -21,7 +21,7 @@ pub use action::{Action, HostFunction, Rows, Shape};
 pub use capture::{Mode, Status, end_capture, guard};
 pub use event::{query as query_event, record_now, synchronize as synchronize_event};
 pub use graph::{GraphMemory, launch as launch_graph};
-pub use object::Due;
+pub use object::Destructors;
 
 use super::handle::Table;
 use super::{Error, Result, config::machine, context, kinds, memory, thread};
@@ -79,7 +79,7 @@ pub struct Work {
     execs: Table<Exec>,
     objects: Table<Object>,
     /// Destructors to call when the lock is free.
-    due: Due,
+    destructors: Destructors,
     /// How often the host has waited.
     waits: u64,
     issued: u64,
@@ -174,7 +174,7 @@ impl Work {
             nodes: Table::new(kinds::NODE),
             execs: Table::new(kinds::EXEC),
             objects: Table::new(kinds::OBJECT),
-            due: Due::default(),
+            destructors: Destructors::default(),
             waits: 0,
             issued: 2,
         }

@@ -13,10 +13,10 @@ pub struct Object {
 /// Destructors that are due, to be called when no lock is held.
 #[derive(Default)]
 #[must_use = "the program's destructors must be called"]
-pub struct Due(Vec<(HostFunction, usize)>);
+pub struct Destructors(Vec<(HostFunction, usize)>);
 
-impl Due {
-    pub(super) fn and(mut self, other: Due) -> Due {
+impl Destructors {
+    pub(super) fn and(mut self, other: Destructors) -> Destructors {
         self.0.extend(other.0);
         self
     }
@@ -52,16 +52,16 @@ impl Work {
     }
 
     /// `cudaUserObjectRelease`.
-    pub fn release_object(&mut self, object: u64, count: u32) -> Result<Due> {
+    pub fn release_object(&mut self, object: u64, count: u32) -> Result<Destructors> {
         let found = self.objects.get_mut(object).ok_or(Error::INVALID_VALUE)?;
         found.references =
             found.references.checked_sub(count.into()).ok_or(Error::INVALID_VALUE)?;
         if found.references > 0 {
-            return Ok(Due::default());
+            return Ok(Destructors::default());
         }
-        let due = (found.destroy, found.data);
+        let destructors = (found.destroy, found.data);
         self.objects.remove(object);
-        Ok(Due(vec![due]))
+        Ok(Destructors(vec![destructors]))
     }
 
     /// `cudaGraphRetainUserObject`: the graph takes references over (`moved`) or adds its own.
@@ -78,7 +78,7 @@ impl Work {
     }
 
     /// `cudaGraphReleaseUserObject`.
-    pub fn graph_releases(&mut self, graph: u64, object: u64, count: u32) -> Result<Due> {
+    pub fn graph_releases(&mut self, graph: u64, object: u64, count: u32) -> Result<Destructors> {
         let held = &mut self.graph_mut(graph)?.objects;
         let place = held.iter().position(|held| held.0 == object && held.1 >= count);
         let place = place.ok_or(Error::INVALID_VALUE)?;

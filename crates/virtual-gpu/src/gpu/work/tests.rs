@@ -160,12 +160,12 @@ fn parameters_change_in_the_graph_or_in_the_executable_copy() {
     assert!(is(&work.actions(exec).unwrap()[0], 4) && is(work.action(node).unwrap(), 1));
     assert_eq!(work.set_action(node, Action::Empty), Err(Error::INVALID_VALUE), "another kind");
     work.set_action(node, Action::copy(7, 8, 9)).unwrap();
-    let (same, due) = work.update_exec(exec, graph).unwrap();
-    due.call();
+    let (same, destructors) = work.update_exec(exec, graph).unwrap();
+    destructors.call();
     assert!(same && is(&work.actions(exec).unwrap()[0], 7));
     work.add_node(graph, Action::Empty, vec![]).unwrap();
-    let (same, due) = work.update_exec(exec, graph).unwrap();
-    due.call();
+    let (same, destructors) = work.update_exec(exec, graph).unwrap();
+    destructors.call();
     assert!(!same, "another shape");
 }
 
