@@ -249,8 +249,8 @@ pub extern "C" fn ncclAlltoAll(
     NCCL.answer(|| {
         let (comm, bytes) = start(handle, count, data_type, stream)?;
         for peer in 0..comm.ranks {
-            memory::meet(handle, comm, peer, false)?;
-            memory::meet(handle, comm, peer, true)?;
+            memory::connect_peer(handle, comm, peer, false)?;
+            memory::connect_peer(handle, comm, peer, true)?;
         }
         repeat(to, from + comm.rank as u64 * bytes, bytes, comm.ranks);
         Ok(())
@@ -268,7 +268,7 @@ pub extern "C" fn ncclSend(
 ) -> i32 {
     NCCL.answer(|| {
         let (comm, bytes) = start(handle, count, data_type, stream)?;
-        memory::meet(handle, comm, peer, false)?;
+        memory::connect_peer(handle, comm, peer, false)?;
         group::perform(Operation::Send { from, bytes, to_self: peer == comm.rank });
         Ok(())
     })
@@ -285,7 +285,7 @@ pub extern "C" fn ncclRecv(
 ) -> i32 {
     NCCL.answer(|| {
         let (comm, bytes) = start(handle, count, data_type, stream)?;
-        memory::meet(handle, comm, peer, true)?;
+        memory::connect_peer(handle, comm, peer, true)?;
         group::perform(Operation::Receive { to, bytes });
         Ok(())
     })

@@ -139,7 +139,7 @@ pub(super) fn connect(handle: *mut c_void, comm: Comm) -> Status {
 
 /// The first send to a peer, or the first receive from it, connects to it.
 /// Peers on other machines use the pool.
-pub(super) fn meet(handle: *mut c_void, comm: Comm, peer: i32, receives: bool) -> Status {
+pub(super) fn connect_peer(handle: *mut c_void, comm: Comm, peer: i32, receives: bool) -> Status {
     if peer == comm.rank || peer / MACHINE != comm.rank / MACHINE {
         return Ok(());
     }

@@ -7,15 +7,15 @@
 //! its peers' data, as far as shapes don't.
 //!
 //! *Splitting*: how many ranks share a colour is only known to all of them together. Ranks that
-//! exist tell each other (see `meeting`). Where some are pretended, the new communicator is taken
+//! exist tell each other (see `rendezvous`). Where some are pretended, the new communicator is taken
 //! to be as large as the old one, unless somebody who knows has said otherwise just before
 //! (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and allocates
 //! by that. What NCCL itself takes from the device is an estimate (see `memory`).
 
 pub(super) mod collective;
 pub(super) mod group;
-mod meeting;
 pub(crate) mod memory;
+mod rendezvous;
 
 use super::{Library, Status, versions};
 use crate::constants as c;
@@ -25,7 +25,7 @@ use crate::gpu::{self, log};
 use crate::{driver, runtime};
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
-use meeting::Meeting;
+use rendezvous::Rendezvous;
 
 const NCCL: Library = Library::Nccl;
 
@@ -37,7 +37,7 @@ struct Comm {
     device: usize,
 }
 
-static COMMS: Registry<(Comm, Meeting)> = Registry::new(42);
+static COMMS: Registry<(Comm, Rendezvous)> = Registry::new(42);
 /// Registered buffers and windows; what they hold is of no consequence.
 static REGISTRATIONS: Registry<()> = Registry::new(43);
 
@@ -55,8 +55,8 @@ fn comm(handle: *mut c_void) -> Status<Comm> {
 }
 
 /// Makes a communicator and answers its handle, unless there is no memory for it.
-fn give_new(out: Out<*mut c_void>, comm: Comm, meeting: Meeting) -> Status {
-    let handle = COMMS.insert((comm, meeting));
+fn give_new(out: Out<*mut c_void>, comm: Comm, rendezvous: Rendezvous) -> Status {
+    let handle = COMMS.insert((comm, rendezvous));
     if let Err(code) = memory::begin(handle, comm) {
         destroy(handle)?;
         return Err(code);
@@ -71,11 +71,11 @@ fn new_comm(out: Out<*mut c_void>, ranks: i32, rank: i32, id: Option<UniqueId>) 
         }
         let device = gpu::current_device();
         gpu::touch(device).map_err(|_| c::ncclUnhandledCudaError)?;
-        let meeting = match id.and_then(UniqueId::name) {
-            Some(name) => Meeting::join(&name, rank, ranks),
-            None => Meeting::alone(),
+        let rendezvous = match id.and_then(UniqueId::name) {
+            Some(name) => Rendezvous::join(&name, rank, ranks),
+            None => Rendezvous::alone(),
         };
-        give_new(out, Comm { ranks, rank, device }, meeting)
+        give_new(out, Comm { ranks, rank, device }, rendezvous)
     })
 }
 
@@ -172,7 +172,7 @@ extern "C" fn ncclCommInitAll(out: Out<*mut c_void>, count: i32, devices: In<i32
             gpu::device(device).map_err(|_| NCCL.bad_value())?;
             gpu::touch(device).map_err(|_| c::ncclUnhandledCudaError)?;
             let comm = Comm { ranks: count, rank, device };
-            let handle = COMMS.insert((comm, Meeting::alone()));
+            let handle = COMMS.insert((comm, Rendezvous::alone()));
             memory::begin(handle, comm)?;
             out.at(rank as usize * size_of::<*mut c_void>()).give(handle);
         }
@@ -199,22 +199,22 @@ extern "C" fn ncclCommSplit(
     NCCL.answer(|| {
         let parent = comm(handle)?;
         // Not under the registry's lock: it waits for other processes.
-        let mut meeting = COMMS.with(handle, |(_, m)| m.clone()).ok_or(NCCL.bad_value())?;
-        let choices = meeting.split(colour, key);
-        let child = meeting.child(colour);
-        COMMS.with(handle, |(_, m)| *m = meeting);
+        let mut rendezvous = COMMS.with(handle, |(_, m)| m.clone()).ok_or(NCCL.bad_value())?;
+        let choices = rendezvous.split(colour, key);
+        let child = rendezvous.child(colour);
+        COMMS.with(handle, |(_, m)| *m = rendezvous);
         let told = SPLIT_RANKS.swap(0, Relaxed);
         if colour < 0 {
             return NCCL.give(out, core::ptr::null_mut());
         }
-        let place = choices.and_then(|all| meeting::place(&all, parent.rank));
+        let place = choices.and_then(|all| rendezvous::place(&all, parent.rank));
         let (ranks, rank) = place.unwrap_or_else(|| {
             let ranks = if told > 0 { told.min(parent.ranks) } else { parent.ranks };
             log::debug(1, || format!("ncclCommSplit: taken to make {ranks} ranks"));
             (ranks, if (0..ranks).contains(&key) { key } else { parent.rank % ranks })
         });
-        let meeting = Meeting::join(&child, rank, ranks);
-        give_new(out, Comm { ranks, rank, ..parent }, meeting)
+        let rendezvous = Rendezvous::join(&child, rank, ranks);
+        give_new(out, Comm { ranks, rank, ..parent }, rendezvous)
     })
 }
 
@@ -236,7 +236,7 @@ extern "C" fn ncclCommShrink(
         let before = excluded.iter().filter(|r| **r < parent.rank).count() as i32;
         let ranks = parent.ranks - excluded.len() as i32;
         let comm = Comm { ranks, rank: parent.rank - before, ..parent };
-        give_new(out, comm, Meeting::alone())
+        give_new(out, comm, Rendezvous::alone())
     })
 }
 
@@ -255,9 +255,9 @@ extern "C" fn ncclCommGrow(
 }
 
 fn destroy(handle: *mut c_void) -> Status {
-    let (_, meeting) = COMMS.remove(handle).ok_or(NCCL.bad_value())?;
+    let (_, rendezvous) = COMMS.remove(handle).ok_or(NCCL.bad_value())?;
     memory::end(handle);
-    meeting.leave();
+    rendezvous.leave();
     Ok(())
 }
 

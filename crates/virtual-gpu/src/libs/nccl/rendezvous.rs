@@ -37,7 +37,7 @@ pub struct Choice {
 
 /// One rank's seat in its communicator's meeting.
 #[derive(Clone, Debug)]
-pub struct Meeting {
+pub struct Rendezvous {
     id: String,
     rank: i32,
     ranks: i32,
@@ -45,19 +45,19 @@ pub struct Meeting {
     alone: bool,
 }
 
-impl Meeting {
+impl Rendezvous {
     /// Comes to the meeting of that id, which must be good for a file name.
     pub fn join(id: &str, rank: i32, ranks: i32) -> Self {
-        let mut meeting = Self { id: id.to_owned(), rank, ranks, splits: 0, alone: true };
-        if ranks > 1 && meeting.say("here").is_some() {
-            meeting.alone = false;
-            FAREWELL.call_once(|| {
+        let mut rendezvous = Self { id: id.to_owned(), rank, ranks, splits: 0, alone: true };
+        if ranks > 1 && rendezvous.say("here").is_some() {
+            rendezvous.alone = false;
+            AT_EXIT.call_once(|| {
                 // SAFETY: a function without arguments that may run at any time.
                 unsafe { libc::atexit(leave_all) };
             });
-            open().push((std::process::id(), meeting.clone()));
+            open().push((std::process::id(), rendezvous.clone()));
         }
-        meeting
+        rendezvous
     }
 
     /// A communicator with no other process in it.
@@ -165,19 +165,19 @@ fn open_plain(path: &Path, how: &mut OpenOptions) -> Option<File> {
     opened.ok()
 }
 
-static FAREWELL: Once = Once::new();
+static AT_EXIT: Once = Once::new();
 
 /// Meetings that this process sits in, with its id: a child that it forks sits in none.
-fn open() -> MutexGuard<'static, Vec<(u32, Meeting)>> {
-    static OPEN: Mutex<Vec<(u32, Meeting)>> = Mutex::new(Vec::new());
+fn open() -> MutexGuard<'static, Vec<(u32, Rendezvous)>> {
+    static OPEN: Mutex<Vec<(u32, Rendezvous)>> = Mutex::new(Vec::new());
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 extern "C" fn leave_all() {
     let mine: Vec<_> =
         open().iter().filter(|(pid, _)| *pid == std::process::id()).cloned().collect();
-    for (_, meeting) in mine {
-        meeting.leave();
+    for (_, rendezvous) in mine {
+        rendezvous.leave();
     }
 }
 
@@ -230,12 +230,12 @@ mod tests {
             .map(|rank| {
                 let id = id.clone();
                 std::thread::spawn(move || {
-                    let mut meeting = Meeting::join(&id, rank, 4);
+                    let mut rendezvous = Rendezvous::join(&id, rank, 4);
                     // Even and odd ranks part; the keys turn their order round.
-                    let first = meeting.split(rank % 2, -rank).expect("all came");
-                    let second = meeting.split(0, rank).expect("all came");
-                    let path = meeting.path();
-                    meeting.leave();
+                    let first = rendezvous.split(rank % 2, -rank).expect("all came");
+                    let second = rendezvous.split(0, rank).expect("all came");
+                    let path = rendezvous.path();
+                    rendezvous.leave();
                     (place(&first, rank), place(&second, rank), path)
                 })
             })
@@ -253,13 +253,13 @@ mod tests {
 
     #[test]
     fn pretended_ranks_are_waited_for_once() {
-        let mut meeting = Meeting::join(&id("alone"), 3, 8);
-        assert_eq!(meeting.split(0, 0), None);
+        let mut rendezvous = Rendezvous::join(&id("alone"), 3, 8);
+        assert_eq!(rendezvous.split(0, 0), None);
         let start = Instant::now();
-        assert_eq!(meeting.split(1, 0), None);
+        assert_eq!(rendezvous.split(1, 0), None);
         assert!(start.elapsed() < COMING);
-        let path = meeting.path();
-        meeting.leave();
+        let path = rendezvous.path();
+        rendezvous.leave();
         assert!(!path.exists());
     }
 
@@ -269,8 +269,9 @@ mod tests {
         let victim = folder.join(format!("memtrace-nccl-victim-{}", std::process::id()));
         std::fs::write(&victim, "precious").expect("written");
         for trap in ["link", "dangling", "fifo", "folder"] {
-            let mut meeting = Meeting { id: id(trap), rank: 0, ranks: 2, splits: 0, alone: true };
-            let path = meeting.path();
+            let mut rendezvous =
+                Rendezvous { id: id(trap), rank: 0, ranks: 2, splits: 0, alone: true };
+            let path = rendezvous.path();
             match trap {
                 "link" => std::os::unix::fs::symlink(&victim, &path).expect("made"),
                 "dangling" => std::os::unix::fs::symlink(victim.join("x"), &path).expect("made"),
@@ -282,9 +283,9 @@ mod tests {
                 }
             }
             let start = Instant::now();
-            meeting = Meeting::join(&meeting.id, 0, 2);
-            assert!(meeting.alone && meeting.lines("here").is_empty(), "{trap}");
-            assert_eq!(meeting.split(0, 0), None);
+            rendezvous = Rendezvous::join(&rendezvous.id, 0, 2);
+            assert!(rendezvous.alone && rendezvous.lines("here").is_empty(), "{trap}");
+            assert_eq!(rendezvous.split(0, 0), None);
             assert!(start.elapsed() < COMING, "{trap}");
             assert!(path.symlink_metadata().is_ok());
             if std::fs::remove_file(&path).is_err() {
