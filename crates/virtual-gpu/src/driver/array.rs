@@ -8,7 +8,7 @@ use crate::gpu::{Error, Result, work};
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, and what an element is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flat {
+pub struct Descriptor2D {
     extent: [u64; 2],
     element: Element,
 }
@@ -16,7 +16,7 @@ pub struct Flat {
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deep {
+pub struct Descriptor3D {
     extent: [u64; 3],
     element: Element,
     flags: u32,
@@ -31,13 +31,13 @@ struct Element {
 }
 
 #[cfg(test)]
-impl Flat {
+impl Descriptor2D {
     pub(super) fn of(extent: [u64; 2], format: i32, channels: u32) -> Self {
         Self { extent, element: Element { format, channels } }
     }
 }
 
-const _: () = assert!(size_of::<Flat>() == 24 && size_of::<Deep>() == 40);
+const _: () = assert!(size_of::<Descriptor2D>() == 24 && size_of::<Descriptor3D>() == 40);
 
 /// `cudaChannelFormatKind…`.
 const SIGNED: i32 = 0;
@@ -88,19 +88,19 @@ fn create(extent: [u64; 3], element: Element, flags: u32) -> Result<u64> {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuArrayCreate_v2(out: Out<u64>, wanted: In<Flat>) -> Code {
+pub extern "C" fn cuArrayCreate_v2(out: Out<u64>, wanted: In<Descriptor2D>) -> Code {
     driver(|| {
         out.check()?;
-        let Flat { extent: [width, height], element } = wanted.get()?;
+        let Descriptor2D { extent: [width, height], element } = wanted.get()?;
         out.set(create([width, height, 0], element, 0)?)
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuArray3DCreate_v2(out: Out<u64>, wanted: In<Deep>) -> Code {
+pub extern "C" fn cuArray3DCreate_v2(out: Out<u64>, wanted: In<Descriptor3D>) -> Code {
     driver(|| {
         out.check()?;
-        let Deep { extent, element, flags } = wanted.get()?;
+        let Descriptor3D { extent, element, flags } = wanted.get()?;
         out.set(create(extent, element, flags)?)
     })
 }
@@ -115,20 +115,20 @@ pub extern "C" fn cuArrayDestroy(array: u64) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuArrayGetDescriptor_v2(out: Out<Flat>, array: u64) -> Code {
+pub extern "C" fn cuArrayGetDescriptor_v2(out: Out<Descriptor2D>, array: u64) -> Code {
     driver(|| {
         let array = array::find(array)?;
         let [width, height, _] = array.extent;
-        out.set(Flat { extent: [width, height], element: Element::of(&array) })
+        out.set(Descriptor2D { extent: [width, height], element: Element::of(&array) })
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuArray3DGetDescriptor_v2(out: Out<Deep>, array: u64) -> Code {
+pub extern "C" fn cuArray3DGetDescriptor_v2(out: Out<Descriptor3D>, array: u64) -> Code {
     driver(|| {
         let array = array::find(array)?;
         let element = Element::of(&array);
-        out.set(Deep { extent: array.extent, element, flags: array.flags })
+        out.set(Descriptor3D { extent: array.extent, element, flags: array.flags })
     })
 }
 
@@ -137,13 +137,14 @@ mod layouts {
     use cudarc::driver::sys;
     use memtrace_layouts::same_layout;
 
-    use super::{Deep, Element, Flat};
+    use super::{Descriptor2D, Descriptor3D, Element};
 
     same_layout!(
-        Flat = sys::CUDA_ARRAY_DESCRIPTOR { extent: Width..Height, element: Format..NumChannels }
+        Descriptor2D =
+            sys::CUDA_ARRAY_DESCRIPTOR { extent: Width..Height, element: Format..NumChannels }
     );
     same_layout!(
-        Deep = sys::CUDA_ARRAY3D_DESCRIPTOR {
+        Descriptor3D = sys::CUDA_ARRAY3D_DESCRIPTOR {
             extent: Width..Depth,
             element: Format..NumChannels,
             flags: Flags,
@@ -152,8 +153,8 @@ mod layouts {
 
     const _: () = {
         use core::mem::offset_of;
-        let format = offset_of!(Flat, element) + offset_of!(Element, format);
-        let channels = offset_of!(Flat, element) + offset_of!(Element, channels);
+        let format = offset_of!(Descriptor2D, element) + offset_of!(Element, format);
+        let channels = offset_of!(Descriptor2D, element) + offset_of!(Element, channels);
         assert!(format == offset_of!(sys::CUDA_ARRAY_DESCRIPTOR, Format));
         assert!(channels == offset_of!(sys::CUDA_ARRAY_DESCRIPTOR, NumChannels));
     };

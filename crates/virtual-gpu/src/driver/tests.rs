@@ -83,13 +83,13 @@ fn a_context_takes_with_it_what_is_in_it() {
 #[test]
 fn arrays_say_what_they_are() {
     with_context();
-    let half4 = array::Flat::of([16, 2], 0x10, 4);
-    let (mut handle, mut said) = (0, array::Flat::of([0, 0], 0, 0));
+    let half4 = array::Descriptor2D::of([16, 2], 0x10, 4);
+    let (mut handle, mut said) = (0, array::Descriptor2D::of([0, 0], 0, 0));
     assert_eq!(array::cuArrayCreate_v2(Out::to(&mut handle), In::from(&half4)), OK);
     assert_eq!(array::cuArrayGetDescriptor_v2(Out::to(&mut said), handle), OK);
     assert_eq!(said, half4);
     assert_eq!(array::cuArrayDestroy(handle), OK);
-    let video = array::Flat::of([16, 2], 0xb0, 3);
+    let video = array::Descriptor2D::of([16, 2], 0xb0, 3);
     let refused = c::CUDA_ERROR_NOT_SUPPORTED;
     assert_eq!(array::cuArrayCreate_v2(Out::to(&mut handle), In::from(&video)), refused);
 }

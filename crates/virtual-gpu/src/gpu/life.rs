@@ -12,19 +12,19 @@ use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 const ASLEEP: u8 = 0;
 const AWAKE: u8 = 1;
 /// The parent was awake when it forked.
-const ORPHAN: u8 = 2;
+const FORKED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(ASLEEP);
 
 extern "C" fn in_child() {
-    STATE.store(ORPHAN, Relaxed);
+    STATE.store(FORKED, Relaxed);
 }
 
 /// The first call that needs CUDA wakes it; a child of an awake process can't.
 pub fn wake() -> Result {
     match STATE.load(Relaxed) {
         AWAKE => Ok(()),
-        ORPHAN => Err(Error::NOT_INITIALIZED),
+        FORKED => Err(Error::NOT_INITIALIZED),
         _ if machine().count() == 0 => Err(Error::NO_DEVICE),
         _ => {
             // What a driver says to a program that is newer than it. Layouts would be guesses.
@@ -44,8 +44,8 @@ pub fn wake() -> Result {
 
 /// The parent was awake when it forked. Its locks may have been held by threads that are not here,
 /// so what runs without waking CUDA, as a program starts or ends, must not wait for one.
-pub fn is_orphan() -> bool {
-    STATE.load(Relaxed) == ORPHAN
+pub fn is_forked_child() -> bool {
+    STATE.load(Relaxed) == FORKED
 }
 
 /// For driver calls, which need `cuInit` (or any call of the runtime) before them.

@@ -11,7 +11,7 @@ use core::ffi::{c_char, c_int, c_void};
 /// The binary itself is in a format of the compiler's own and not looked into.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *mut c_void {
-    if life::is_orphan() {
+    if life::is_forked_child() {
         return core::ptr::dangling_mut();
     }
     // SAFETY: no image.
@@ -24,7 +24,7 @@ pub extern "C" fn __cudaRegisterFatBinaryEnd(_module: u64) {}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaUnregisterFatBinary(module: u64) {
-    if !life::is_orphan() {
+    if !life::is_forked_child() {
         // Nobody is left to hear of a wrong handle: this runs when a program ends.
         let _ = kernels::unload(module);
     }
@@ -42,7 +42,7 @@ pub extern "C" fn __cudaRegisterFunction(
     _device: u64,
     name: *const c_char,
 ) {
-    if !life::is_orphan() {
+    if !life::is_forked_child() {
         kernels::register(module, host, name.expose_provenance());
     }
 }
@@ -56,7 +56,7 @@ pub extern "C" fn __cudaRegisterVar(
     _external: c_int,
     size: u64,
 ) {
-    if !life::is_orphan() {
+    if !life::is_forked_child() {
         kernels::register_variable(module, host, size);
     }
 }
@@ -72,7 +72,7 @@ pub extern "C" fn __cudaRegisterManagedVar(
     _external: c_int,
     size: u64,
 ) {
-    if life::is_orphan() {
+    if life::is_forked_child() {
         return;
     }
     if let Ok(addr) = memory::ledger().allocate_managed(0, size) {
@@ -83,7 +83,7 @@ pub extern "C" fn __cudaRegisterManagedVar(
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaGetKernel(out: Out<u64>, host: u64) -> Code {
     runtime_query(|| {
-        if life::is_orphan() {
+        if life::is_forked_child() {
             return Err(Error::NOT_INITIALIZED);
         }
         out.set(kernels::handle(host)?)

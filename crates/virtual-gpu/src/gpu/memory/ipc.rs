@@ -107,7 +107,7 @@ impl Ledger {
         }
         let span =
             ticket.size.max(1).checked_next_multiple_of(CHUNK).ok_or(Error::INVALID_VALUE)?;
-        let start = self.room(device)?.heap.take(span).ok_or(Error::OUT_OF_MEMORY)?;
+        let start = self.ranges(device)?.heap.take(span).ok_or(Error::OUT_OF_MEMORY)?;
         self.enter(start, ticket.size, span, 0, device, Origin::Imported);
         self.imports.insert(key, (start, 1));
         Ok(start)
@@ -124,7 +124,7 @@ impl Ledger {
         if opened == 0 {
             self.imports.remove(&key);
             let gone = self.leave(addr)?;
-            self.room(gone.device)?.heap.put(gone.start, gone.span);
+            self.ranges(gone.device)?.heap.put(gone.start, gone.span);
         }
         Ok(())
     }

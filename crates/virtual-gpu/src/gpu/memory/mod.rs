@@ -109,7 +109,7 @@ impl Allocation {
 }
 
 /// The addresses of one device.
-struct Room {
+struct DeviceRanges {
     account: Account,
     heap: Heap,
     small: Space,
@@ -122,7 +122,7 @@ struct Room {
 
 /// Everything that is allocated.
 pub struct Ledger {
-    rooms: Vec<Room>,
+    devices: Vec<DeviceRanges>,
     host: Space,
     reservations: Space,
     allocations: BTreeMap<u64, Allocation>,
@@ -191,12 +191,12 @@ impl Ledger {
     fn new(map: &Map, accounts: &[Account], placement: Placement) -> Self {
         let space = |range: address::Range| Space::new(range.start, range.end);
         let mut pools = Table::new(super::kinds::POOL);
-        let rooms = accounts
+        let devices = accounts
             .iter()
             .enumerate()
             .map(|(device, &account)| {
                 let default_pool = pools.insert(Pool::on_device(device, account));
-                Room {
+                DeviceRanges {
                     account,
                     heap: Heap::new(map.heap(device), placement),
                     small: Space::paged(CHUNK),
@@ -209,7 +209,7 @@ impl Ledger {
             })
             .collect();
         Self {
-            rooms,
+            devices,
             host: space(map.host),
             reservations: space(map.reservations),
             allocations: BTreeMap::new(),
@@ -223,8 +223,8 @@ impl Ledger {
         }
     }
 
-    fn room(&mut self, device: usize) -> Result<&mut Room> {
-        self.rooms.get_mut(device).ok_or(Error::INVALID_DEVICE)
+    fn ranges(&mut self, device: usize) -> Result<&mut DeviceRanges> {
+        self.devices.get_mut(device).ok_or(Error::INVALID_DEVICE)
     }
 
     /// Enters an allocation. `charge` has been taken already.
@@ -250,7 +250,7 @@ impl Ledger {
 
     /// The account of a device.
     pub fn account(&mut self, device: usize) -> Result<Account> {
-        self.room(device).map(|room| room.account)
+        self.ranges(device).map(|ranges| ranges.account)
     }
 
     /// The allocation that an address lies in.
@@ -283,10 +283,10 @@ impl Ledger {
             return Ok(start);
         }
         let span = size.checked_next_multiple_of(CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
-        let room = self.room(device)?;
-        room.account.take(span)?;
-        let Some(start) = room.heap.take(span) else {
-            room.account.give(span);
+        let ranges = self.ranges(device)?;
+        ranges.account.take(span)?;
+        let Some(start) = ranges.heap.take(span) else {
+            ranges.account.give(span);
             return Err(Error::OUT_OF_MEMORY);
         };
         self.enter(start, size, span, span, device, origin);
@@ -294,17 +294,17 @@ impl Ledger {
     }
 
     fn allocate_small(&mut self, device: usize, span: u64) -> Result<u64> {
-        let room = self.room(device)?;
-        if let Some(start) = room.small.take(span, GRAIN) {
+        let ranges = self.ranges(device)?;
+        if let Some(start) = ranges.small.take(span, GRAIN) {
             return Ok(start);
         }
-        room.account.take(CHUNK)?;
-        let Some(chunk) = room.heap.take(CHUNK) else {
-            room.account.give(CHUNK);
+        ranges.account.take(CHUNK)?;
+        let Some(chunk) = ranges.heap.take(CHUNK) else {
+            ranges.account.give(CHUNK);
             return Err(Error::OUT_OF_MEMORY);
         };
-        room.small.put(chunk, CHUNK);
-        room.small.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)
+        ranges.small.put(chunk, CHUNK);
+        ranges.small.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)
     }
 
     /// `cudaFree`: heap, managed and pool memory.
@@ -327,25 +327,25 @@ impl Ledger {
 
     fn free_heap(&mut self, addr: u64) -> Result {
         let gone = self.leave(addr)?;
-        let room = self.room(gone.device)?;
+        let ranges = self.ranges(gone.device)?;
         if gone.charge > 0 {
-            room.heap.put(gone.start, gone.span);
+            ranges.heap.put(gone.start, gone.span);
         } else {
-            let (start, end) = room.small.put(gone.start, gone.span);
+            let (start, end) = ranges.small.put(gone.start, gone.span);
             if end - start == CHUNK {
-                room.small.remove(start);
-                room.heap.put(start, CHUNK);
-                room.account.give(CHUNK);
+                ranges.small.remove(start);
+                ranges.heap.put(start, CHUNK);
+                ranges.account.give(CHUNK);
             }
         }
-        room.account.give(gone.charge);
+        ranges.account.give(gone.charge);
         Ok(())
     }
 
     /// A module's variable gets an address; its memory counts as part of the context.
     pub fn variable(&mut self, device: usize, size: u64) -> Result<u64> {
         let span = size.max(1).next_multiple_of(GRAIN);
-        let start = self.room(device)?.variables.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
+        let start = self.ranges(device)?.variables.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
         self.enter(start, size, span, 0, device, Origin::Variable);
         Ok(start)
     }
@@ -353,7 +353,7 @@ impl Ledger {
     /// The module is gone, and so is its variable.
     pub fn free_variable(&mut self, addr: u64) -> Result {
         let gone = self.leave(addr)?;
-        self.room(gone.device)?.variables.put(gone.start, gone.span);
+        self.ranges(gone.device)?.variables.put(gone.start, gone.span);
         Ok(())
     }
 

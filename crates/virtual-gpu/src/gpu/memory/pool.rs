@@ -96,12 +96,12 @@ impl Ledger {
 
     /// A device's own pool, which can't be destroyed.
     pub fn default_pool(&mut self, device: usize) -> Result<u64> {
-        self.room(device).map(|room| room.default_pool)
+        self.ranges(device).map(|ranges| ranges.default_pool)
     }
 
     /// The pool that `cudaMallocAsync` takes from.
     pub fn current_pool(&mut self, device: usize) -> Result<u64> {
-        self.room(device).map(|room| room.current_pool)
+        self.ranges(device).map(|ranges| ranges.current_pool)
     }
 
     /// Makes a pool the one that `cudaMallocAsync` takes from.
@@ -109,19 +109,19 @@ impl Ledger {
         if self.pool(pool)?.device != device {
             return Err(Error::INVALID_VALUE);
         }
-        self.room(device)?.current_pool = pool;
+        self.ranges(device)?.current_pool = pool;
         Ok(())
     }
 
     /// Destroys a pool; what is still allocated from it lives until it is freed.
     pub fn destroy_pool(&mut self, handle: u64) -> Result {
         let device = self.pool(handle)?.device;
-        let room = self.room(device)?;
-        if room.default_pool == handle {
+        let ranges = self.ranges(device)?;
+        if ranges.default_pool == handle {
             return Err(Error::INVALID_VALUE);
         }
-        if room.current_pool == handle {
-            room.current_pool = room.default_pool;
+        if ranges.current_pool == handle {
+            ranges.current_pool = ranges.default_pool;
         }
         let pool = self.pool(handle)?;
         pool.doomed = true;
@@ -142,7 +142,7 @@ impl Ledger {
         let pool = self.pool(handle)?;
         pool.take(span)?;
         let device = pool.device;
-        let Some(start) = self.room(device)?.pools.take(span, GRAIN) else {
+        let Some(start) = self.ranges(device)?.pools.take(span, GRAIN) else {
             self.pool(handle)?.used -= span;
             return Err(Error::OUT_OF_MEMORY);
         };
@@ -152,7 +152,7 @@ impl Ledger {
 
     pub(super) fn free_to_pool(&mut self, addr: u64) -> Result {
         let gone = self.leave(addr)?;
-        self.room(gone.device)?.pools.put(gone.start, gone.span);
+        self.ranges(gone.device)?.pools.put(gone.start, gone.span);
         let Origin::Pool(handle) = gone.origin else { return Err(Error::INVALID_VALUE) };
         let pool = self.pools.get_mut(handle).ok_or(Error::INVALID_VALUE)?;
         pool.used -= gone.span;
@@ -187,7 +187,7 @@ impl Ledger {
             return Err(Error::INVALID_VALUE);
         }
         let span = size.checked_next_multiple_of(GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
-        let start = self.room(device)?.pools.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
+        let start = self.ranges(device)?.pools.take(span, GRAIN).ok_or(Error::OUT_OF_MEMORY)?;
         self.enter(
             start,
             size,
@@ -210,7 +210,7 @@ impl Ledger {
 
     fn free_graph_range(&mut self, addr: u64) -> Result {
         let gone = self.leave(addr)?;
-        self.room(gone.device)?.pools.put(gone.start, gone.span);
+        self.ranges(gone.device)?.pools.put(gone.start, gone.span);
         Ok(())
     }
 
@@ -251,7 +251,7 @@ impl Ledger {
 
     /// The pool that a device's graphs take their memory from.
     pub fn graph_pool(&mut self, device: usize) -> Result<&mut Pool> {
-        self.room(device).map(|room| &mut room.graph_pool)
+        self.ranges(device).map(|ranges| &mut ranges.graph_pool)
     }
 
     /// `cudaDeviceGraphMemTrim`.
@@ -261,10 +261,10 @@ impl Ledger {
     }
 
     pub(super) fn reset_pools(&mut self, device: usize) {
-        let Ok((default, own)) = self.room(device).map(|room| {
-            room.current_pool = room.default_pool;
-            room.graph_pool.shrink(0, CHUNK);
-            (room.default_pool, Pool::on_device(device, room.account))
+        let Ok((default, own)) = self.ranges(device).map(|ranges| {
+            ranges.current_pool = ranges.default_pool;
+            ranges.graph_pool.shrink(0, CHUNK);
+            (ranges.default_pool, Pool::on_device(device, ranges.account))
         }) else {
             return;
         };

@@ -17,7 +17,7 @@ fn fresh(total_mib: u64, devices: usize) -> Ledger {
 }
 
 fn used(ledger: &Ledger, device: usize) -> u64 {
-    ledger.rooms[device].account.used.load(Relaxed) / MIB
+    ledger.devices[device].account.used.load(Relaxed) / MIB
 }
 
 #[test]
