@@ -48,7 +48,8 @@ impl Entry {
 
     fn write(&self, [address, what, state]: [usize; 3], answer: usize) {
         let [number, words @ ..] = &self.0;
-        // Odd it is already where a thread of this process's parent was at it when that forked.
+        // It is odd already where another thread was writing the entry
+        // when this process was forked.
         let odd = number.load(Ordering::Relaxed) | 1;
         number.store(odd, Ordering::Relaxed);
         fence(Ordering::Release);

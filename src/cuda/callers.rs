@@ -1,13 +1,13 @@
 //! Where calls of each caller go, for more callers than a row has lines ([`crate::cuda::routes`]):
-//! the second look, where no line knows who calls.
+//! the second look, where no line has the caller.
 //!
 //! An entry is found by the address that calls, which also serves code in no library, or by the
-//! first address of its library. What it says holds as long as no library was unloaded. So while
-//! one is being closed, and until the loader's count has been seen after that, the count is asked
-//! each time; at all other times reading is a few loads. A name that is nowhere is remembered,
-//! too, until a library has come or gone.
+//! first address of its library. What it says holds as long as no library was unloaded. So the
+//! loader's count is asked each time while a library is being closed, and until the count has been
+//! seen after that. At all other times reading is a few loads. A name that is nowhere is
+//! remembered, too, until a library has come or gone.
 //!
-//! Must never wait: who finds somebody writing writes nothing.
+//! It must never wait: a thread that finds another one writing writes nothing.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -19,7 +19,7 @@ use crate::os::locks::Turn;
 const ENTRIES: usize = 2048;
 const FUNCTION: u32 = 48;
 
-/// Where a call goes.
+/// The destination of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// To this function of CUDA's.
@@ -30,8 +30,8 @@ pub enum Destination {
     Nowhere,
 }
 
-/// A number that is odd while the entry is written; first address and length of the library; the
-/// function, over it the row and what sort of function.
+/// A number that is odd while the entry is written; first address and length of the library; and
+/// the function, with the row and the kind of destination above it.
 struct Entry([AtomicUsize; 4]);
 
 static KNOWN: [Entry; ENTRIES] = [const { Entry([const { AtomicUsize::new(0) }; 4]) }; ENTRIES];
@@ -60,7 +60,8 @@ impl Entry {
 
     fn write(&self, library: &Range<usize>, what: usize) {
         let [number, ..] = &self.0;
-        // Odd it is already where a thread of this process's parent was at it when that forked.
+        // It is odd already where another thread was writing the entry
+        // when this process was forked.
         let odd = number.load(Ordering::Relaxed) | 1;
         number.store(odd, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -140,7 +141,8 @@ fn write(row: usize, address: usize, library: &Range<usize>, what: usize) {
     }
 }
 
-/// In a forked child, nobody else is closing a library. An entry that is half written is nobody's.
+/// In a forked child, nobody else is closing a library. An entry that is
+/// half written counts as free.
 pub fn forget_others() {
     CLOSING.store(0, Ordering::SeqCst);
     library_may_be_gone();

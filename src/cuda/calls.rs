@@ -3,18 +3,18 @@
 //! A runtime call that calls the driver is one event, that of the call which the program made. But
 //! a signal can interrupt a thread anywhere, also inside CUDA, and what its handler calls is the
 //! program's own. A runtime call is hardly ever CUDA's: only a library that stands for it calls its
-//! own public functions. A driver call is CUDA's if it returns into CUDA: into the library that the
-//! program's call went to, or one that has a name of NVIDIA's. Another tool may have put its own
-//! function in between; then the stack is followed out of that tool's library.
+//! own public functions. A driver call is CUDA's if it returns into CUDA. That is the library that
+//! the program's call went to, or one that has a name of NVIDIA's. Another tool may have put its
+//! own function in between; then the stack is followed out of that tool's library.
 //!
 //! A handler's call can be recorded inside a real call, where nothing of ours is held. Where it has
-//! interrupted the recorder, or work of ours, it is counted ([`guard::count_if_missed`]). What can't be
-//! told: the driver call behind a runtime function that has no door, called by a handler, is taken
-//! for that of the call it has interrupted.
+//! interrupted the recorder, or work of ours, it is counted ([`guard::count_if_missed`]). One case
+//! can't be known. A handler may call a runtime function that has no hook; the driver call behind
+//! it is taken for a part of the call that was interrupted.
 //!
-//! Must leave the program's stack alone: a hook may run on a fiber's, of a few kilobytes.
-//! What is rarely asked is a function of its own here, never inlined, or what it needs
-//! would lie on that stack in every call.
+//! It must use little of the program's stack: a hook may run on a fiber's, of a few
+//! kilobytes. So what is rarely asked is a function of its own, never inlined. Inlined, it
+//! would take its part of that stack in every call.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -28,7 +28,7 @@ use crate::record::guard;
 use crate::record::hook::{HookCall, Tier};
 use crate::stack;
 
-/// Runs `f` also where CUDA has come to one of our doors inside a call of the program's.
+/// Runs `f` also where CUDA has come to one of our hooks inside a call of the program's.
 pub(super) fn also_inside(f: impl FnOnce()) {
     if guard::is_calling() { guard::as_if_outside(f) } else { f() }
 }
@@ -40,7 +40,8 @@ pub(super) fn of_runtime(hook: HookCall, f: impl FnOnce() -> c_int) -> c_int {
     if guard::is_calling() && !is_part(hook) { guard::as_if_outside(f) } else { f() }
 }
 
-/// Does the library that the program's call went to, or the one behind this door, call itself?
+/// Does the library that the program's call went to, or the one that has
+/// the real function, call itself?
 #[cold]
 #[inline(never)]
 fn is_part(hook: HookCall) -> bool {
@@ -96,7 +97,7 @@ fn inside(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
 
 // --- who calls -----------------------------------------------------------------------------------
 
-/// What a library that calls the driver is.
+/// What kind of library calls the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 enum LibraryKind {
@@ -109,7 +110,7 @@ enum LibraryKind {
 }
 
 /// Libraries that have been looked at: first address, the one after the
-/// last, and whose ([`LibraryKind`]).
+/// last, and the kind ([`LibraryKind`]).
 static KNOWN: [[AtomicUsize; 3]; 16] = [const { [const { AtomicUsize::new(0) }; 3] }; 16];
 
 /// A library was unloaded: another one may come to lie in its place.

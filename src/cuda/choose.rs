@@ -10,7 +10,7 @@ use crate::cuda::table::{ENTRY_POINTS, Hooks};
 use crate::cuda::{resolve, shared_names};
 use crate::stack;
 
-/// Where a call jumps, and the real function for a handler; 0: it is nobody's whom a handler knows.
+/// Where a call jumps, and the real function for a handler; 0 if no handler takes the call.
 #[repr(C)]
 pub struct Choice {
     jump: usize,

@@ -1,8 +1,8 @@
-//! Roles of calls that are about contexts, and of those that say in passing what is worth knowing.
+//! Roles of calls about contexts, and of queries whose answers are worth knowing.
 //!
-//! None of these calls takes memory by itself; but what a context holds goes with it,
-//! and what these calls say is how the others' device is known
-//! ([`crate::cuda::place`]) without asking CUDA anything.
+//! None of these calls takes memory by itself. But what a context holds goes with
+//! it, and these calls say which device other calls are about
+//! ([`crate::cuda::place`]). So CUDA need not be asked.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +17,7 @@ use crate::cuda::place;
 use crate::cuda::records::Out;
 use crate::record::hook::HookCall;
 
-// --- what is said in passing ---------------------------------------------------------------------
+// --- queries whose answers are worth knowing -----------------------------------------------------
 
 /// The program asks for a device's pool.
 pub unsafe fn queries_pool(
@@ -32,7 +32,7 @@ pub unsafe fn queries_pool(
     code
 }
 
-/// Who keeps memory that is not in use.
+/// What keeps memory that is not in use.
 #[derive(Clone, Copy)]
 pub enum ReservedBy {
     /// A pool.

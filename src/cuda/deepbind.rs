@@ -3,14 +3,14 @@
 //!
 //! Such a library calls the driver, and the C library's `dlsym`, as if nothing were preloaded. Who
 //! opens it asks for that so that it finds *its* functions, not to hide what it does; and the
-//! driver is one. So the words in which such calls are bound are sent to where every other
-//! library's go, with the real functions behind it as before. Only functions of the driver's and
-//! `dlsym`, `dlvsym` and `dlclose` are, and only where they are bound to the real ones: a runtime
-//! of the library's own stays its own.
+//! driver is one. So the GOT slots in which such calls are bound are pointed at our hooks, as every
+//! other library's are. The real functions behind the hooks are as before. Only slots of the
+//! driver's functions and of `dlsym`, `dlvsym` and `dlclose` are changed, and only where they are
+//! bound to the real ones. A runtime of the library's own stays its own.
 //!
 //! `dlopen` itself must be a jump (it looks at its caller for the search path), so nothing can
-//! follow it. What it leaves behind is a note, and the next `dlsym` (whoever opened the library
-//! asks for something in it) finds that and looks which libraries are new. What a library does
+//! follow it. It leaves a note behind. Whoever opened the library asks for something in it, by
+//! `dlsym`, which finds the note and looks which libraries are new. What a library does
 //! before, in its constructors, is not seen.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -122,8 +122,8 @@ pub fn look(hooks: &Hooks, dlsyms: [usize; 2]) {
     }
 }
 
-/// The real functions behind our doors. Looked up before the loader's list is gone through, in
-/// which it must not be asked anything.
+/// The real functions that calls go past us to. They are looked up before the loader's list is gone
+/// through, because the loader must not be asked anything meanwhile.
 struct RealFunctions<'a> {
     hooks: &'a Hooks,
     our_dlsyms: [usize; 2],
@@ -188,9 +188,9 @@ impl RealFunctions<'_> {
 
 // --- what goes past us all the same --------------------------------------------------------------
 
-/// Calls of libraries that are bound to somebody else's function of one of our names: another
-/// interposer's, a runtime of the library's own, the real one. As bound now; a call that the loader
-/// is yet to bind is not among them. For a snapshot's `memtrace` key: allocates.
+/// Calls of libraries that are bound to another function of one of our names: another interposer's,
+/// that of the library's own runtime, or the real one. As bound now; a call that the loader is yet
+/// to bind is not among them. For a snapshot's `memtrace` key: allocates.
 pub fn bound_elsewhere() -> Vec<BoundElsewhere> {
     let mut found: Vec<(String, &'static CStr, usize)> = Vec::new();
     loaded::visit(|path, tables| {

@@ -1,4 +1,4 @@
-//! Which devices this process has entered, and what it was told of them in passing.
+//! Which devices this process has entered, and what the driver said of them to the program.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -98,7 +98,7 @@ pub fn is_runtime_used() -> bool {
     RUNTIME.load(Ordering::Relaxed)
 }
 
-/// A call came in by this door.
+/// Notes that this call was made.
 pub(super) fn note_call(hook: HookCall) {
     if hook.tier != Tier::Driver && !RUNTIME.load(Ordering::Relaxed) {
         RUNTIME.store(true, Ordering::Relaxed);

@@ -1,17 +1,17 @@
 //! Our symbols, and the handlers behind them.
 //!
 //! Each row of the table makes a symbol that the loader finds before CUDA's own, because the
-//! library is preloaded. Behind it are a few instructions: where the caller's calls go to CUDA
-//! ([`super::routes`]), they put the address that the call will return to and the real function's
-//! into the first two floating-point registers and jump to the row's handler. None of CUDA's
-//! functions has a floating-point argument, so these registers are free, however many other
-//! arguments there are, in registers or on the stack. So a handler is an ordinary Rust function
-//! that also knows who called, which is how PyTorch's allocator is told from everybody else; no
-//! frame of ours is pushed in between, and the caller's stack stays as it was. Until it is known
-//! that a call is CUDA's, no register that an argument may lie in is touched: a library's own
-//! function may have the same name and any signature.
+//! library is preloaded. Behind it are a few instructions. Where the caller's calls go to CUDA
+//! ([`super::routes`]), they jump to the row's handler. They pass it the return address and the
+//! real function's address in the first two floating-point registers. These are free, because none
+//! of CUDA's functions has a floating-point argument. So a handler is an ordinary Rust function
+//! that also knows who called, by which PyTorch's allocator is recognised. No frame of ours is
+//! pushed in between, and the caller's stack stays as it was.
 //!
-//! What is below and must know where they are is handed [`HOOKS`].
+//! Until it is known that a call is CUDA's, no register that an argument may lie in is touched. A
+//! library's own function may have the same name and any signature.
+//!
+//! Modules below, which must know where the hooks are, are handed [`HOOKS`].
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -30,7 +30,7 @@ use crate::cuda::table::{
 use crate::nccl::communicators::UniqueId;
 use crate::record::hook::{HookCall, Tier};
 
-/// A word in a register that no argument needs.
+/// A number in a register that no argument needs.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Word(f64);
@@ -131,8 +131,9 @@ macro_rules! hooks {
             )*)*
         }
 
-        /// What look-ups give out. Not the exported symbols: these may stand for an interposer in
-        /// front of us, which may be the one that asks; and where they lead depends on who calls.
+        /// The trampolines: what look-ups give out. They are not the exported symbols, for two
+        /// reasons. A symbol may be that of an interposer in front of us, which may be the one that
+        /// asks. And where a symbol leads depends on who calls.
         mod trampolines {
             use super::*;
             $($(
@@ -151,7 +152,7 @@ macro_rules! hooks {
             )*)*
         }
 
-        /// What the symbols and the doors jump to.
+        /// What the symbols and the trampolines jump to.
         mod handlers {
             use super::*;
             $($(

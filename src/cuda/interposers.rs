@@ -1,10 +1,10 @@
 //! Other interposers in front of us: libraries that were preloaded before
 //! and have functions of the same names.
 //!
-//! A call then comes to us from there, and not from whom it is. For nearly everything that makes no
-//! difference; but PyTorch's allocator is known by the address that its calls return to
+//! A call then comes to us from there, and not from its true caller. For nearly everything that
+//! makes no difference; but PyTorch's allocator is known by the address that its calls return to
 //! ([`crate::pytorch::allocator`]). So where a call comes from an interposer, the stack is followed
-//! until it leaves that library, and if it was PyTorch's allocator that called, that is the caller.
+//! until it leaves that library. If PyTorch's allocator called, that is the caller.
 //!
 //! Who is in front is looked at once, when the recorder wakes. Without any,
 //! which is the rule, a call pays one load.
@@ -16,7 +16,7 @@ use crate::libraries::loaded;
 use crate::pytorch::allocator;
 use crate::stack;
 
-/// Libraries that are told apart.
+/// How many libraries are remembered.
 const PLACES: usize = 8;
 /// First address and the one after the last.
 static RANGES: [[AtomicUsize; 2]; PLACES] = [const { [const { AtomicUsize::new(0) }; 2] }; PLACES];

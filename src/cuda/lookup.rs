@@ -1,15 +1,16 @@
-//! Functions by name: whoever asks for one of ours gets ours.
+//! Functions by name: a program that asks for one of CUDA's gets our hook.
 //!
 //! A program with a static CUDA runtime (NCCL, cuBLAS and most libraries have one) calls no symbol
 //! of CUDA's. It asks `dlsym` for `cuGetProcAddress`, and asks that for everything else, itself
 //! included. `ctypes` and whoever opens `libcuda.so.1` on his own ask `dlsym`, too. So these
-//! look-ups are doors like the others.
+//! look-ups are hooked like the other functions.
 //!
-//! `dlsym` and `dlvsym` are the most delicate ones: the C library answers `RTLD_NEXT` by looking at
-//! who called. So everything that doesn't concern us must be no call but a *jump*: the real
-//! function sees its caller as if we weren't here. Only a name that begins like one of ours, asked
-//! of a library's own handle (where the caller plays no part), gets as far as Rust. `RTLD_DEFAULT`
-//! and `RTLD_NEXT` need nothing: the loader's own order finds us, or whoever is next.
+//! `dlsym` and `dlvsym` are the most delicate ones: the C library answers `RTLD_NEXT` by
+//! looking at who called. So everything that doesn't concern us must be no call but a *jump*:
+//! the real function sees its caller as if we weren't here. Only a name that begins like one of
+//! ours gets as far as Rust, and only where it is asked of a library's own handle, for which
+//! the caller plays no part. `RTLD_DEFAULT` and `RTLD_NEXT` need nothing: the loader's own
+//! order finds us, or whoever is next.
 //!
 //! `dlsym` is called before anything of ours has run: by the loader's helpers, by other preloaded
 //! libraries, by Rust's standard library. So the real one is found by reading the C library's own
@@ -179,8 +180,8 @@ fn row_named(name: &CStr) -> Option<Api> {
 }
 
 /// Ours instead of what a library's handle gave, if that is CUDA's. A program may have a second
-/// runtime (bundled, or linked statically into a library), with errors and streams of its own: it
-/// keeps it, and is seen at the driver's doors. Nothing that fails is asked of the loader after a
+/// runtime (bundled, or linked statically into a library), with errors and streams of its own. It
+/// keeps it, and is seen at the driver's hooks. Nothing that fails is asked of the loader after a
 /// look-up that was successful: what `dlerror` says is about the program's.
 fn show(name: &CStr, version: Option<&CStr>, found: *mut c_void) -> *mut c_void {
     if found.is_null() {

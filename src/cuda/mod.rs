@@ -1,8 +1,9 @@
-//! CUDA's entry points: where memory passes by. A hook is guard, record, forward; nothing else.
+//! Hooks on CUDA's entry points, where memory is taken and given back. A hook is
+//! guard, record, forward; nothing else.
 //!
-//! [`table`] lists the entry points, [`roles`] says what each does to memory, [`lookup`] sees to it
-//! that a program that asks for a function by name is shown the same one, [`routes`] which real
-//! function is behind it, and [`place`] knows which device a call is about.
+//! [`table`] lists the entry points, and [`roles`] says what each does to memory. [`lookup`] gives
+//! a program that asks for a function by name the same hook. [`routes`] finds the real function
+//! behind a hook, and [`place`] knows which device a call is about.
 
 pub mod answers;
 pub mod callers;

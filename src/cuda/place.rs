@@ -1,9 +1,9 @@
 //! Which device and which context a call is about.
 //!
 //! A call about memory rarely says it: it goes to the calling thread's current context, or to the
-//! device of a stream or a pool. All of that has passed by before, in calls that choose a device,
-//! push a context, make a stream: so it is remembered here, and nobody has to be asked. What did
-//! not pass by is said to be unknown (−1), never guessed.
+//! device of a stream or a pool. Earlier calls have said all of that: those that choose a device,
+//! push a context or make a stream. So it is remembered here, and CUDA need not be asked. What no
+//! call has said is unknown (−1), never guessed.
 //!
 //! The table of handles has a fixed size, no lock and one word for an entry. If it
 //! is full, what comes later is unknown.
@@ -25,7 +25,7 @@ pub struct Context {
     pub device: i8,
 }
 
-/// Contexts that a thread has pushed onto one another and that are told apart.
+/// How many contexts that a thread has pushed onto one another are remembered.
 const DEPTH: usize = 16;
 
 struct Contexts {
@@ -168,7 +168,7 @@ pub fn forget(handle: usize) {
 }
 
 /// The device of a stream; the current one for a default stream, and for
-/// one that has not passed by.
+/// one that no call has made known.
 pub fn of_stream(stream: usize) -> i8 {
     of(stream).unwrap_or_else(|| current().device)
 }
@@ -177,7 +177,7 @@ pub fn of_stream(stream: usize) -> i8 {
 
 static PRIMARY: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
-/// The handle of a device's primary context, 0 if it has not passed by.
+/// The handle of a device's primary context, 0 if no call has made it known.
 pub fn primary(device: i8) -> usize {
     let slot = usize::try_from(device).ok().and_then(|d| PRIMARY.get(d));
     slot.map_or(0, |slot| slot.load(Ordering::Acquire) as usize)

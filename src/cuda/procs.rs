@@ -97,8 +97,8 @@ fn by_version(
         .max_by_key(|(_, row)| (row.since, row.is_per_thread()))
 }
 
-/// A driver newer than the table may have an interface with other
-/// arguments: it is left alone, and said once.
+/// A driver newer than the table may have an interface with other arguments:
+/// it is left alone, and reported once.
 fn unknown_interface(name: &[u8]) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::Relaxed) {

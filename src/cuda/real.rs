@@ -14,7 +14,7 @@ use crate::os::message;
 use crate::record::hook::HookCall;
 
 /// No function of this name is loaded. Below any function's address; 0 is
-/// a door whose function is gone.
+/// a trampoline whose function is gone.
 pub const NOWHERE: usize = 1;
 
 macro_rules! real_functions {
@@ -42,8 +42,8 @@ macro_rules! real_functions {
 
 runtime_rows! { [cublas_rows nccl_rows driver_rows real_functions] {} }
 
-/// What a call answers whose real function is nowhere: a documented code of
-/// that library's. Said once a function.
+/// What a call answers whose real function is nowhere: a documented code of that
+/// library's. Reported once for each function.
 #[cold]
 pub fn missing(api: u16) -> c_int {
     static WARNED: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];

@@ -1,13 +1,13 @@
 //! Where the real functions are.
 //!
-//! First whatever the loader would have found without us (`RTLD_NEXT`: the next interposer, or
-//! CUDA's library in the global scope). Python opens PyTorch's libraries privately, where that
-//! can't see: so then the scope of whoever calls, and only if that has nothing the library itself,
-//! found by its file name among the loaded ones.
+//! The first answer is whatever the loader would have found without us (`RTLD_NEXT`): the next
+//! interposer, or CUDA's library in the global scope. Python opens PyTorch's libraries privately,
+//! outside of that scope. So the caller's own scope is next. Only if that has nothing, the library
+//! itself is found by its file name among the loaded ones.
 //!
-//! A function of CUDA's name is not always CUDA's. By symbol a library may mean its own, and
-//! a look-up may have found one that does something else; that is for
-//! [`crate::cuda::routes`] to know, which asks here.
+//! A function of CUDA's name is not always CUDA's. By symbol a library may mean its
+//! own, and a look-up may have found one that does something else.
+//! [`crate::cuda::routes`] decides that, and asks here.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -43,8 +43,8 @@ pub fn real(place: &Real, symbol: &str, library: &str) -> Option<*mut c_void> {
 // --- what the loader would have found ------------------------------------------------------------
 
 /// What a call of ours by symbol from this address would go to without us. Where the caller's
-/// library names no such function, the call has jumped here from another one, or got the address
-/// from there: it means what that one means.
+/// library names no such function, it has the address from another library, or that one has jumped
+/// here. Then the call means what that one means.
 pub fn behind(row: &EntryPoint, caller: usize) -> Option<usize> {
     let found = scopes::ask(|all| {
         let names = |tables: &Tables| tables.references().any(|word| word.name == row.symbol);
@@ -70,8 +70,8 @@ pub fn bound_among(all: &Libraries<'_>, row: &EntryPoint, caller: usize) -> Opti
 }
 
 /// Is a function of a row's name CUDA's: in a library that has the name of one of NVIDIA's, or in
-/// one that stands for it? Such a one is behind us for everybody, and either uses CUDA itself, as
-/// what another tool puts in between does, or is where everything of CUDA's begins. Nearly every
+/// one that stands for it? Such a library is behind us for everybody. It either uses CUDA itself,
+/// as another tool's library in between does, or is where everything of CUDA's begins. Nearly every
 /// library asks for *some* function by name; one that stands for CUDA's asks for CUDA's.
 pub fn is_cudas(row: &EntryPoint, function: usize) -> bool {
     scopes::ask(|all| is_cudas_among(all, row, function)) == Some(true)
@@ -94,8 +94,8 @@ pub fn is_cudas_among(all: &Libraries<'_>, row: &EntryPoint, function: usize) ->
 }
 
 /// Might a library that asks for functions by name ask for this one, or do with another one what
-/// this one does? Then it has the name in its data, or that of one more function that it stands
-/// for, or of what gives out functions by name; or it needs a library of NVIDIA's.
+/// this one does? Then it has the name in its data, or that of another function that it stands for,
+/// or that of a look-up function. Or it needs a library of NVIDIA's.
 fn asks_for(row: &EntryPoint, tables: &Tables) -> bool {
     let base = [row.base().as_bytes(), b"\0"].concat();
     let stands_for = ENTRY_POINTS.iter().skip(1).filter(|row| tables.symbol(row.symbol).is_some());

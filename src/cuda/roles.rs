@@ -1,14 +1,14 @@
 //! What calls do to memory: one function for each role of the table.
 //!
-//! A role gets the door, what the row says of its arguments, and the real call. It passes the call
-//! on, and if the call is the program's own (and not one that a call of the program's makes inside
-//! CUDA), writes down what became of it. A call that gives something back is written down *before*
-//! the real call, one that gets something *after* it: so what is used again never seems to exist
-//! twice. The real function's answer is passed on untouched.
+//! A role gets the hook's call, what the row says of its arguments, and the real call. It passes
+//! the call on, and records what became of it if the call is the program's own. (A call of the
+//! program's may make others inside CUDA.) A free is recorded *before* the real call, an
+//! allocation *after* it. So an address that is used again never seems to exist twice. The real
+//! function's answer is passed on untouched.
 //!
-//! What PyTorch's allocator gets is written down as its segments, in
-//! [`crate::pytorch::allocator`]'s terms; that it makes them of physical memory and mappings stays
-//! its own business, so nothing is counted twice.
+//! What PyTorch's allocator gets is recorded as its segments, in
+//! [`crate::pytorch::allocator`]'s terms. That it makes them of physical memory and mappings is
+//! not recorded beside that, so nothing is counted twice.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -204,7 +204,7 @@ pub unsafe fn allocates_array(
     unsafe { allocates(hook, What::Array, out, size, 0, call) }
 }
 
-/// Memory that another process holds; how much isn't said.
+/// Memory that another process holds; how much is not known.
 pub unsafe fn imports(hook: HookCall, out: Out, call: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: the caller's out-parameter.
     unsafe { allocates(hook, What::Imported, out, 0, 0, call) }
@@ -497,7 +497,7 @@ fn promised(hook: HookCall, node: &GraphAllocation) {
 
 // --- interfaces of 32-bit days -------------------------------------------------------------------
 
-/// An interface with addresses and sizes of 32 bits: passed on, not recorded, and said once.
+/// An interface with addresses and sizes of 32 bits: passed on, not recorded, and reported once.
 pub unsafe fn passes_old(hook: HookCall, call: impl FnOnce() -> c_int) -> c_int {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::Relaxed) {

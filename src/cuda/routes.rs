@@ -1,26 +1,26 @@
-//! Where a call goes that has come to one of our symbols or doors: to the function that the
+//! Where a call goes that has come to one of our symbols or trampolines: to the function that the
 //! loader would have found without us.
 //!
-//! A symbol of ours stands in front of every other one of its name, whoever calls it: also in
-//! front of a library's own function, which may have nothing to do with CUDA and any signature. So
-//! the first question is always: what would the loader have bound this *caller* to? Each row of
-//! the table remembers the answer for the libraries that call it, in lines that a few instructions
-//! read (`hooks.rs`). Who is in no line is looked for among many more callers
+//! A symbol of ours stands in front of every other one of its name, whoever calls it. It also
+//! stands in front of a library's own function, which may have any signature and nothing to do with
+//! CUDA. So the first question is always: what would the loader have bound this *caller* to? Each
+//! row of the table remembers the answer for the libraries that call it, in lines that a few
+//! instructions read (`hooks.rs`). A caller in no line is looked for among many more callers
 //! ([`crate::cuda::callers`]) and then looked up ([`super::choose`]), with all registers saved. If
-//! the answer is CUDA's function, the call goes to the row's handler. If it is somebody else's,
-//! the call jumps there as if we had never been in between.
+//! the answer is CUDA's function, the call goes to the row's handler. If it is somebody else's, the
+//! call jumps there as if we had never been in between.
 //!
-//! What a look-up finds is given out as a *door* if it is CUDA's: a function of ours for that
-//! row and that one real function. A process may have two drivers' worth of each (copies,
-//! versions), so a row has several doors.
+//! If a look-up finds a function of CUDA's, the program gets a *trampoline*: a function of ours
+//! for that row and that one real function. A process may have two copies or versions of a
+//! library, so a row has several trampolines.
 //!
-//! A line is written while others read it. Its length is zero meanwhile, and a reader looks at
-//! the line again after it has read the function: a library whose code is running can't be
-//! replaced by another one in the same place.
+//! A line is written while others read it. Its length is zero meanwhile, and a reader looks at the
+//! line again after it has read the function. That is enough, because a library whose code is
+//! running can't be replaced by another one in the same place.
 //!
-//! Must never keep a library from being unloaded that would be without us, nor call into one that
-//! was: lines are forgotten before a library is closed, and none is written until that is over,
-//! since another thread may open one in its place at once.
+//! It must never keep a library from being unloaded that would be without us, nor call into one
+//! that was. So lines are forgotten before a library is closed, and none is written until that is
+//! over. Another thread may open a library in its place at once.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ use crate::libraries::objects;
 use crate::os::locks::Turn;
 use crate::os::message;
 
-/// Libraries whose calls of one function go to CUDA and are told apart at once.
+/// How many libraries have a line for one function, where it is CUDA's.
 const LINES: usize = 4;
 /// Libraries whose calls go to somebody else's function.
 const FOREIGN: usize = 4;
@@ -55,14 +55,14 @@ pub struct Row {
     others: AtomicUsize,
 }
 
-/// One in so many calls from libraries that have no line takes the place of one
-/// that has: whoever calls often gets one.
+/// One in so many calls from libraries that have no line takes the place of one that has. So
+/// a library that calls often gets one.
 const TURN: usize = 64;
 
 /// All rows, by number.
 pub static ROUTES: [Row; ROWS] = [const { Row::new() }; ROWS];
 
-/// The real functions behind the doors.
+/// The real functions behind the trampolines.
 pub static TARGETS: [[AtomicUsize; TRAMPOLINES]; ROWS] =
     [const { [const { AtomicUsize::new(0) }; TRAMPOLINES] }; ROWS];
 
@@ -148,7 +148,8 @@ impl Row {
     }
 }
 
-/// Ours for a real function that was looked up; itself if there are more of this name than doors.
+/// The trampoline for a real function that was looked up; itself if there are more
+/// functions of this name than trampolines.
 pub fn trampoline_for(hooks: &Hooks, api: Api, function: usize) -> usize {
     static WARNED: AtomicBool = AtomicBool::new(false);
     for (target, trampoline) in TARGETS[api as usize].iter().zip(&hooks[api as usize].trampolines) {
@@ -175,7 +176,7 @@ pub fn closing<T>(close: impl FnOnce() -> T) -> T {
     result
 }
 
-/// If a library was unloaded that nobody told us of, what is known of it is forgotten.
+/// Forgets what is known of libraries that were unloaded without our seeing it.
 pub fn forget_if_unloaded() {
     static UNLOADED: AtomicU64 = AtomicU64::new(0);
     let [_, unloaded] = loaded::counts();

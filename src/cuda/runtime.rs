@@ -105,7 +105,7 @@ fn event_ready(code: c_int, ev: Handle, caller: usize) {
 /// The allocator asks so whether a graph is being captured.
 macro_rules! queries_capture {
     ($name:ident ($($arg:ident),*)) => {
-        #[allow(clippy::too_many_arguments, reason = "NVIDIA's prototype, and the door")]
+        #[allow(clippy::too_many_arguments, reason = "NVIDIA's prototype, and the hook's call")]
         pub(super) fn $name(hook: HookCall, stream: Handle, status: *mut c_int, $($arg: Ptr),*) -> c_int {
             let code = forward!(hook, $name(stream, status, $($arg),*));
             if code == 0 && !status.is_null() {

@@ -1,15 +1,19 @@
-//! Names of ours that several loaded libraries define: which function each library means by one.
+//! Names of our hooks that several loaded libraries define: which function
+//! each library means by one.
 //!
-//! A library's own function of CUDA's name, two versions of cuBLAS, a runtime that was brought
-//! along: all their users were bound to our one symbol. Who calls it tells them apart
-//! (`routes.rs`), but not always: a call at a function's end is a jump and comes from the function
-//! before, and an address that was put into a table is called from anywhere. So for such names, and
-//! only for those, the words that the loader has bound to us are sent where the loader would have
-//! sent them: to our door for a function of CUDA's, or to somebody else's function itself.
+//! A library may have its own function of CUDA's name, and a process may have two
+//! versions of cuBLAS or a second runtime. All their users are bound to our one symbol.
+//! Most calls are distinguished by their caller (`routes.rs`), but not all. A call at a
+//! function's end is a jump, and comes from the function before; and an address that was
+//! put into a table is called from anywhere.
 //!
-//! That is looked at when the program begins and when libraries have come: at the next look-up by
-//! name, as for `deepbind.rs`, and when a caller is new. Most processes have no such name and pay
-//! for a look at each library's table of symbols.
+//! So for such names, and only for those, the GOT slots that the loader has bound to us are
+//! rebound. They then lead where the loader would have led them: to our trampoline for a function
+//! of CUDA's, or to another library's function itself.
+//!
+//! This is done when the program begins, and when libraries have come: at the next look-up by name,
+//! as for `deepbind.rs`, and when a caller is new. Most processes have no such name and pay for a
+//! look at each library's table of symbols.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -30,14 +34,14 @@ const NOBODY: u8 = 0;
 const ONE_OF_NVIDIAS: u8 = 1;
 const SEVERAL: u8 = 2;
 
-/// A library's word for a row, bound to us.
+/// A library's GOT slot for a row, bound to us.
 struct GotSlot {
     row: usize,
     library: usize,
     place: usize,
 }
 
-/// A thread is at it.
+/// Held by the thread that looks.
 static LOOKING: Turn = Turn::new(());
 
 /// Looks at the libraries that are new.
@@ -81,8 +85,8 @@ fn is_enough([loaded, unloaded]: [u64; 2]) -> bool {
     LEFT.fetch_sub(1, Ordering::Relaxed) == 1
 }
 
-/// Takes down who defines what, of the libraries from a place in the loader's list on. Says how
-/// many there are, and whether a name has come to mean several functions.
+/// Notes which names the libraries define, from a place in the loader's list on. Returns how many
+/// libraries there are, and whether a name has come to mean several functions.
 fn define(from: usize) -> (usize, bool) {
     let mut is_changed = false;
     let count = loaded::visit_from(from, |path, tables| {
@@ -105,8 +109,8 @@ fn defined_by(tables: &Tables) -> impl Iterator<Item = usize> {
     (1..ROWS).filter(|row| tables.symbol(ENTRY_POINTS[*row].symbol).is_some())
 }
 
-/// Words for names that mean several functions, as far as they are bound to us. Says,
-/// too, whether the loader has bound all.
+/// GOT slots for names that mean several functions, as far as they are bound to us. Also
+/// returns whether the loader has bound all.
 fn slots(hooks: &Hooks, from: usize) -> (Vec<GotSlot>, bool) {
     let (mut found, mut all_bound) = (Vec::new(), true);
     let several = |row: &usize| DEFINED[*row].load(Ordering::Relaxed) == SEVERAL;
@@ -128,15 +132,15 @@ fn slots(hooks: &Hooks, from: usize) -> (Vec<GotSlot>, bool) {
     (found, all_bound)
 }
 
-/// Does a call through this word come to us, or will it when the loader has bound it? What it does
-/// for a library that was opened so that its own come first can't be told from here.
+/// Does a call through this slot come to us, or will it when the loader has bound it? What the
+/// loader does for a library that was opened with `RTLD_DEEPBIND` is not known here.
 fn is_ours(hooks: &Hooks, row: usize, slot: &Binding, tables: &Tables) -> bool {
     let will_be = || loaded::is_own(hooks[row].exported.0 as usize) && !scopes::DEEP.is_used();
     loaded::is_own(slot.target()) || slot.is_lazy && tables.contains(slot.target()) && will_be()
 }
 
-/// Sends words where the loader would have sent them. It is asked before its list is gone through
-/// again, in which a library can't go away. Says whether all could be sent.
+/// Points slots where the loader would have pointed them. The loader is asked before its list is
+/// gone through again, in which a library can't go away. Returns whether all could be rebound.
 fn rebind(hooks: &Hooks, slots: &[GotSlot]) -> bool {
     let find = |all: &scopes::Libraries<'_>, slot: &GotSlot| {
         let row = &ENTRY_POINTS[slot.row];

@@ -2,16 +2,16 @@
 //! and documentation come from it.
 //!
 //! A row is a function of NVIDIA's public headers, with its arguments and its *role*
-//! ([`super::roles`]): what the call does to memory, and which argument says what. A new entry
-//! point is one line. Rows whose role is `own` have a handler written by hand, in the module that
-//! the section names; those that `shows` give out functions by name, too, and are handed ours for
-//! that. A driver row begins with the version of CUDA in which its interface appeared:
-//! `cuGetProcAddress` chooses by that.
+//! ([`super::roles`]). The role says what the call does to memory, and which argument says what. A
+//! new entry point is one line. Rows whose role is `own` have a handler written by hand, in the
+//! module that the section names. So have those that `shows`: they give out functions by name, too,
+//! and are handed our hooks for that. A driver row begins with the version of CUDA in which its
+//! interface appeared: `cuGetProcAddress` chooses by that.
 //!
 //! Each room keeps its own rows ([`crate::nccl::communicators`], [`crate::pytorch::workspaces`],
-//! and here CUDA's), as a macro that hands them on. What is made of all of them: here their numbers
-//! and what is known of each, in [`super::real`] the functions behind them, in [`super::hooks`] our
-//! symbols and handlers. Nothing follows from the order of the rows.
+//! and here CUDA's), as a macro that hands them on. Three things are made of all rows: here their
+//! numbers and what is known of each, in [`super::real`] the real functions, in [`super::hooks`]
+//! our symbols and handlers. Nothing follows from the order of the rows.
 
 use std::ffi::CStr;
 
@@ -62,7 +62,7 @@ pub const TRAMPOLINES: usize = 4;
 
 /// What of ours stands for a row.
 pub struct Hook {
-    /// What our symbols and doors jump to.
+    /// What our symbols and trampolines jump to.
     pub handler: Code,
     /// Our functions that look-ups give out, each for one real function
     /// ([`super::routes::trampoline_for`]).

@@ -1,5 +1,5 @@
-//! Which calls about memory are under way, so that what a device says of itself is
-//! held against books that are complete.
+//! Which calls about memory are under way, so that a device's own figures are
+//! compared with a ledger that is complete.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use crate::record::guard;
 /// Calls about memory: how many have begun (from bit 32), and how many of them are under way.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// A call about memory, from before the real one until it is in the books.
+/// A call about memory, from before the real one until it is in the ledger.
 pub struct UnderWay(());
 
 impl UnderWay {
@@ -30,9 +30,10 @@ impl Drop for UnderWay {
     }
 }
 
-/// A piece of physical memory that PyTorch's allocator has taken for a segment, or cut off one. It
-/// is the device's, and in no segment of the books, until [`pieces_end`]: so long this thread has a
-/// call about memory under way. PyTorch may ask in between how much is free.
+/// A piece of physical memory that PyTorch's allocator has taken for a segment, or cut
+/// off one. Until [`pieces_end`] it is taken from the device, and in no segment of the
+/// ledger. So long this thread counts as having a call about memory under way. PyTorch
+/// may ask in between how much is free.
 pub(super) fn piece_begins() {
     guard::local(|local| {
         if local.pieces.replace(local.pieces.get().saturating_add(1)) == 0 {
@@ -41,7 +42,7 @@ pub(super) fn piece_begins() {
     });
 }
 
-/// So many of them are in the books, or back.
+/// So many of them are in the ledger, or given back.
 pub(super) fn pieces_end(done: u32) {
     guard::local(|local| {
         let pieces = local.pieces.get();
@@ -52,18 +53,18 @@ pub(super) fn pieces_end(done: u32) {
     });
 }
 
-/// The same answer twice, and not `None`, means that the books were
+/// The same answer twice, and not `None`, means that the ledger was
 /// complete and stayed so in between.
 pub fn at_rest() -> Option<u64> {
     Some(CALLS.load(Ordering::SeqCst)).filter(|calls| *calls as u32 == 0)
 }
 
-/// Writes down what a device has said, beside the books of the moment when it said so: where no
-/// call about memory has been under way since `before`, the answer of [`at_rest`] before the
-/// question, and at the very place in the order of events. Between a look and a write others may
-/// have taken or given back gigabytes. `false`: there was no such moment.
+/// Records what a device has answered, at the very place in the order of events at which it
+/// answered. That is only done if no call about memory has been under way since `before`, the
+/// answer of [`at_rest`] before the question. Between a look and a write others may have taken or
+/// given back gigabytes. `false`: there was no such moment.
 pub fn write_measured(recorder: &Recorder, before: Option<u64>, said: &Event) -> bool {
-    /// What comes in between may be about blocks of a framework's, which is nothing to the device.
+    /// Events in between may be about blocks of a framework's, which don't concern the device.
     const TRIES: usize = 8;
     (0..TRIES).any(|_| {
         let written = recorder.written();
