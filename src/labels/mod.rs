@@ -1,14 +1,14 @@
 //! What the program says it is doing: named ranges of each thread, carried by every event.
 //!
 //! A thread has one current label, a number; an event copies it, so a range costs nothing per
-//! event. Ranges come from the C functions (and through them from the Python package), from
-//! NVTX ([`nvtx`]), and from PyTorch's own `record_function`, all of which open and close on
-//! the same stack. Whoever has to hear of a thread's new label registers for that
+//! event. Ranges come from the C functions (and through them from the Python package), from NVTX
+//! ([`nvtx`]), and from PyTorch's own `record_function`. All of them open and close on the same
+//! stack. Other modules can register a function that is called when a thread has a new label
 //! ([`listen`]). Names are kept in [`store`].
 //!
 //! It works before the first CUDA call, wakes nothing, takes no lock, and allocates only at a
-//! name's first sight. A range that is closed on another thread than it was opened on is left alone
-//! there; on its own it ends with the one around it.
+//! name's first sight. A range may be closed on another thread than it was opened on. That changes
+//! nothing there; on its own thread it ends with the range around it.
 
 pub mod nvtx;
 pub mod store;
@@ -63,13 +63,13 @@ pub(crate) fn set(local: &guard::Local, label: LabelId) -> LabelId {
     before
 }
 
-/// Who wants to hear that the calling thread has another label.
+/// Called when the calling thread has another label.
 pub type Listener = fn(&guard::Local, LabelId);
 
-/// The one, or null.
+/// The listener, or null.
 static LISTENER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// From here on `listener` hears of each change of a thread's label, for good.
+/// From here on `listener` is called at each change of a thread's label, for good.
 pub fn listen(listener: Listener) {
     LISTENER.store(listener as *mut (), Ordering::Release);
 }
@@ -158,7 +158,7 @@ fn open(label: impl FnOnce(LabelId) -> LabelId) -> u32 {
 }
 
 /// Closes the innermost range of this thread. Returns how many are still
-/// open; `None` if there was none.
+/// open, `None` if there was none.
 pub fn pop() -> Option<u32> {
     OPEN.with(|open| {
         let depth = open.depth.get().checked_sub(1)?;

@@ -1,10 +1,11 @@
 //! NVTX: the ranges that programs and libraries mark for NVIDIA's profilers.
 //!
-//! NVTX is a set of headers; each library that uses it has a copy, and at its first range it asks
-//! the library that `NVTX_INJECTION64_PATH` names to take part: it calls `InitializeInjectionNvtx2`
-//! there with a function that gives a table of its entry points, into which we put ours (NVTX's
-//! documented way for tools, `nvtxDetail/nvtxTypes.h`). `memtrace run` sets the variable to our
-//! library if nobody has set it: a profiler that wants NVTX for itself comes first.
+//! NVTX is a set of headers, of which each library that uses it has a copy. At its first
+//! range a copy asks the library that `NVTX_INJECTION64_PATH` names to take part. It calls
+//! `InitializeInjectionNvtx2` there with a function that gives a table of its entry points,
+//! into which we put ours. That is NVTX's documented way for tools
+//! (`nvtxDetail/nvtxTypes.h`). `memtrace run` sets the variable to our library if nobody has
+//! set it: a profiler that wants NVTX for itself comes first.
 //!
 //! Push and pop ranges, of the default domain and of others, become ranges of the thread; marks
 //! become marks. Ranges by `nvtxRangeStart`, which may end on another thread, don't say what a
@@ -120,7 +121,7 @@ unsafe fn fill(exports: &Exports, module: c_uint, ours: &[(usize, *const c_void)
 /// A wide string (`wchar_t` has four bytes here) as UTF-8.
 unsafe fn wide(text: *const u32) -> String {
     const LONGEST: usize = 256;
-    // SAFETY: the caller vouches for a string that ends with a zero.
+    // SAFETY: the caller promises a string that ends with a zero.
     let letters = (0..LONGEST).map(|i| unsafe { *text.add(i) }).take_while(|c| *c != 0);
     letters.map(|c| char::from_u32(c).unwrap_or('\u{fffd}')).collect()
 }

@@ -1,14 +1,16 @@
-//! The tree of labels: each (parent, sort, name) once, made by every
-//! thread at the same time without a lock.
+//! The tree of labels: each (parent, kind, name) once, made by all threads
+//! at the same time without a lock.
 //!
-//! It lives in memory of the process's own, because a program names what it does before its first
-//! CUDA call, when there is no black box yet, and because a forked child goes on inside the ranges
-//! that its parent was in. A black box has a copy, at the same positions: a new label is written
-//! into both, and a box that begins takes over all that is there. Whichever of the two comes second
-//! sees what the other did, so no label is missed.
+//! It lives in memory of the process's own, for two reasons. A program names what it does
+//! before its first CUDA call, when there is no black box yet. And a forked child goes on
+//! inside the ranges that its parent was in.
 //!
-//! A label is never forgotten. When there is no room, a range has no label of its own and stays in
-//! the one around it, which is true as far as it goes, and counted.
+//! A black box has a copy, at the same positions. A new label is written into both, and a
+//! new box takes over all labels that are there. Whichever of the two comes second sees what
+//! the other did, so no label is missed.
+//!
+//! A label is never forgotten. When there is no room, a range has no label of its own. It then
+//! counts as a part of the range around it, and the miss is counted.
 
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::{LabelId, NO_LABEL};
@@ -28,7 +30,7 @@ const LONGEST: usize = 240;
 const SLOTS: usize = 1 << 15;
 /// The longest run of taken slots that is searched.
 const MAX_PROBES: usize = 256;
-/// Where a record's second word has its depth, above parent and sort.
+/// Where a record's second word has its depth, above parent and kind.
 const DEPTH_AT: u32 = 40;
 
 /// See the module's essay.
@@ -218,8 +220,8 @@ impl Store {
         name
     }
 
-    /// The label that stands for the work that undoes what was done under `label`: the
-    /// same, with the phase `backward` in place of the one it was in. Remembered beside the
+    /// The label of the backward work for what was done under `label`: the same label,
+    /// with the phase `backward` in place of the one it was in. Remembered beside the
     /// label, so that it is worked out once.
     pub fn backward_of(&self, label: LabelId) -> LabelId {
         let inside = |parent| self.intern(parent, Sort::Phase, BACKWARD).unwrap_or(parent);
@@ -247,8 +249,9 @@ impl Store {
         }
     }
 
-    /// The label of a module that is called while `current` is: inside what the program named
-    /// itself, beside the module around it, whose full name says that it is inside.
+    /// The label of a module that is called under the label `current`. It lies
+    /// inside what the program named itself, and beside the module around it: its
+    /// full name says that it is inside that.
     pub fn module(&self, current: LabelId, name: &[u8]) -> LabelId {
         let mut parent = current;
         while parent != NO_LABEL && matches!(self.kind(parent), Sort::Module | Sort::Operator) {

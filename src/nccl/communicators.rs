@@ -1,14 +1,15 @@
 //! Which of NCCL's communicators a thread is at work for.
 //!
-//! NCCL takes its memory inside its own public functions, some of it in threads that it starts for
-//! the call and waits for. So the doors are those functions, and an allocation meanwhile is charged
-//! to the communicator whose call is under way: in this thread if there is one, or else in the
-//! process. If several are, nobody can tell, and that is what is recorded ([`ONE_OF_SEVERAL`]);
-//! what a thread of NCCL's takes on its own later belongs to no known one.
+//! NCCL takes its memory inside its own public functions, some of it in threads that it starts
+//! for the call and waits for. So those functions are hooked, and an allocation meanwhile is
+//! charged to the communicator whose call is under way. That is the call in this thread if there
+//! is one, or else in the process. If several are under way, the communicator is not known,
+//! which is recorded as such ([`ONE_OF_SEVERAL`]). What a thread of NCCL's takes on its own
+//! later belongs to no known communicator.
 //!
-//! Between `ncclGroupStart` and `ncclGroupEnd` calls are only put down, and everything happens in
-//! the last: it is at work for all of them. A communicator has a number from the moment when its
-//! making begins, because that is when most is taken.
+//! Between `ncclGroupStart` and `ncclGroupEnd` calls are only collected, and `ncclGroupEnd` does
+//! the work for all of them. A communicator has a number from the moment when its making begins,
+//! because that is when most is taken.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -37,13 +38,13 @@ memtrace_layouts::same_layout!(UniqueId = cudarc::nccl::sys::ncclUniqueId { 0: i
 
 /// No communicator.
 const NONE: u16 = 0;
-/// Communicators that are told apart at a time; later ones are known by no number.
+/// How many communicators are known at a time; later ones get no number.
 const PLACES: usize = 256;
 
 thread_local! {
-    /// For which one this thread is at work.
+    /// The communicator for which this thread is at work.
     static HERE: Cell<u16> = const { Cell::new(NONE) };
-    /// Groups that are open, one in the other, and for whom calls were put down in them.
+    /// Groups that are open, one in the other, and for whom calls were collected in them.
     static GROUP: Cell<(u32, u16)> = const { Cell::new((0, NONE)) };
 }
 
@@ -54,7 +55,7 @@ static NUMBERS: AtomicU32 = AtomicU32::new(0);
 /// The communicators that are there: handle and number, in turn.
 static KNOWN: [[AtomicU64; 2]; PLACES] = [const { [const { AtomicU64::new(0) }; 2] }; PLACES];
 
-/// For whom, if it was this one before and is that one, too.
+/// The communicator of two pieces of work together: the one they share, or one of several.
 fn merge(one: u16, other: u16) -> u16 {
     match (one, other) {
         (NONE, other) => other,

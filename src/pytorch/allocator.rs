@@ -1,18 +1,18 @@
 //! PyTorch's caching allocator, watched from outside while it stays in place.
 //!
-//! Three stable doors of `libc10_cuda.so` give its trace entry for entry (checked on PyTorch 2.6,
-//! 2.11 and 2.15 against its own recorder in the same process):
-//! - it reports every block it hands out or takes back to `c10::reportMemoryUsageToProfiler`,
-//!   and every failure to `c10::reportOutOfMemoryToProfiler`, through its PLT: with the
-//!   block's address, its rounded size and its device, under the device's lock, in the
-//!   calling thread. We define these symbols;
-//! - slot 2 of the allocator's vtable is `allocate(size_t)` in every 2.x: it knows the size that
-//!   was asked for, and it is the place to take the stack, before any lock. We put our own function
+//! Three stable interfaces of `libc10_cuda.so` give its trace entry for entry. (Checked on PyTorch
+//! 2.6, 2.11 and 2.15 against its own recorder in the same process.)
+//! - it reports every block it hands out or takes back to `c10::reportMemoryUsageToProfiler`, and
+//!   every failure to `c10::reportOutOfMemoryToProfiler`. The calls go through its PLT, in the
+//!   calling thread and under the device's lock. They have the block's address, its rounded size
+//!   and its device. We define these symbols;
+//! - slot 2 of the allocator's vtable is `allocate(size_t)` in every 2.x. It knows the size that
+//!   was asked for, and the stack can be taken there, before any lock. We put our own function
 //!   there, in a copy of the table; the object itself stays;
 //! - its calls into the CUDA runtime are known by their return address ([`crate::pytorch::sites`]).
 //!   An event it records belongs to the block whose free it reports next: that free waits.
 //!
-//! Must never keep an exception from passing: an out-of-memory error is
+//! It must never keep an exception from passing: an out-of-memory error is
 //! thrown through our `allocate`.
 
 use std::ffi::c_void;
@@ -37,17 +37,17 @@ use crate::record::guard::event;
 use crate::record::guard::{self, Local, Request};
 use crate::stack::Site;
 
-/// Whether its doors are open.
+/// Whether these interfaces are hooked.
 static ATTACHED: AtomicBool = AtomicBool::new(false);
 
-/// Does this return address lie in PyTorch's allocator library? The first time that it does, its
-/// doors are opened: it may be loaded long after the first CUDA call.
+/// Does this return address lie in PyTorch's allocator library? The first time that it does, the
+/// library's interfaces are hooked: it may be loaded long after the first CUDA call.
 pub fn is_caller(address: usize) -> bool {
     let is_it = library::contains(address) || !library::is_known() && library::is_at(address);
     is_it && attach() && library::contains(address)
 }
 
-/// Learns where the library lies and opens its doors, if it is loaded.
+/// Learns where the library lies and hooks its interfaces, if it is loaded.
 #[inline]
 pub fn attach() -> bool {
     ATTACHED.load(Ordering::Acquire) || open()
@@ -71,7 +71,7 @@ fn open() -> bool {
 /// What PyTorch is about in this thread.
 #[derive(Clone, Copy)]
 pub struct Doing {
-    /// Bytes asked for; 0 where the request came by a door that we don't watch.
+    /// Bytes asked for; 0 where the request came by a function that we don't hook.
     pub size: u64,
     /// Raw handle of the current stream.
     pub stream: u64,
@@ -128,7 +128,7 @@ fn replace_allocate() {
 /// Only the allocator that lives in `libc10_cuda.so` reports its blocks; a
 /// table elsewhere is somebody else's.
 unsafe fn is_native(table: usize) -> bool {
-    // SAFETY: the caller vouches for the table.
+    // SAFETY: the caller promises a table.
     let allocate = unsafe { *(table as *const usize).add(ALLOCATE_SLOT) };
     library::contains(allocate)
 }
@@ -222,7 +222,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
             changes::block(local, addr as u64, change, device);
             quick::event(local);
             if change > 0 {
-                // A request by another door, or the allocator's first.
+                // A request by another function, or the allocator's first.
                 if local.request.get().is_none() {
                     attach();
                     replace_allocate();
@@ -237,7 +237,7 @@ pub unsafe extern "C-unwind" fn report_memory_usage(
     forward_usage(addr, change, allocated, reserved, device);
 }
 
-/// Tells PyTorch's profiler of a block that was handed out (`change` is
+/// Reports a block to PyTorch's profiler that was handed out (`change` is
 /// its size) or taken back (minus that).
 pub fn report_to_profiler(addr: u64, change: i64, allocated: usize, reserved: usize, device: i8) {
     let device = u16::from(device as u8) << 8 | CUDA;

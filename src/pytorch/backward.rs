@@ -2,9 +2,9 @@
 //!
 //! A node of autograd's graph runs as a *backward function*, for which PyTorch calls us. It
 //! carries the number that it got when the forward operator made it, counted per thread. Each
-//! thread keeps a log of the numbers at which its label changed ([`label_log`]), so the label of
-//! the forward operator is found, exactly, on the thread that computes the gradient: no hook in
-//! Python, and no change to the graph.
+//! thread keeps a log of the numbers at which its label changed ([`label_log`]). So the label of
+//! the forward operator is found, exactly, on the thread that computes the gradient. That takes no
+//! hook in Python and no change to the graph.
 //!
 //! The number and the forward thread of a `RecordFunction` lie at known places
 //! ([`super::names`]). An accumulation of a gradient has no number; it belongs to the node before

@@ -2,9 +2,9 @@
 //! `memtrace.MemTracker` and `memtrace.Tracer`.
 //!
 //! Four words for each block that PyTorch's allocator hands out or takes back, and for each
-//! change of a thread's label, while a tracker asks. What a block is *for* is worked out by the
-//! reader, from tensors that it knows; what the thread was doing when it asked for it is said
-//! here, because nobody can say it later.
+//! change of a thread's label, while a tracker asks. The reader works out what a block is *for*,
+//! from tensors that it knows. What the thread was doing when it asked for the block is recorded
+//! here, because it can't be known later.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ use crate::pytorch::journal::Journal;
 use crate::pytorch::operators;
 use crate::record::guard::{self, Local};
 
-/// Words of a record: sort, work (from bit 4), device (bit 8), thread (bit 16) and label (bit 40);
+/// Words of a record: kind, work (from bit 4), device (bit 8), thread (bit 16) and label (bit 40);
 /// address; bytes; the operator ([`operators::inside`]). So two of them are a line of the cache.
 pub const WORDS: usize = 4;
 

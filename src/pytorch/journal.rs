@@ -3,9 +3,9 @@
 //!
 //! They fill pieces of memory that are mapped as they are needed, in a circle, so nobody takes
 //! a lock. A reader gives pieces back when it has read them, and their memory goes back to the
-//! system. What finds no room, because nobody has read for four million records, is counted
-//! and not kept. Records have numbers that go on for the life of the process: a reader begins
-//! at the number that is next, and stops at a record that is just being written: its first
+//! system. What finds no room, because nobody has read for four million records, is counted and
+//! not kept. Records have numbers that go on for the life of the process. A reader begins at
+//! the number that is next, and stops at a record that is just being written. A record's first
 //! word is written last and is never zero.
 
 use crate::os::sync::{

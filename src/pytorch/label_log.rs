@@ -3,8 +3,9 @@
 //! PyTorch counts the nodes that each thread makes. A thread notes at which of these numbers its
 //! label changed, so the label of a node is found on whatever thread runs it.
 //!
-//! A thread writes its own log, and all read it. Numbers only grow, so a change that is written
-//! while somebody looks for a node is a later one: who meets it knows that the right one is gone.
+//! A thread writes its own log, and all read it. Numbers only grow, so a change
+//! that is written while a reader looks for a node is a later one. A reader that
+//! finds it knows that the right one is gone.
 
 use std::cell::Cell;
 

@@ -26,7 +26,7 @@ pub fn end() -> usize {
     LIBRARY_END.load(Ordering::Relaxed)
 }
 
-/// Is this address in a library of that name? Looks, which is none of the common ways.
+/// Is this address in a library of that name? Looks it up, so not for hooks' common path.
 #[cold]
 #[inline(never)]
 pub fn is_at(address: usize) -> bool {

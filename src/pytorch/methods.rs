@@ -2,7 +2,7 @@
 //!
 //! But for the first three, a function's place in the table moves from release to release. So it is
 //! found by its name: the wheels' `libc10_cuda.so` has its symbol table. Where it hasn't, these
-//! doors stay closed, and that is said once.
+//! functions are not hooked, and that is reported once.
 
 use std::ffi::{OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -83,7 +83,7 @@ impl<'a> Methods<'a> {
         self.names.iter().find(|(_, name)| is_it(name)).map(|(f, _)| *f)
     }
 
-    /// Puts `ours` where the function of this name is; `keep` is told of the
+    /// Puts `ours` where the function of this name is; `keep` gets the
     /// real one before anybody can call ours.
     pub fn replace(&mut self, method: &str, ours: *const (), keep: impl FnOnce(usize)) {
         if let Some(real) = self.find(method)

@@ -4,17 +4,17 @@
 //! A hook makes every call of its module take the long way through `torch.nn.Module`, several
 //! microseconds of Python. But each call also asks for a compiled form of the module, an attribute
 //! that the class `Module` answers with `None`. While something is watched, the class answers with
-//! a function of the Python package's, which does nothing but go on with the call; and Python calls
-//! that function here, by [`called`]: if the module has a name, its range is opened first.
+//! a function of the Python package's, which does nothing but go on with the call. Python calls
+//! that function here, by [`called`]. If the module has a name, its range is opened first.
 //!
 //! It runs with the interpreter's lock held, keeps the caller's references, and hands
 //! through what the call returns, an exception (null) included. Names are added and taken
 //! away under the same lock, so nobody waits.
 //!
-//! Facts it rests on, from Python's documentation: a function that is called by the protocol
-//! *vectorcall* gets itself, its arguments, how many are positional (with a flag in the highest
-//! bit), and a tuple of the names of the others (or null); `PyObject_VectorcallMethod` takes the
-//! same with a method's name, and the object first.
+//! It rests on Python's documentation of the protocol *vectorcall*. A function gets itself,
+//! its arguments, how many are positional (with a flag in the highest bit), and a tuple of
+//! the names of the others (or null). `PyObject_VectorcallMethod` takes the same with a
+//! method's name, and the object first.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ use crate::labels::store;
 use crate::os::locks::ForkLock;
 use crate::pytorch::operators;
 
-/// What is to be said when a module is called.
+/// What is to be done when a module is called.
 pub enum Action {
     /// The phase `forward` begins.
     Forward,
@@ -35,7 +35,7 @@ pub enum Action {
     Number(u32),
 }
 
-/// By the module's address: who wants it said, and what.
+/// By the module's address: who asked for it, and what is to be done.
 static NAMED: ForkLock<Option<Named>> = ForkLock::new(None);
 type Named = HashMap<usize, Vec<(u32, Action)>, BuildHasherDefault<Scatter>>;
 
@@ -72,7 +72,7 @@ pub fn begin(call: *mut c_void, method: *mut c_void) {
     CALL.store(call, Ordering::Release);
 }
 
-/// Says this whenever the module at `address` is called, until `watch` is removed.
+/// Does this whenever the module at `address` is called, until `watch` is removed.
 pub fn add(address: usize, watch: u32, action: Action) {
     NAMED.lock().get_or_insert_default().entry(address).or_default().push((watch, action));
 }
@@ -131,7 +131,7 @@ pub unsafe extern "C-unwind" fn called(
     unsafe {
         let call = std::mem::transmute::<*mut c_void, Call>(CALL.load(Ordering::Acquire));
         if count & !FLAG == 0 {
-            return call(method, &raw const function, 1, std::ptr::null_mut()); // an error: it has none
+            return call(method, &raw const function, 1, std::ptr::null_mut()); // an error: no argument
         }
         // Python ends a daemon thread by unwinding it (`pthread_exit`), through here.
         let _until_called = Opened(crate::labels::opened());

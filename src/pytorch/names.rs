@@ -1,12 +1,14 @@
 //! What of PyTorch is known by name or by place, and of which releases
 //! that is known. All of it stands here.
 //!
-//! PyTorch promises none of it. So each name says with which releases it was checked, and
+//! PyTorch promises none of it. So each name says with which releases it was checked.
 //! `tests/e2e/test_pytorch_names.py` looks for it in the libraries of the release that the tests
-//! run with: a release that has lost one fails there by its name. For a new release: run that test
-//! with it, add the release to [`RELEASES`], and to those of each name; where a name or a place has
-//! moved, add the new one beside the old one. What is known by its place in a record can't be
-//! looked up: the tests beside PyTorch's own recorder and callbacks (`tests/e2e`) tell.
+//! run with, and fails by name where one is lost.
+//!
+//! For a new release, run that test with it, and add the release to [`RELEASES`] and to those of
+//! each name. Where a name or a place has moved, add the new one beside the old one. What is
+//! known by its place in a record can't be looked up: the tests beside PyTorch's own recorder
+//! and callbacks (`tests/e2e`) show it.
 
 use std::ffi::CStr;
 
@@ -196,9 +198,9 @@ pub const PROGRAMS: &str = "CUDAGuardImpl";
 /// `c10::DeviceType::CUDA`, in every 2.x.
 pub const CUDA: u16 = 1;
 
-/// The numbers that PyTorch gives the streams of its own pools, in every 2.x: a position in a pool
-/// (of 32), a pool (one for each priority, from 1 to 4), and a last bit that is set. The default
-/// stream has 0 (`c10/core/Stream.h`).
+/// The numbers that PyTorch gives the streams of its own pools, in every 2.x. A number is a
+/// position in a pool (of 32), a pool (one for each priority, from 1 to 4), and a last bit that is
+/// set. The default stream has 0 (`c10/core/Stream.h`).
 pub fn stream_ids() -> impl Iterator<Item = u64> {
     (1..=4).flat_map(|pool| (0..32).map(move |place| place << 5 | pool << 1 | 1))
 }

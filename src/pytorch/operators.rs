@@ -1,20 +1,20 @@
 //! What was in use after each operator, while somebody asks: for `memtrace.MemoryTracker`.
 //!
-//! An operator leaves a record: which one, how deep inside others it ran, on which thread, and what
-//! the allocator had when it was done. Most are seen as they begin ([`crate::pytorch::quick`]); for
-//! the others, and where that is not possible, there are two of PyTorch's callbacks (scope
-//! *function*, see [`crate::pytorch::record_functions`]). Either only while a tracker runs, so an
-//! operator costs nothing in between. Nobody decides here which of them a reader wants to see; that
-//! is worked out afterwards, from the records of all.
+//! An operator leaves a record: which one, how deep inside others it ran, on which thread, and
+//! what the allocator had when it was done. Most are seen as they begin
+//! ([`crate::pytorch::quick`]). For the others there are two of PyTorch's callbacks (scope
+//! *function*, see [`crate::pytorch::record_functions`]). Both are there only while a tracker
+//! runs, so an operator costs nothing in between. Which operators a reader wants to see is worked
+//! out afterwards, from the records of all.
 //!
-//! An operator that no dispatch mode could see, because its caller shut them out (`torch.tensor`
-//! does), says so by a bit, and so does one that an exception ended; `record_function` ranges,
-//! which PyTorch does not report as operators, are written as those that they are.
+//! A bit says of an operator that no dispatch mode could see it, because its caller shut them out
+//! (`torch.tensor` does). Another says that an exception ended it. Ranges of `record_function` are
+//! recorded as those operators of PyTorch's that they are, which PyTorch itself doesn't report.
 //!
-//! Facts it rests on, checked for each record before use: the operator's schema is what the second
-//! kind of name of a `RecordFunction` leads to, at [`FUNCTION_AT`], and it begins with two
-//! strings, the name and the overload. If the first is not the one that PyTorch itself says is the
-//! name, the overload counts as unknown.
+//! It rests on two facts, which are checked for each record before use. The second kind of name
+//! of a `RecordFunction`, at [`FUNCTION_AT`], leads to the operator's schema. And that begins
+//! with two strings, the name and the overload. If the first is not the name that PyTorch itself
+//! gives, the overload counts as unknown.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -33,7 +33,7 @@ use crate::pytorch::names::{self, FUNCTION_AT, OPERATOR, SCHEMA};
 use crate::pytorch::{backward, quick, record_functions};
 use crate::record::guard::{self, Local};
 
-/// The longest name that is believed.
+/// The longest name that is taken for one.
 const LONGEST: usize = 200;
 
 /// Words of a record.
@@ -189,12 +189,12 @@ fn failed() -> bool {
 /// operator which began last, and is not done.
 const BEGUN: u64 = 1 << 15;
 
-/// What operator the calling thread is in, for a record of something else: how many are open that
-/// leave their records as they end (15 bits), [`BEGUN`], the thread's number (from bit 16), and the
-/// number of a record (from bit 32). Of the records from there on with this thread's number, the
-/// first of each smaller depth is of an operator that is open now. The innermost is the one of that
-/// number itself, if it was seen as it began; else the number is that of the next record. 0 outside
-/// operators, or if nobody asks for them.
+/// The operator that the calling thread is in, for a record of something else. The word has four
+/// parts: how many are open that leave their records as they end (15 bits), [`BEGUN`], the thread's
+/// number (from bit 16), and the number of a record (from bit 32). Of the records from there on
+/// with this thread's number, the first of each smaller depth is of an operator that is open now.
+/// The innermost is the one of that number itself, if it was seen as it began; else the number is
+/// that of the next record. 0 outside operators, or if nobody asks for them.
 #[inline]
 pub fn inside(local: &Local) -> u64 {
     if !RUNNING.load(Ordering::Relaxed) {

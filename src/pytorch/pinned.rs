@@ -1,17 +1,17 @@
 //! PyTorch's allocator of page-locked host memory: what was asked of it.
 //!
-//! It rounds requests up, to powers of two mostly, and keeps what it is given back; so the driver
+//! It rounds requests up, to powers of two mostly, and keeps what it is given back. So the driver
 //! is asked for 32 GiB where the program wanted 20, and doesn't hear of a block that is handed out
-//! a second time. What was asked for is known in `allocate(size_t)`, slot 2 of the allocator's
-//! table as of every `c10::Allocator`'s in every 2.x, and its end by the function that the
-//! `c10::DataPtr` it returns is deleted with, which we put our own in front of.
+//! a second time. What was asked for is known in `allocate(size_t)`, slot 2 of every
+//! `c10::Allocator`'s table in every 2.x. A block's end is known by the function with which its
+//! `c10::DataPtr` is deleted; we put our own in front of it.
 //!
-//! Whoever wants the allocator asks a function for it, `at::getHostAllocator` or, up to
-//! PyTorch 2.7, `at::cuda::getCachingHostAllocator`; we define both, hand on the real answer,
-//! and see to its table. So nothing is asked of PyTorch that the program doesn't ask itself.
+//! Whoever wants the allocator asks a function for it: `at::getHostAllocator` or, up to PyTorch
+//! 2.7, `at::cuda::getCachingHostAllocator`. We define both, hand on the real answer, and replace
+//! the function in its table. So nothing is asked of PyTorch that the program doesn't ask itself.
 //! (Checked on PyTorch 2.6, 2.11 and 2.15.)
 //!
-//! Must never keep an exception from passing: a failure to allocate is
+//! It must never keep an exception from passing: a failure to allocate is
 //! thrown through our `allocate`.
 
 use std::cell::Cell;

@@ -1,15 +1,16 @@
 //! From which of its pools PyTorch's allocator serves a request.
 //!
 //! A program sends allocations into a private pool (a CUDA graph's, or a `MemPool` of its own) by
-//! `beginAllocateToPool(device, pool, filter)`; from then on the allocator asks the filter, a
-//! `std::function<bool(stream)>`, at every request whether that pool is meant. So we put our own
-//! function into that slot of the allocator's table, and hand on a filter of ours that asks the
-//! real one and remembers a yes, for the request that is under way in this thread. The allocator
-//! itself does the asking, when and as often as it would without us.
+//! `beginAllocateToPool(device, pool, filter)`. From then on the allocator asks the filter, a
+//! `std::function<bool(stream)>`, at every request whether that pool is meant.
 //!
-//! `std::function` is libstdc++'s, whose layout is part of its stable ABI: two words of storage, a
-//! manager (what it is asked to do: 0 the type, 1 the functor, 2 copy, 3 destroy), an invoker. An
-//! exception of the real filter passes through.
+//! So we put our own function into that slot of the allocator's table, and hand on a filter of
+//! ours. It asks the real one, and remembers a yes for the request that is under way in this
+//! thread. The allocator itself asks, when and as often as it would without us.
+//!
+//! `std::function` is libstdc++'s, whose layout is part of its stable ABI. It has two words of
+//! storage, a manager and an invoker. The manager is asked for one of four things: 0 the type, 1
+//! the functor, 2 copy, 3 destroy. An exception of the real filter passes through.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

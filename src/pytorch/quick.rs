@@ -1,31 +1,34 @@
 //! Operators seen as they begin, without PyTorch's own callbacks: for
 //! [`crate::pytorch::operators`].
 //!
-//! A callback for operators costs a training step of pure dispatch 12 to 15 %, even one that
-//! does nothing: PyTorch takes a slower path, with a `RecordFunction` for each operator. But
-//! before each operator its dispatcher asks `at::getStepCallbacksUnlessEmpty` whether anybody
-//! wants to know, a function of `libtorch_cpu`'s that is called through its table of symbols, so
-//! a preloaded library answers: this one, with a jump to the real one as long as nobody tracks.
-//! The caller's return address says which operator it is (`at::_ops::add_Tensor::call`), and
-//! "nobody wants to know" is the answer.
+//! A callback for operators costs a training step of pure dispatch 12 to 15 %, even one that does
+//! nothing. PyTorch then takes a slower path, with a `RecordFunction` for each operator. But before
+//! each operator its dispatcher calls `at::getStepCallbacksUnlessEmpty` to ask for callbacks. That
+//! is a function of `libtorch_cpu`'s, called through its PLT, so a preloaded library can answer.
+//! Ours jumps to the real one as long as nobody tracks. Otherwise it reads from the return address
+//! which operator it is (`at::_ops::add_Tensor::call`), and answers that there are no callbacks.
 //!
-//! What remains is to know when an operator is done. Most have an autograd kernel, which shuts
-//! autograd out of the thread while the work is done (`AutoDispatchBelowAutograd`), so one word
-//! of the thread says it: what libtorch begins while autograd is shut out is inside an operator
-//! and nobody's business (PyTorch's Python functions shut autograd out, too, around operators
-//! that make tensors; so the caller's caller tells, found once for each operator by a walk of
-//! the stack), and what is allocated or freed then belongs to the one that began last, whose
-//! record is brought up to date ([`event`]) and named for who asks what a block was for
-//! ([`current`]). Operators that are made of others say nothing; the others do. All else goes
-//! PyTorch's way, with a `RecordFunction`, begin and end: operators without such a kernel, those
-//! that are called by other ways, and whatever runs while the thread is in an unusual state:
-//! under a dispatch mode, in inference mode, under hooks on saved tensors (a checkpoint stops
-//! its recomputation by an exception from one).
+//! What remains is to know when an operator is done. Most have an autograd kernel, which excludes
+//! autograd from the thread's dispatch keys while the work is done (`AutoDispatchBelowAutograd`).
+//! So one word of the thread says it. An operator that libtorch begins while autograd is excluded
+//! is inside another one, and is left out. What is allocated or freed then belongs to the operator
+//! that began last. Its record is brought up to date ([`event`]), and it is named to whoever asks
+//! what a block was for ([`current`]).
 //!
-//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15, and tried on the
-//! running one by [`begin`] before anything relies on them: the layout of `at::StepCallbacks`;
-//! `c10::impl::raw_local_dispatch_key_set` is two words, included and excluded keys, zero in a
-//! thread's usual state; `SavedTensorDefaultHooks`' state begins with a stack in a `std::deque`.
+//! PyTorch's Python functions exclude autograd, too, around operators that make tensors. So the
+//! caller's caller decides, found once for each operator by a walk of the stack. Operators that are
+//! made of others leave no record; those others do.
+//!
+//! All else goes PyTorch's way, with a `RecordFunction`, begin and end. That is so for operators
+//! without such a kernel, for those that are called in other ways, and while the thread is in an
+//! unusual state: under a dispatch mode, in inference mode, or under hooks on saved tensors. (A
+//! checkpoint stops its recomputation by an exception from such a hook.)
+//!
+//! It rests on facts from the public headers of PyTorch 2.6, 2.11 and 2.15. [`begin`] tries them
+//! on the running PyTorch before anything relies on them. They are the layout of
+//! `at::StepCallbacks`; that `c10::impl::raw_local_dispatch_key_set` is two words, included and
+//! excluded keys, zero in a thread's usual state; and that `SavedTensorDefaultHooks`' state
+//! begins with a stack in a `std::deque`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -70,7 +73,7 @@ const _: () = assert!(size_of::<Answer>() == 104 && std::mem::offset_of!(Answer,
 /// What is called: the real function, or [`decide`] while operators are tracked.
 static TARGET: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL: Address = Address::new();
-/// Has anybody come through the door since [`begin`]?
+/// Has PyTorch called through it since [`begin`]?
 static WAS_CALLED: AtomicBool = AtomicBool::new(false);
 /// Keys that are excluded below autograd, one that may be, too, and those of autocast.
 static BELOW: AtomicU64 = AtomicU64::new(0);
@@ -142,7 +145,7 @@ extern "C" fn find() -> *mut c_void {
     }
 }
 
-/// Nobody wants to know.
+/// Answers that there are no callbacks.
 unsafe extern "C-unwind" fn nobody(
     result: *mut Answer,
     _: u8,
@@ -172,8 +175,8 @@ pub fn learn(text: &[u8]) {
     }
 }
 
-/// Opens the door on trial: [`end_of_trial`] says whether PyTorch comes through it. `below` are the
-/// keys that are excluded below autograd, `views` those that are beside it.
+/// Takes PyTorch's calls on trial: [`end_of_trial`] says whether any came. `below` are the keys
+/// that are excluded below autograd, `views` those that are beside it.
 pub fn begin(below: u64, views: u64, autocast: u64, start: Start, end: End) {
     BELOW.store(below, Ordering::Relaxed);
     VIEWS.store(views, Ordering::Relaxed);

@@ -5,9 +5,9 @@
 //! scopes are asked for. Here is how one asks, and how a `RecordFunction` is read; who asks is
 //! [`super::callbacks`] and [`super::operators`].
 //!
-//! Facts it rests on, from the public headers of PyTorch 2.6, 2.11 and 2.15: the callback is a
-//! 40-byte record passed by value; a start callback returns a `unique_ptr` through a hidden
-//! pointer; what is read of a `RecordFunction` lies at known places ([`names`]).
+//! It rests on facts from the public headers of PyTorch 2.6, 2.11 and 2.15. The callback is a
+//! 40-byte record passed by value. A start callback returns a `unique_ptr` through a hidden
+//! pointer. What is read of a `RecordFunction` lies at known places ([`names`]).
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;

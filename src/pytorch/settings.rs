@@ -1,10 +1,10 @@
-//! Settings of PyTorch's allocator, heard where PyTorch reads them: at its start from a variable,
+//! Settings of PyTorch's allocator, noted where PyTorch reads them: at its start from a variable,
 //! later from the program (`torch.cuda.memory._set_allocator_settings`).
 //!
-//! Which variable counts depends on the release: `PYTORCH_CUDA_ALLOC_CONF` alone in 2.6, also
-//! empty before any other name in 2.11. The words that PyTorch's own parser gets are the ones
-//! that hold. Its two doors are called through the PLT; a release that has neither leaves us with
-//! the variable that we read ourselves.
+//! Which variable counts depends on the release: `PYTORCH_CUDA_ALLOC_CONF` alone in 2.6, also empty
+//! before any other name in 2.11. The words that PyTorch's own parser gets are the ones that hold.
+//! Its two functions are called through the PLT, so we define them. A release that has neither
+//! leaves us with the variable that we read ourselves.
 //!
 //! The parser refuses by an exception, which passes through here; what it
 //! refused is not remembered.
@@ -48,8 +48,8 @@ pub fn meant(text: &str) -> String {
     if is_2_6() { conf::from_2_6(text) } else { text.to_owned() }
 }
 
-/// The settings that hold, as a snapshot lists them, and as words. Where PyTorch
-/// wasn't heard: those of the environment.
+/// The settings that hold, as a snapshot lists them, and as words. Where PyTorch's parser
+/// wasn't seen: those of the environment.
 pub fn in_force(config: &Config) -> (Value, String) {
     let read = READ.try_lock().and_then(|read| read.clone());
     let release = if is_2_6() { "2.6" } else { "" };

@@ -1,13 +1,13 @@
 //! Which of the calls out of PyTorch's allocator library are the allocator's.
 //!
-//! `libc10_cuda.so` is also the home of `c10::cuda::impl::CUDAGuardImpl`, which records and queries
-//! the events that belong to the program (`torch.Event`, autograd's joins of streams) with the same
-//! runtime calls. Only the allocator's decide when a block is free again, so the function that a
-//! call stands in must be known: by the library's own symbol table, looked at once for each call
-//! site (there is a handful), and remembered.
+//! `libc10_cuda.so` also has `c10::cuda::impl::CUDAGuardImpl`. With the same runtime calls it
+//! records and queries events of the program's (`torch.Event`, autograd's joins of streams). But
+//! only the allocator's events decide when a block is free again. So the function that a call
+//! stands in must be known. The library's own symbol table is looked at once for each call site, of
+//! which there is a handful, and the answer is remembered.
 //!
-//! A library that was stripped of its symbols leaves that open; then every call counts as the
-//! allocator's, which is right for all programs but those that record events of that kind.
+//! A library that was stripped of its symbols leaves that open. Then every call counts as the
+//! allocator's, which is right for all programs but those that record such events.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -3,13 +3,13 @@
 //! Every event of PyTorch's allocator has the stream of its request, which is the thread's current
 //! one on that device. To ask PyTorch for it (`c10::cuda::getCurrentCUDAStream`) costs a hundred
 //! instructions and four look-ups of thread-local words, a quarter of all that an event costs. A
-//! thread's current stream only ever changes in `c10::cuda::setCurrentCUDAStream`, which everybody,
-//! `libc10_cuda.so` itself too, calls through its PLT: so that function is defined here, and what
-//! was answered last is believed until the thread sets another.
+//! thread's current stream only ever changes in `c10::cuda::setCurrentCUDAStream`. Everybody calls
+//! that through its PLT, also `libc10_cuda.so` itself. So that function is defined here, and the
+//! last answer is cached until the thread sets another stream.
 //!
-//! Must never believe it where that function might be passed by: only if the loader
-//! shows ours for the name; and now and then it is asked all the same, and the first
-//! difference ends the belief for good.
+//! The cache must never be used where calls might go past our function. So it is used only if the
+//! loader finds ours for the name. Now and then PyTorch is asked all the same, and the first
+//! difference ends the cache for good.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;

@@ -2,13 +2,12 @@
 //!
 //! PyTorch takes a workspace for each thread and stream that first multiplies there, and
 //! before 2.15 keeps it for ever. It is in no tensor, so a tracker that sees it come in a
-//! backward pass would take it for a gradient that stays. But PyTorch hands it to cuBLAS
-//! at once, by a public function, which is the door here: if it is the block that the
-//! calling thread took last, it is one.
+//! backward pass would take it for a gradient that stays. But PyTorch hands it to cuBLAS at
+//! once, by a public function, which is hooked here. If it is the block that the calling
+//! thread took last, it is a workspace.
 //!
-//! A handle is good for the cuBLAS that made it alone, and a process may have two
-//! (PyTorch's and another framework's, each with its own CUDA): each call goes to
-//! the one that its caller is bound to.
+//! A handle is good only for the cuBLAS that made it. A process may have two, PyTorch's and another
+//! framework's, each with its own CUDA. So each call goes to the one that its caller is bound to.
 
 use std::ffi::{c_int, c_void};
 

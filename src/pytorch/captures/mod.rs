@@ -1,24 +1,27 @@
 //! Frees that wait for the end of a graph capture.
 //!
-//! A block that other streams use is given back for good when they are done. For this PyTorch's
-//! allocator records CUDA events, which it can't while a graph is captured. So it keeps such a
-//! block, and at the first request after the capture it records an event on each stream that used
-//! the block before or after it; what was used only inside is complete at once, without any call
-//! that could be seen. (Checked against its own recorder, PyTorch 2.6 to 2.15.)
+//! A block that other streams use is given back for good when they are done. For this
+//! PyTorch's allocator records CUDA events, which it can't while a graph is captured. So it
+//! keeps such a block until the first request after the capture. Then it records an event
+//! on each stream that used the block before or after the capture. A block that was used
+//! only inside is complete at once, without any call that could be seen. (Checked against
+//! its own recorder, PyTorch 2.6 to 2.15.)
 //!
-//! Known are therefore: which streams use which block ([`uses`], from `recordStream`, found by
-//! [`Methods`]) that isn't their own ([`own`]); whether a capture is under way, which the allocator
-//! is told of (`markCaptureBegin`, from PyTorch 2.13; before, every begin of allocations to a pool
-//! counts as one) and asks about, by `cudaStreamGetCaptureInfo` of the current stream, whenever one
-//! is; and whose events are those that a request records.
+//! Three things are therefore known here:
+//! - which streams use which block ([`uses`], from `recordStream`, found by
+//!   [`Methods`]) that isn't their own ([`own`]);
+//! - whether a capture is under way. PyTorch calls the allocator's `markCaptureBegin` (from 2.13;
+//!   before, every begin of allocations to a pool counts as one), and while one is under way, the
+//!   allocator asks `cudaStreamGetCaptureInfo` about the current stream;
+//! - which block's events are those that a request records.
 //!
-//! The last can be ambiguous. Blocks are gone through in the order of their frees, as PyTorch up to
-//! 2.8 does it; later ones take the order of a hash of their own pointers, which nobody outside
-//! knows. So of several blocks that become free together the order may differ, and of several that
-//! wait for the same stream, which is first.
+//! The last can be ambiguous. Blocks are gone through in the order of their frees, as PyTorch
+//! up to 2.8 does it. Later releases take the order of a hash of their own pointers, which is
+//! not known outside. So the order may differ between several blocks that become free
+//! together, or that wait for the same stream.
 //!
-//! Frees and requests come under PyTorch's lock for the device. Where it isn't so,
-//! one gives way: a lock is only tried.
+//! Frees and requests come under PyTorch's lock for the device. Where they don't, one
+//! thread gives way: a lock is only tried.
 
 mod own;
 mod uses;
@@ -47,7 +50,7 @@ const DEVICES: usize = 64;
 
 /// Captures (or what counts as one) that are under way, by device.
 static UNDER_WAY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
-/// Captures are told from other allocations to a pool.
+/// PyTorch marks captures, which distinguishes them from other allocations to a pool.
 static HAS_MARKS: AtomicBool = AtomicBool::new(false);
 
 fn begins(device: i8) {
@@ -70,7 +73,7 @@ fn capturing(local: &Local, device: i8) -> bool {
     under_way && (!HAS_MARKS.load(Ordering::Relaxed) || local.capturing.get())
 }
 
-/// What the allocator was answered when it asked whether the current stream captures.
+/// Notes the answer that the allocator got when it asked whether the current stream captures.
 pub fn note_status(local: &Local, status: c_int) {
     const NONE: c_int = 0; // cudaStreamCaptureStatusNone
     local.capturing.set(status != NONE);

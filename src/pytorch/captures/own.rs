@@ -1,7 +1,7 @@
 //! On which stream a block was allocated, for the few whose free depends on it.
 //!
 //! A block that is used on its own stream waits for nobody. Almost all blocks are the default
-//! stream's, of which nothing is kept; the others are in a table of fixed size, where each
+//! stream's, of which nothing is kept. The others are in a table of fixed size, where each
 //! address has four places, in one line of the cache. A block that was pushed out of them by
 //! newer ones is taken for the default stream's.
 //!

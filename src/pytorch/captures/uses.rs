@@ -1,9 +1,9 @@
 //! Which other streams use a block that is handed out: a table without locks.
 //!
-//! `record_stream` is called by any thread, under no lock that we could rely on, but only for a
-//! block that the program holds; so a block's entries come one by one, and go when it is given
-//! back. A block has its entries in one bucket. In a full bucket there is no place for more: then
-//! the free of such a block counts as one that nothing waits for.
+//! `record_stream` is called by any thread, under no lock that we could rely on. But it is called
+//! only for a block that the program holds, so a block's entries come one by one, and go when it is
+//! given back. A block has its entries in one bucket. In a full bucket there is no place for more:
+//! then the free of such a block counts as one that nothing waits for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
