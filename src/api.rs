@@ -1,9 +1,8 @@
 //! The C functions for programs and for the Python package.
 //!
-//! `include/memtrace.h` and `python/memtrace/_interface.py` are written from here, words
-//! and types: from what stands above each function (without `# Safety`) and from the
-//! lines between `---`, which begin a section. `tests/interface.rs` writes both, and
-//! fails where they are of another day.
+//! `include/memtrace.h` and `python/memtrace/_interface.py` are written from here, words and types.
+//! The text above each function (without `# Safety`) is taken, and the lines between `---`, which
+//! begin a section. `tests/interface.rs` writes both, and fails where they are of another day.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -172,7 +171,7 @@ pub unsafe extern "C" fn memtrace_label_path(label: u32, into: *mut c_char, size
 unsafe fn answer(text: &str, into: *mut c_char, size: usize) -> usize {
     if let Some(room) = size.checked_sub(1) {
         let length = text.len().min(room);
-        // SAFETY: the caller vouches for `size` bytes, which is at least one more than these.
+        // SAFETY: the caller promises `size` bytes, which is at least one more than these.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), length);
             into.add(length).write(0);

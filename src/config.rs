@@ -73,7 +73,7 @@ impl Config {
             std::env::var_os(name)
                 .or_else(|| ours.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone()))
         });
-        // `memtrace run` has said it, once for all its processes.
+        // `memtrace run` has reported it, once for all its processes.
         if config.run_pid.is_none() {
             let remarks =
                 ours.iter().filter_map(|(name, _)| options::remark(&name.to_string_lossy()));

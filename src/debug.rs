@@ -1,4 +1,5 @@
-//! C functions that take the calling thread's stack and hand it out, for tests and for `memtrace doctor`.
+//! C functions that take the calling thread's stack and hand it out, for
+//! tests and for `memtrace doctor`.
 //!
 //! They work without a recorder, in regions of their own, made at the first call.
 
@@ -34,9 +35,9 @@ pub extern "C" fn memtrace_debug_capture(mode: c_int) -> c_uint {
     stacks().map_or(0, |s| MINE.with(|mine| s.capture(self::mode(mode), Site::Alloc, mine)))
 }
 
-/// Writes the stack with this id as text into `buf`, which has `len` bytes: a line for each frame, innermost
-/// first, each a JSON list of name, file and line. `splice` is 1 for PyTorch's order. Returns the length of the
-/// whole text; of what doesn't fit, the end is left out.
+/// Writes the stack with this id as text into `buf`, which has `len` bytes. Each frame is a line,
+/// innermost first: a JSON list of name, file and line. `splice` is 1 for PyTorch's order. Returns
+/// the length of the whole text; of what doesn't fit, the end is left out.
 ///
 /// # Safety
 /// `buf` must have `len` writable bytes, or `len` be 0.
@@ -64,7 +65,8 @@ pub unsafe extern "C" fn memtrace_debug_names(
     text.len()
 }
 
-/// Takes the calling thread's stack, all frames, and writes it as text: see [`memtrace_debug_names`].
+/// Takes the calling thread's stack, all frames, and writes it as text:
+/// see [`memtrace_debug_names`].
 ///
 /// # Safety
 /// As for [`memtrace_debug_names`].
@@ -75,7 +77,8 @@ pub unsafe extern "C" fn memtrace_debug_stack(buf: *mut c_char, len: usize) -> u
     unsafe { memtrace_debug_names(id, 0, buf, len) }
 }
 
-/// Makes the calling thread forget the last stack that it took, so that the next one is taken from nothing.
+/// Makes the calling thread forget the last stack that it took, so that
+/// the next one is taken from nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_debug_forget() {
     MINE.with(Mine::forget);

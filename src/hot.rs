@@ -1,10 +1,10 @@
-//! What every event asks before anything else, in one line of the cache: is there a recorder, and
-//! does anybody want more of an event than that it is written down?
+//! What every event asks before anything else, in one line of the cache. Is there a recorder? Does
+//! anybody want more of an event than that it is recorded?
 //!
 //! Each of these words belongs to the module that it is named after, which alone changes it, and
-//! seldom. They lie together because a word elsewhere is a line that the program itself has pushed
-//! out of the cache, and a page that it has pushed out of the table of pages, by the next event.
-//! What every stack needs lies in the same line ([`crate::stack::line`]).
+//! seldom. They lie together for speed. By the next event the program has pushed a line that lies
+//! elsewhere out of the cache, and its page out of the TLB. What every stack needs lies in the
+//! same line ([`crate::stack::line`]).
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -14,8 +14,8 @@ use crate::stack::line::{Beside, beside};
 /// See the module's essay.
 #[repr(C)]
 pub struct Words {
-    /// Where the address of the recorder of this process is while it is on: a word that a forked
-    /// child finds empty.
+    /// Points to a word with the address of this process's recorder while it is on. A
+    /// forked child finds that word empty.
     pub recorder: AtomicPtr<AtomicUsize>,
     /// How many trackers ask for changes ([`crate::pytorch::changes`]).
     pub changes: AtomicU32,

@@ -1,12 +1,12 @@
 //! `libmemtrace.so`: the flight recorder for GPU memory, preloaded into somebody else's process.
 //!
-//! Its life: *asleep* until the first CUDA call, because a preloaded library is loaded into
-//! every shell and helper on the way: no thread, no file, no allocation; *on* from then; *off*
-//! for ever after an internal error or in the last moments of the process. A forked child starts
-//! asleep again, with a recorder of its own.
+//! It has three states. It is *asleep* until the first CUDA call, with no thread, no file and no
+//! allocation, because a preloaded library is loaded into every shell and helper on the way. It is
+//! *on* from then. It is *off* for ever after an internal error, and in the last moments of the
+//! process. A forked child starts asleep again, with a recorder of its own.
 //!
-//! It must never change what the program does: no hook takes a lock of ours or the GIL, no panic
-//! crosses the boundary, no return code, exit code or message of the program's changes.
+//! It must never change what the program does. No hook takes a lock of ours or the GIL, and no
+//! panic crosses the boundary. No return code, exit code or message of the program's changes.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_types))]
 

@@ -1,7 +1,8 @@
 //! Functions of other libraries, found by their names when they are first called.
 //!
-//! Like [`crate::libraries::scopes::next`] first whatever the loader would have found without us,
-//! and only if that has nothing the library itself, found by its file name among the loaded ones.
+//! The first answer is whatever the loader would have found without us, as in
+//! [`crate::libraries::scopes::next`]. Only if that has nothing, the library itself is found by
+//! its file name among the loaded ones.
 
 use std::ffi::{CString, c_void};
 use std::ptr::NonNull;

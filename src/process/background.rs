@@ -1,13 +1,14 @@
-//! The background thread: keeps room in the ring, and writes a snapshot when memory has run out, at
-//! a new peak, when the clock or a signal says so.
+//! The background thread keeps room in the ring and writes snapshots: when memory has run out, at a
+//! new peak, by the clock, or at a signal.
 //!
-//! It is one thread with a small stack and all signals blocked, made with `pthread_create` (the
-//! standard library's own threads register thread-local destructors, which a library that may be
-//! unloaded must not have). A hook talks to it through its mailbox ([`crate::record::mailbox`]).
+//! It is one thread with a small stack and all signals blocked. It is made with
+//! `pthread_create`, because the standard library's own threads register thread-local
+//! destructors. A library that may be unloaded must not have those. A hook talks to it through
+//! its mailbox ([`crate::record::mailbox`]).
 //!
-//! Out of memory is noted as the ticket of the event, and the snapshot shows the state *at that
-//! ticket*, however late the thread gets to it. A program that catches the error and goes on may
-//! fail thousands of times: the first few failures get a file, then one every [`OOM_PAUSE_NS`].
+//! A failure is noted as the ticket of its event. The snapshot shows the state *at that ticket*,
+//! however late the thread gets to it. A program that catches the error and goes on may fail
+//! thousands of times: the first few failures get a file, then one every [`OOM_PAUSE_NS`].
 //!
 //! The C library ends a process whose main thread has left by `pthread_exit` when its last thread
 //! ends, and it counts this one, too. So the thread ends when it is the only one left
@@ -84,8 +85,8 @@ pub fn serve_oom(process: &Process) {
     dump::to_folder(process, Moment::Ticket(ticket), dump::Reason::Oom);
 }
 
-/// Says once why stacks have no Python frames where a user expects them; the children of forks don't
-/// repeat it. Also at the end, where the thread may not have come to it.
+/// Says once why stacks have no Python frames where a user expects them; the children of forks
+/// don't repeat it. Also at the end, where the thread may not have come to it.
 pub fn say_what_stacks_lack(recorder: &Recorder) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if let Some(why) = recorder.stacks.python_refused()

@@ -1,12 +1,12 @@
 //! A snapshot file of this process.
 //!
-//! Reads the ring without stopping anybody, names the stacks, and writes a new file, which then
-//! takes the first name that is free ([`memtrace_files`]): a reader never sees half a file, and
-//! no file of an earlier run is ever overwritten. Runs in the background thread, at exit and
+//! It reads the ring without stopping anybody, names the stacks, and writes a new file. That file
+//! then takes the first name that is free ([`memtrace_files`]). So a reader never sees half a file,
+//! and no file of an earlier run is ever overwritten. It runs in the background thread, at exit and
 //! for `memtrace_dump`; never in a hook.
 //!
-//! Takes memory for what is alive and for the names of stacks, and none for the history,
-//! which goes from the ring into the file event by event ([`memtrace_snapshot::write`]). The
+//! It takes memory for what is alive and for the names of stacks. The history takes none: it
+//! goes from the ring into the file event by event ([`memtrace_snapshot::write`]). The
 //! program's threads wait for it at most while the live table is copied, and only if an
 //! eighth of the ring fills meanwhile.
 
@@ -75,7 +75,7 @@ impl Reason {
     }
 }
 
-/// What a snapshot gives reason to say.
+/// What a snapshot has found that the user should know.
 #[derive(Default)]
 struct Findings {
     /// The text about a failure.
@@ -433,7 +433,7 @@ fn about(process: &Process, reason: Reason, known: Memtrace) -> Memtrace {
     about
 }
 
-/// How recording goes, for whoever asks meanwhile.
+/// How recording goes, for `memtrace_stats`.
 pub fn statistics(recorder: Option<&Recorder>) -> Value {
     let Some(recorder) = recorder else { return serde_json::json!({ "recording": false }) };
     let counter = |i: usize| recorder.blackbox.header()[i].load(Ordering::Relaxed);

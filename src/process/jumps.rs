@@ -5,13 +5,13 @@
 //! afterwards be recorded. So each of the C library's functions that jump first says where to; what
 //! lies further in on the thread's stack is over ([`guard::end_below`]).
 //!
-//! It must change nothing: the real function gets its arguments in the registers they came in,
-//! and a jump that leaves nothing of ours costs some nanoseconds. It takes no lock and
+//! It must change nothing. The real function gets its arguments in the registers they came
+//! in. A jump that leaves nothing of ours costs some nanoseconds. It takes no lock and
 //! allocates nothing, since handlers call it.
 //!
-//! The fact it rests on: where glibc keeps the stack pointer in a `jmp_buf` on x86-64 (the seventh
-//! word), and how it hides it (rotated by 17 bits, after an exclusive or with a word of the
-//! thread's control block). A value that is no address in the thread's own stack is left alone, so
+//! It rests on one fact about glibc on x86-64: the seventh word of a `jmp_buf` is the stack
+//! pointer. It is hidden by an exclusive or with a word of the thread's control block, and then
+//! rotated by 17 bits. A value that is no address in the thread's own stack is left alone, so
 //! with another C library nothing happens.
 
 use std::ffi::{CStr, c_void};

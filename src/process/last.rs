@@ -2,8 +2,8 @@
 //!
 //! A main thread that leaves by `pthread_exit` (or is cancelled) lets the others go on. The kernel
 //! keeps it among the threads, as a zombie, until all have ended; its list of robust locks is gone
-//! at once. Asking for that list takes a tenth of a microsecond, so the background thread asks each
-//! time it wakes up, and looks at the others only from then on.
+//! at once. Asking for that list takes a tenth of a microsecond. So the background thread asks each
+//! time it wakes up, and looks at the other threads only once the list is gone.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn main_has_ended() -> bool {
     code == 0 && locks == 0
 }
 
-/// As far as the kernel tells; without `/proc`, they may have.
+/// As far as the kernel shows it; without `/proc`, they may have.
 fn others_have_ended() -> bool {
     // SAFETY: gettid has no preconditions.
     let own = unsafe { libc::gettid() }.to_string();

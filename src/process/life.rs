@@ -59,7 +59,7 @@ pub fn last_snapshot(process: &Process) {
     recorder.mailbox.close();
     background::serve_oom(process);
     background::say_what_stacks_lack(recorder);
-    // What had no room is said also where the background thread didn't come to it,
+    // What had no room is reported also where the background thread didn't come to it,
     // and there is no memory for a snapshot.
     recorder.retire_ahead();
     let nothing = recorder.ring.written() == 0;
@@ -113,8 +113,8 @@ fn end(status: c_int) -> ! {
     }
 }
 
-/// The `_exit` behind ours. Looked up when the library is loaded: a forked child of a program with
-/// threads, where the loader's lock may be held for ever, often has nothing to call but `_exit`.
+/// The `_exit` behind ours. It is looked up when the library is loaded. A forked child of a program
+/// with threads often calls nothing but `_exit`, and the loader's lock may be held there for ever.
 static NEXT_EXIT: Address = Address::new();
 
 extern "C" fn loading() {

@@ -1,19 +1,19 @@
 //! What the devices themselves say of how full they are.
 //!
 //! Contexts, modules and graphs take memory that no call names. It shows in the difference between
-//! what a device says is in use and what is booked; so that is asked for now and then, and written
-//! down as an event among the others, where the books of that very moment are known
-//! (`memtrace_snapshot` puts both side by side).
+//! what a device says is in use and what the ledger has. So the devices are asked now and then, and
+//! the answer is recorded as an event among the others. There the ledger of that very moment is
+//! known (`memtrace_snapshot` puts both side by side).
 //!
 //! NVIDIA's management library (NVML) is asked, which needs no context and disturbs no
-//! stream: never in a hook, only by the background thread, when something without a size
-//! has come or gone, and by whoever writes a snapshot. A machine without it has just the
-//! answers that pass by (`cudaMemGetInfo`).
+//! stream. It is never asked in a hook. The background thread asks when something without a
+//! size has come or gone, and whoever writes a snapshot does. A machine without it has just
+//! the answers that pass by (`cudaMemGetInfo`).
 //!
-//! An allocation is booked a moment after the device has made it: so a measurement counts
-//! only if no call about memory is under way ([`under_way::at_rest`]), and if it gets the
-//! place in the order of events that it had then ([`under_way::write_measured`]); if there never
-//! is such a moment, it is tried again later.
+//! An allocation is in the ledger a moment after the device has made it. So a measurement counts
+//! only if no call about memory is under way ([`under_way::at_rest`]). It must also get the
+//! place in the order of events that it had then ([`under_way::write_measured`]). If there is no
+//! such moment, it is tried again later.
 //!
 //! NVML is opened by a thread of its own: the loader's lock may be held by somebody who waits for
 //! the background thread. Others wait for that one for a moment only.
@@ -61,7 +61,7 @@ struct ProcessInfo {
 /// NVML doesn't know.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// Processes of one device that are told apart.
+/// How many processes of one device are listed.
 const PROCESSES: usize = 128;
 
 type ByAddress = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
@@ -173,13 +173,14 @@ static NVML: AtomicPtr<Nvml> = AtomicPtr::new(std::ptr::null_mut());
 /// How long anybody waits for it to be opened.
 const TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// In a forked child, nobody is at it, and what the parent has opened is the parent's.
+/// In a forked child no thread is opening it, and what the parent has opened is the parent's.
 pub fn forget_others() {
     STATE.store(CLOSED, Ordering::Release);
 }
 
-/// NVML and its driver don't fit into less. Where so little is left, the thread that tries to open
-/// it would only take an arena of the C library's from the program, which is 64 MiB of addresses.
+/// NVML and its driver don't fit into less. Where so little is left, the thread that
+/// tries to open it would fail. And it would take an arena of the C library's from the
+/// program, which is 64 MiB of addresses.
 const ROOM: u64 = 1 << 30;
 
 /// NVML's library, by its documented name.
@@ -197,8 +198,8 @@ fn is_open() -> bool {
         return false;
     }
     let first = STATE.compare_exchange(CLOSED, OPENING, Ordering::AcqRel, Ordering::Acquire);
-    // The C library ends the process with its last thread: with one that is made here
-    // when there is no other any more, too, in the middle of the last snapshot. Then
+    // The C library ends the process with its last thread. If no other thread is left, that
+    // would be one that is made here, in the middle of the last snapshot. In that case
     // nobody holds the loader's lock either.
     let alone = || last::is_this_thread();
     // SAFETY: the thread takes no argument.
@@ -275,7 +276,7 @@ impl Nvml {
         list[..(n as usize).min(PROCESSES)].iter().map(|p| (p.pid, p.used)).collect()
     }
 
-    /// Bytes of this process and of others; `None` if NVML can't tell (in
+    /// Bytes of this process and of others; `None` if NVML doesn't know (in
     /// another process namespace, for example).
     fn processes(&self, device: Handle) -> Option<(u64, u64)> {
         let mut list = [ProcessInfo::default(); PROCESSES];

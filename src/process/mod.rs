@@ -40,7 +40,7 @@ pub struct Process {
     oom: ForkLock<OomFiles>,
 }
 
-/// That of this process, or of the one that it was forked from.
+/// The last one that was made, by this process or by the one that it was forked from.
 static LAST: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Process {

@@ -1,13 +1,13 @@
 //! Programs that this process becomes or starts: will they have memtrace in them?
 //!
 //! A child whose `LD_PRELOAD` was replaced or cleared runs none of our code, so nobody would ever
-//! hear of it. The one who starts it still has: each of the C library's functions that start a
-//! program first has a look at the environment that is passed on, and adds a line to the run's list
-//! if memtrace isn't in it ([`crate::process::tree`]). Then it is a jump: the C library sees its
+//! hear of it. But the process that starts it does. So each of the C library's functions that start
+//! a program first looks at the environment that is passed on. If memtrace isn't in it, it adds a
+//! line to the run's list ([`crate::process::tree`]). Then it is a jump: the C library sees its
 //! true caller, and nothing that it answers is touched.
 //!
-//! All of this may run between `vfork` and `exec`, in memory that belongs to the
-//! parent, or in a signal handler: it takes no lock, allocates nothing, and writes at
+//! All of this may run in a signal handler, or between `vfork` and `exec`, in memory
+//! that belongs to the parent. So it takes no lock, allocates nothing, and writes at
 //! most one line. Outside `memtrace run` it is one look at a word. Not seen: a program
 //! that the kernel is asked for directly.
 
@@ -153,12 +153,12 @@ extern "C" fn look_execle(saved: *const *const c_char) -> *mut c_void {
     next::behind(&NEXT, c"execle")
 }
 
-/// What a program is told.
+/// The arguments of a program that is started.
 #[derive(Clone, Copy)]
 enum Arguments {
     /// Its own name first.
     List(Words),
-    /// As far as one word tells.
+    /// The first word of a command.
     One(*const c_char),
 }
 

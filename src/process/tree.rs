@@ -1,17 +1,19 @@
 //! The processes of one run: who was started by whom, and which files they left.
 //!
-//! `memtrace run` becomes the program, so there is no parent that waits and could add up. What it
-//! leaves in the environment is the number of the process that it became, the *root*, and the name
-//! of a list, which nobody can guess. Who records adds a line to the list when it begins and one
-//! for each snapshot, and who starts a program without memtrace one for that, in one write each, as
-//! long as the root lives; the root reads the list when it ends, says what is in it, and removes it
-//! (the list of a root that was killed goes at the next run). A process that never calls CUDA adds
-//! nothing, and where nobody does there is no list.
+//! `memtrace run` becomes the program, so there is no parent that waits and could add up. It leaves
+//! two things in the environment: the number of the process that it became, the *root*, and the
+//! name of a list, which nobody can guess. A process that records adds a line to the list when it
+//! begins and one for each snapshot. A process that starts a program without memtrace adds one for
+//! that. Each line is one write, and only while the root lives.
 //!
-//! Each snapshot names the process nearest above its own that records, too, by number and by the
-//! name of its black box, which no other process ever has: numbers are given again. A forked
-//! child has its parent's recorder in its memory still; of other parents `/proc/PID/maps` says
-//! whether they have a black box mapped.
+//! When the root ends it reads the list, reports what is in it, and removes it. The list of a
+//! root that was killed goes at the next run. A process that never calls CUDA adds nothing, and
+//! where nobody does there is no list.
+//!
+//! Each snapshot names the nearest process above its own that records, too. It names it by number
+//! and by the name of its black box, because numbers are given again and these names are not. A
+//! forked child has its parent's recorder in its memory still; of other parents `/proc/PID/maps`
+//! says whether they have a black box mapped.
 //!
 //! The root may end by `_exit`, in a signal handler: what is done there
 //! takes no lock and allocates nothing.
@@ -218,8 +220,8 @@ pub fn is_of_a_run() -> bool {
 /// Adds a word to a line.
 pub type AddWord<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// Adds to the list that a program is started without memtrace in it: under this number,
-/// if that is known, and with the words that `say` adds; nothing if it says `None`.
+/// Adds to the list that a program is started without memtrace in it. The line has this number,
+/// if that is known, and the words that `say` adds. Nothing is added if `say` returns `None`.
 /// Takes no lock and allocates nothing.
 pub fn started_without(pid: i32, say: &mut dyn FnMut(AddWord<'_>) -> Option<()>) {
     let is_read = |run: &&Run| is_alive(run.root) && !run.is_elsewhere();
@@ -250,7 +252,7 @@ const NAMED: usize = 10;
 /// The longest line of the list that is read.
 const LONGEST: usize = 4096 + 32;
 
-/// At the end of the root: says which files its processes have written. `false`:
+/// At the end of the root: reports which files its processes have written. `false`:
 /// none has recorded. Allocates nothing.
 pub fn ending() -> bool {
     static DONE: AtomicBool = AtomicBool::new(false);
@@ -264,9 +266,9 @@ pub fn ending() -> bool {
     on_a_large_one(|| signals::uncancelled(|| report_run(run, own)))
 }
 
-/// Says which files the processes of this run have written, and removes the list.
+/// Reports which files the processes of this run have written, and removes the list.
 fn report_run(run: &Run, own: i32) -> bool {
-    // What somebody else has put there is not believed, nor removed.
+    // What somebody else has put there is not read, nor removed.
     let file = descriptors::open_own(&run.list, libc::O_RDONLY);
     if file < 0 {
         return false;
@@ -277,7 +279,7 @@ fn report_run(run: &Run, own: i32) -> bool {
         recorded |= what != b'x';
         of_others |= what == b'w' && pid != own;
     });
-    // One that wrote its own has said so.
+    // A process that wrote its own snapshot has reported it.
     if of_others {
         let mut text = Text::<LONGEST>::new();
         let what: &[u8] = if written == 1 { b" snapshot:\n" } else { b" snapshots:\n" };
@@ -311,7 +313,7 @@ fn report_run(run: &Run, own: i32) -> bool {
     recorded
 }
 
-/// Says which programs were started without memtrace.
+/// Reports which programs were started without memtrace.
 fn report_unrecorded(file: c_int) {
     let mut without = 0;
     lines(file, |_, what, _| without += usize::from(what == b'x'));

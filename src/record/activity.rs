@@ -1,4 +1,5 @@
-//! What a thread is doing, as labels keep it: words that lie with the others of a thread ([`super::guard::Local`]).
+//! What a thread is doing, as labels keep it: words that lie with the others of
+//! a thread ([`super::guard::Local`]).
 //!
 //! Only the words are here, so that the recorder need not know who fills them: [`crate::labels`].
 
@@ -14,7 +15,8 @@ pub enum Work {
     Backward,
     /// A module's forward inside a backward pass: a checkpoint computes it again.
     Again,
-    /// The node that puts a gradient into its place, hooks on it included. Known while a tracker asks ([`crate::pytorch::changes`]).
+    /// The node that puts a gradient into its place, hooks on it included. Known while a tracker
+    /// asks ([`crate::pytorch::changes`]).
     Accumulate,
     /// Nobody has looked yet.
     Unknown,

@@ -1,11 +1,13 @@
 //! The mapped file that everything is recorded into. Layout: [`memtrace_format::blackbox`].
 //!
-//! Memory-backed folders come first (the runtime folder, `/dev/shm`), so that the kernel never makes a hook
-//! wait for a disk; then the user's output folder; then plain memory with one warning, for a machine where no
-//! file can be mapped. Where the file lies elsewhere, a symbolic link in the output folder leads to it.
+//! Memory-backed folders come first (the runtime folder, `/dev/shm`), so that the kernel never
+//! makes a hook wait for a disk. Then comes the user's output folder. Where no file can be
+//! mapped, plain memory is used, with one warning. Where the file lies elsewhere, a symbolic
+//! link in the output folder leads to it.
 //!
-//! It begins small and grows as it is used; every page is reserved before it is written ([`super::space`]). Where the program
-//! may make only small files, or has little address space, the box is made for less.
+//! It begins small and grows as it is used; every page is reserved before it is written
+//! ([`super::space`]). Where the program may make only small files, or has little
+//! address space, the box is made for less.
 //!
 //! A file of mode 0600 with a name of its own: nobody else's data, never somebody else's file.
 
@@ -40,7 +42,8 @@ pub const FIRST_SLOTS: usize = 1 << 12;
 const MODULE_WORDS: usize = 1 << 17;
 /// Words for the description, and for what is noted behind it.
 const ABOUT_WORDS: usize = 1 << 13;
-/// Of these, words for the settings, twice: what is there stays as it is until the new ones are whole.
+/// Of these, words for the settings, twice: what is there stays as it is
+/// until the new ones are whole.
 const SETTINGS_WORDS: usize = 1 << 10;
 const SETTINGS_AT: [usize; 2] = [ABOUT_WORDS - 2 * SETTINGS_WORDS, ABOUT_WORDS - SETTINGS_WORDS];
 /// Bytes of the description.
@@ -93,7 +96,8 @@ impl Sizes {
         (half.bytes() < self.bytes()).then_some(half)
     }
 
-    /// What fits into a file, or into what is left of the memory, that this process may have; and the limit that makes it less.
+    /// What fits into a file, or into what is left of the memory, that this process may
+    /// have; and the limit that makes it less.
     fn within_limits(largest: Sizes, in_file: bool) -> Option<(Sizes, Option<&'static str>)> {
         /// The program wants the rest. The smallest box is worth more to it.
         const SHARE: u64 = 8;
@@ -135,8 +139,8 @@ impl Sizes {
 }
 
 impl Mapped {
-    /// A fresh black box for at most so many events as the user wants, with places for so many entry points. `None`: there is no memory, not even for
-    /// the smallest one.
+    /// A fresh black box for at most so many events as the user wants, with places for so many
+    /// entry points. `None`: there is no memory, not even for the smallest one.
     pub fn create(config: &Config, name: &str, entry_points: usize) -> Option<Mapped> {
         let largest = Sizes::of(config.events, entry_points);
         Sizes::within_limits(largest, false)?;
@@ -252,8 +256,8 @@ impl Mapped {
         Room::new(self.region(region), self.space)
     }
 
-    /// The limit of the process for which a region has no room for so many entries of [`WORDS`]; `None`: it isn't a limit that is in
-    /// the way.
+    /// The limit of the process because of which a region has no room for so many entries of
+    /// [`WORDS`]; `None` if it isn't because of a limit.
     pub fn limit_of(&self, region: Region, entries: u64) -> Option<&'static str> {
         let most = (self.region(region).len() / WORDS) as u64;
         self.limited.filter(|_| entries > most)
@@ -363,8 +367,9 @@ fn open(path: &Path, words: usize) -> io::Result<OwnedFd> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    // Nothing may have this name yet: what somebody has put there is not followed, and the next folder is tried. A name that is not
-    // final would add nothing: whoever opens a box that is being made is told so by its header.
+    // Nothing may have this name yet: what somebody has put there is not followed, and
+    // the next folder is tried. A name that is not final would add nothing: the header
+    // says so of a box that is being made.
     let file: File = OpenOptions::new()
         .read(true)
         .write(true)
@@ -382,8 +387,8 @@ fn open(path: &Path, words: usize) -> io::Result<OwnedFd> {
 }
 
 fn map(file: &OwnedFd, words: usize) -> io::Result<&'static [AtomicU64]> {
-    // SAFETY: maps a file of this length that is ours alone; the mapping is removed only before it is used. All-zero words, as
-    // a new file has, are valid atomics.
+    // SAFETY: maps a file of this length that is ours alone; the mapping is removed only before it
+    // is used. All-zero words, as a new file has, are valid atomics.
     unsafe {
         let at = libc::mmap(
             std::ptr::null_mut(),

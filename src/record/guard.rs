@@ -1,15 +1,16 @@
 //! What a thread knows of itself while it is in a hook, and the promise that a hook does no harm.
 //!
-//! The words below are thread-local without a destructor: they work in a thread that is being torn down,
-//! and a library with no thread-local destructor can't crash a `dlclose`.
+//! The state below is thread-local, without a destructor. So it works in a thread that is being
+//! torn down, and a `dlclose` of this library can't crash.
 //!
-//! [`observe`] is the only way into the recorder. It does nothing in a thread that is already inside (a
-//! runtime call that calls the driver is one event, and what we call ourselves is none of our business), and a
-//! panic inside it switches memtrace off, says so once, and leaves the program alone.
+//! [`observe`] is the only way into the recorder. It does nothing in a thread that is already
+//! inside: a runtime call that calls the driver is one event, and what we call ourselves is none. A
+//! panic inside it switches memtrace off, with one message, and leaves the program alone.
 //!
-//! A program may leave a call in other ways than by its return. A C++ exception, `pthread_exit` and a cancellation unwind: what
-//! a thread is inside is put back on the way ([`Step`]). `siglongjmp` out of a signal handler leaves everything as it is; so that is
-//! looked at before it happens ([`end_below`]).
+//! A program may leave a call in other ways than by its return. A C++ exception, `pthread_exit`
+//! and a cancellation unwind the stack, which restores the thread's state on the way
+//! ([`Step`]). `siglongjmp` out of a signal handler restores nothing. So the state is restored
+//! before the jump happens ([`end_below`]).
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +30,8 @@ const OUTSIDE: u8 = 0;
 const NESTED: u8 = 1;
 /// It is writing something down.
 const RECORDING: u8 = 2;
-/// It is inside a real call that the program has made, by one of our doors. Nothing of ours is held.
+/// It is inside a real call that the program has made, by one of our
+/// hooks. Nothing of ours is held.
 const CALLING: u8 = 3;
 /// It is inside one that is not recorded, because it has interrupted us.
 const UNRECORDED: u8 = 4;
@@ -43,7 +45,7 @@ pub struct Request {
     pub stack: u32,
 }
 
-/// The most CUDA events one free can wait for that are told apart (one for each stream that used it).
+/// The most CUDA events that one free can wait for here (one for each stream that used the block).
 pub const MAX_WAITS: usize = 64;
 
 /// What the thread knows of itself; what every allocation needs, first.
@@ -61,7 +63,8 @@ pub struct Local {
     pub label: Cell<LabelId>,
     /// What it does for autograd ([`crate::pytorch::backward::work`]).
     pub work: Cell<Work>,
-    /// The block that was handed out to the thread last, if a tracker asks and none was taken back since.
+    /// The block that was handed out to the thread last, if a tracker asks
+    /// and none was taken back since.
     pub taken: Cell<u64>,
     /// PyTorch's operators on this thread.
     pub operators: Operators,
@@ -71,23 +74,28 @@ pub struct Local {
     pub request: Cell<Option<Request>>,
     /// From which pool it is served, as far as PyTorch's allocator has found out by now.
     pub pool: Cell<Pool>,
-    /// What PyTorch's allocator was last answered when it asked whether this thread's stream captures a graph.
+    /// What PyTorch's allocator was last answered when it asked whether
+    /// this thread's stream captures a graph.
     pub capturing: Cell<bool>,
     /// The real function that it is in.
     called: Cell<usize>,
     /// What its stacks need.
     pub stacks: Mine,
-    /// Handle of PyTorch's current stream and its device, if nobody has set another since that was asked.
+    /// Handle of PyTorch's current stream and its device, if nobody has
+    /// set another since that was asked.
     pub current_stream: Cell<Option<(u64, i8)>>,
     /// PyTorch's stream that was last asked for its handle: device word and id, and the handle.
     pub stream: Cell<(u64, u64, u64)>,
     /// What the last `cudaMemGetInfo` of PyTorch's allocator said is free.
     pub device_free: Cell<u64>,
-    /// Pieces that PyTorch's allocator mapped since it last set access: bytes, and the largest piece.
+    /// Pieces that PyTorch's allocator mapped since it last set access:
+    /// bytes, and the largest piece.
     pub mapped: Cell<(u64, u64)>,
-    /// Pieces of physical memory that PyTorch's allocator has, or is about to give back, and that are in no segment of the books.
+    /// Pieces of physical memory that PyTorch's allocator has, or is about to give back, and
+    /// that are in no segment of the ledger.
     pub pieces: Cell<u32>,
-    /// Handles of CUDA events that PyTorch's allocator recorded since its last report, and the streams they are on.
+    /// Handles of CUDA events that PyTorch's allocator recorded since its last
+    /// report, and the streams they are on.
     pub recorded: [Cell<(u64, u64)>; MAX_WAITS],
 }
 
@@ -175,7 +183,8 @@ impl Local {
     fn begin<'a>(&'a self, step: &'a mut Step, inside: u8) -> Inside<'a> {
         *step =
             Step { inside: self.inside.get(), called: self.called.get(), before: self.step.get() };
-        // In this order, and back in the other one: a signal handler of this thread's may look, or jump away.
+        // In this order, and back in the other one: a signal handler of
+        // this thread's may look, or jump away.
         compiler_fence(Ordering::SeqCst);
         self.step.set(step);
         compiler_fence(Ordering::SeqCst);
@@ -214,8 +223,9 @@ impl Local {
         result.inspect_err(|_| crate::record::switch::switch_off("an internal error")).ok()
     }
 
-    /// Counts what can't be written down. While a thread writes, only a signal handler can come in between: what it does about
-    /// memory would have to wait for what it has interrupted. `is_programs`: so it is at work of ours, too.
+    /// Counts what can't be recorded. While a thread writes, only a signal handler can come in
+    /// between. To record what that does, it would have to wait for what it has interrupted. The
+    /// same is so during work of ours, if `is_programs` says that the call is the program's.
     #[cold]
     fn count_if_missed(&self, recorder: &Recorder, is_programs: impl FnOnce() -> bool) {
         let counts = match self.inside.get() {
@@ -264,8 +274,9 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// The thread is about to leave everything on its own stack below this address, by `longjmp`: what it is inside there, too, and
-/// what it does on other stacks, which are signal handlers'. What it was about to write down is not written.
+/// The thread is about to leave everything on its own stack below this address, by `longjmp`. So
+/// the steps that it took there end, and those on other stacks, which are signal handlers'. What it
+/// was about to record is not recorded.
 pub fn end_below(below: usize) {
     local(|local| {
         while let step = local.step.get()
@@ -349,13 +360,14 @@ pub fn unrecorded<R>(function: usize, call: impl FnOnce() -> R) -> R {
     real(UNRECORDED, function, call)
 }
 
-/// Runs `f` as if the thread were outside: for what is an event of its own although it happens inside a real call. Never
-/// inside the recorder.
+/// Runs `f` as if the thread were outside: for what is an event of its own although it happens
+/// inside a real call. Never inside the recorder.
 pub fn as_if_outside<R>(f: impl FnOnce() -> R) -> R {
     in_state(OUTSIDE, f)
 }
 
-/// Is there anything that a jump could leave? Also true in the moments before a thread is inside, and after.
+/// Is there anything that a jump could leave? Also true in the moments
+/// before a thread is inside, and after.
 pub fn has_steps() -> bool {
     local(|l| !l.step.get().is_null())
 }
@@ -376,8 +388,8 @@ pub fn called() -> usize {
     local(|l| l.called.get())
 }
 
-/// A call of somebody's comes by while this thread is inside, and is not recorded: is it one that should be? `is_programs` says
-/// so where that depends on who calls.
+/// A call came while this thread is inside, and is not recorded. Counts it if it should have been.
+/// `is_programs` decides where that depends on the caller.
 pub fn count_if_missed(is_programs: impl FnOnce() -> bool) {
     if let Some(recorder) = crate::record::switch::recorder() {
         local(|local| local.count_if_missed(recorder, is_programs));

@@ -1,4 +1,4 @@
-//! What a hook knows of a call beside its arguments.
+//! A call that has come to a hook: what the hook knows of it beside its arguments.
 
 use crate::record::switch;
 

@@ -1,14 +1,16 @@
 //! The table of what is alive, for everything that the ring no longer remembers.
 //!
-//! An entry is the event that made the thing (a block, a segment, a mapped page, a CUDA event that a free waits for), so that a
-//! reader rebuilds the state by applying entries as it applies events. Only the holder of the retiring role writes, one word
-//! at a time, in an order that leaves the table right after every single store: an entry's first word is written last when
-//! it comes and first when it goes. The same event applied twice changes nothing, because a process may die between the
-//! table and the counter of retired events.
+//! An entry is the event that made the thing: a block, a segment, a mapped page, or a CUDA event
+//! that a free waits for. So a reader rebuilds the state by applying entries as it applies events.
+//! Only the holder of the retiring role writes, one word at a time. The order leaves the table
+//! right after every single store: an entry's first word is written last when it comes and first
+//! when it goes. The same event applied twice changes nothing, because a process may die between
+//! the table and the counter of retired events.
 //!
-//! Where entries lie and how they are found: [`crate::record::places`]. What a block's free waits for is no number in its
-//! entry, but the entries of those events themselves, which hang together in memory of this process. An entry that
-//! finds no room at all is counted, because from then on the live set is not exact.
+//! Where entries lie and how they are found: [`crate::record::places`]. What a block's free
+//! waits for is no number in its entry. It is the entries of those events themselves, which are
+//! linked in memory of this process. An entry that finds no room at all is counted, because
+//! from then on the live set is not exact.
 
 use std::collections::TryReserveError;
 
@@ -35,7 +37,8 @@ impl Live {
         Live { places: Places::new(entries, header, space), header }
     }
 
-    /// One with room for a single entry at first and so many in memory, for a model that tries everything.
+    /// One with room for a single entry at first and so many in memory,
+    /// for a model that tries everything.
     #[cfg(test)]
     pub fn tiny(
         entries: &'static [Entry],
@@ -48,7 +51,7 @@ impl Live {
 
     /// Takes a retired event into account.
     pub fn apply(&mut self, event: &Event) {
-        // A reader in another process must not believe a table that changes under it.
+        // A reader in another process must not use a table that changes under it.
         let sequence = &self.header[at::LIVE_SEQUENCE];
         let ticket = sequence.fetch_add(1, Ordering::AcqRel) / 2;
         // Who sees any word of the change sees an odd number, too.
@@ -102,7 +105,8 @@ impl Live {
         {
             self.places.ready(block, place);
         }
-        // Itself first: a process that dies in between must not leave a block that waits for nothing.
+        // Itself first: a process that dies in between must not leave a
+        // block that waits for nothing.
         let mut wait = self.places.take_waits(place);
         self.take_out(class, place);
         while let Some(gone) = wait {
@@ -150,7 +154,7 @@ impl Live {
         }
     }
 
-    /// What is in the table, copied and nothing else: whoever retires waits for this.
+    /// What is in the table, copied and nothing else: the thread that retires waits for this.
     ///
     /// # Errors
     /// There is no memory for it.

@@ -1,7 +1,8 @@
-//! The live table's promises: it says what a reader of all events says, at any split of the two, with room in the file or without.
+//! The live table's promises: it says what a reader of all events says, at any split of the
+//! two, with room in the file or without.
 //!
-//! Each has been seen red: with deferred frees that never complete in pools from 128 on; with entries that are dropped when the file
-//! is full; with one chain for all.
+//! Each has been seen red: with deferred frees that never complete in pools from 128 on; with
+//! entries that are dropped when the file is full; with one chain for all.
 
 use super::*;
 use crate::record::ring::Ring;
@@ -70,7 +71,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     )
 }
 
-/// A few of PyTorch's pools, up to the last one that can be told from others.
+/// A few of PyTorch's pools, up to the last one that has a number of its own.
 fn any_pool() -> impl Strategy<Value = Pool> {
     prop::sample::select(vec![0, 1, 127, 128, 129, 255, 256, 0x7fff, 0x8000, 0xfffe, 0xffff])
         .prop_map(Pool)
@@ -112,7 +113,7 @@ fn applied(mut state: State, events: &[Event]) -> State {
     state
 }
 
-/// What a reader can tell: segments with their blocks, and what the frees wait for.
+/// What a reader sees: segments with their blocks, and what the frees wait for.
 fn visible(state: &State) -> (Vec<memtrace_format::snapshot::Segment>, usize, Totals) {
     let waits =
         state.devices.iter().flat_map(|d| d.blocks.values()).map(|b| b.waits as usize).sum();
@@ -135,8 +136,8 @@ fn blocks(state: &State) -> Vec<(u64, LiveBlock)> {
     blocks.map(|(addr, block)| (*addr, *block)).collect()
 }
 
-/// The state by any split: the table up to there, and the rest applied to it. The event at the split is in both where a process
-/// may have died between the two.
+/// The state by any split: the table up to there, and the rest applied to it. The event at the
+/// split is in both where a process may have died between the two.
 fn at_any_split(events: &[Event], inside: usize, outside: usize) -> Result<(), TestCaseError> {
     let whole = applied(State::default(), events);
     let (mut live, header) = live(inside, outside);
@@ -161,7 +162,8 @@ fn at_any_split(events: &[Event], inside: usize, outside: usize) -> Result<(), T
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Deferred frees on any pools: the same by the table, by a reader and by any split of the two (issue F, B8).
+    /// Deferred frees on any pools: the same by the table, by a reader and by
+    /// any split of the two (issue F, B8).
     #[test]
     fn deferred_frees_are_the_same_at_any_split(
         events in prop::collection::vec(any_deferred(), 0..50)
@@ -180,8 +182,8 @@ proptest! {
 }
 
 proptest! {
-    /// Whatever the mix of pushing, retiring and looking, state is the live table plus the events, in the
-    /// process and for a reader of its memory.
+    /// Whatever the mix of pushing, retiring and looking, state is the live table plus the events,
+    /// in the process and for a reader of its memory.
     #[test]
     fn state_is_live_table_plus_events(
         steps in prop::collection::vec((0_u8..8, any_event()), 0..600)
@@ -266,7 +268,8 @@ fn what_the_file_has_no_room_for_is_in_memory_and_what_that_has_none_for_is_coun
     assert_eq!(numbers(&live.copy().expect("memory").state()), left);
 }
 
-/// However much came and went, and whether or not there is room: an entry is found in a few steps (issue F, A2).
+/// However much came and went, and whether or not there is room: an entry is
+/// found in a few steps (issue F, A2).
 #[test]
 fn no_chain_is_long() {
     for (inside, outside) in [(1 << 14, 0), (64, 1 << 14), (1 << 13, 1 << 13)] {

@@ -39,7 +39,8 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// An empty mailbox; no thread yet. A new peak is worth a snapshot if it is this many bytes above the last.
+    /// An empty mailbox; no thread yet. A new peak is worth a snapshot if
+    /// it is this many bytes above the last.
     pub fn new(peak_step: Option<u64>) -> Mailbox {
         let peak_step = peak_step.unwrap_or(u64::MAX);
         Mailbox {
@@ -69,8 +70,8 @@ impl Mailbox {
         self.wake();
     }
 
-    /// Notes that PyTorch has `allocated` bytes on one device after the event with this ticket. Callable from
-    /// a hook.
+    /// Notes that PyTorch has `allocated` bytes on one device after the event
+    /// with this ticket. Callable from a hook.
     pub fn allocated(&self, allocated: u64, ticket: u64) {
         if allocated < self.next_peak.load(Ordering::Relaxed) {
             return;
@@ -102,8 +103,8 @@ impl Mailbox {
         self.closed.store(1, Ordering::Release);
     }
 
-    /// Has the thread write the last snapshot, and waits for it. Allocates nothing and takes no lock: the
-    /// caller may be in a signal handler.
+    /// Has the thread write the last snapshot, and waits for it. Allocates nothing and takes no
+    /// lock: the caller may be in a signal handler.
     pub fn request_last_snapshot(&self, timeout_ns: u64) {
         if !self.running.load(Ordering::Acquire) {
             return; // what is in the black box stays there
@@ -121,7 +122,8 @@ impl Mailbox {
         }
     }
 
-    // --- for the thread -----------------------------------------------------------------------------
+    // --- for the thread
+    // -----------------------------------------------------------------------------
 
     /// There is a thread now.
     pub fn begun(&self) {
@@ -163,7 +165,7 @@ impl Mailbox {
         self.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Is the last snapshot asked for?
+    /// Was the last snapshot asked for?
     pub fn is_last_snapshot_requested(&self) -> bool {
         self.last_snapshot.load(Ordering::Acquire) == REQUESTED
     }

@@ -1,7 +1,8 @@
 //! The recorder: events into the ring, and what keeps a hook from harming the program it sits in.
 //!
-//! A hook calls [`Recorder::write`] and nothing else here. It takes no lock, allocates nothing on the
-//! common path and can't fail; what may go wrong later (naming, writing files) goes wrong in the background.
+//! A hook calls [`Recorder::write`] and nothing else here. It takes no lock, allocates
+//! nothing on the common path and can't fail. What may go wrong later (naming, writing
+//! files) goes wrong in the background.
 
 pub mod activity;
 pub mod blackbox;
@@ -42,8 +43,9 @@ use crate::record::usage::Usage;
 use crate::stack::Site;
 use crate::stack::python::offsets;
 
-/// Everything one process records into. Made at the first CUDA call and never freed: other threads may be
-/// inside a hook at any time, also while the process exits. What every event needs comes first.
+/// Everything one process records into. Made at the first CUDA call and never freed:
+/// other threads may be inside a hook at any time, also while the process exits.
+/// What every event needs comes first.
 #[repr(C)]
 pub struct Recorder {
     /// The history.
@@ -60,17 +62,18 @@ pub struct Recorder {
     pub pid: i32,
     /// When recording began, nanoseconds since 1970.
     pub started_ns: u64,
-    /// Which doors are used by whom.
+    /// Which entry points are used by whom.
     pub usage: Usage,
     /// For the names of labels in the box.
     pub labels: Room,
-    /// What has been said of want of room, a bit each.
+    /// Which shortages of room have been reported, a bit each.
     reported: AtomicU32,
 }
 
 impl Recorder {
-    /// A recorder for this process, in a black box of this name, with places for so many entry points; `None` if there is no memory
-    /// for it. `describe` says what the box shall say of the process, from what is known of stacks and in how many bytes.
+    /// A recorder for this process, in a black box of this name, with places for so many entry
+    /// points. `None` if there is no memory for it. `describe` gives the box's description of the
+    /// process, from what is known of stacks and in how many bytes.
     pub fn new(
         config: Config,
         started_ns: u64,
@@ -98,7 +101,8 @@ impl Recorder {
         })
     }
 
-    /// The stack of the calling thread, which gives memory back; none if the user wants none for that.
+    /// The stack of the calling thread, which gives memory back; none if
+    /// the user wants none for that.
     pub fn stack_of_free(&self, local: &Local) -> StackId {
         if self.stacks.wanted(Site::Free) {
             self.stacks.capture(&local.stacks, Site::Free)
@@ -116,7 +120,8 @@ impl Recorder {
         }
     }
 
-    /// Writes one event. Returns its ticket. Inlined, so that the event goes from registers into the ring.
+    /// Writes one event. Returns its ticket. Inlined, so that the event
+    /// goes from registers into the ring.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "an event is larger than what is written of it")]
     pub fn write(&self, event: &Event) -> u64 {
@@ -128,7 +133,8 @@ impl Recorder {
         ticket
     }
 
-    /// Writes an event if it is the next one after the first `written` ([`Recorder::written`]). `false`: others came before it.
+    /// Writes an event if it is the next one after the first `written`
+    /// ([`Recorder::written`]). `false`: others came before it.
     pub fn write_at(&self, written: u64, event: &Event) -> bool {
         let stalled = self.ring.push_at(written, event.pack(), Live::apply);
         stalled.map(|stalled| self.wrote(event, written, stalled)).is_some()
@@ -159,7 +165,7 @@ impl Recorder {
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, join);
     }
 
-    /// Which rank it is, as far as NCCL was told.
+    /// Which rank it is, as far as NCCL knows.
     pub fn world(&self) -> Option<World> {
         World::unpack(self.blackbox.header()[at::WORLD].load(Ordering::Relaxed))
     }
@@ -179,7 +185,7 @@ impl Recorder {
         }
     }
 
-    /// Says, once, what there was no room for.
+    /// Reports, once, what there was no room for.
     fn report_shortage(&self) {
         let header = |word: usize| self.blackbox.header()[word].load(Ordering::Relaxed);
         let path = self.blackbox.path.as_ref();

@@ -1,16 +1,20 @@
 //! Where the entries of the live table lie, and how one is found again.
 //!
-//! An entry has a place in the file's live region, any place: a reader takes all that are there, in whatever order. Places
-//! that are free again are used first, so the region is as large as what was ever alive at a time, and no trace of
-//! what has gone makes a search longer. Once the file has no more room, new entries go into plain memory, and back
-//! into the file as places there become free; once there is no memory either, they are refused.
+//! An entry has a place in the file's live region, any place: a reader takes all that are there,
+//! in whatever order. Places that are free again are used first. So the region is as large as what
+//! was ever alive at a time, and entries that are gone make no search longer. Once the file has no
+//! more room, new entries go into plain memory, until places in the file become free. Once there
+//! is no memory either, they are refused.
 //!
-//! What finds them is this process's own and in no file: chains of places, by a hash of class and key. The number of
-//! chains grows by one with the number of entries (*linear hashing*), so nobody ever waits for a table to be
-//! filled anew: adding, finding and removing take the same few steps however many there are and whether or not there is room. All of it is
-//! memory that the kernel gives page by page as it is touched; nothing here calls an allocator, since it may run in a hook.
+//! The index is this process's own and in no file: chains of places, by a hash of class and
+//! key. The number of chains grows by one with the number of entries (*linear hashing*), so
+//! nobody ever waits for a table to be filled anew. Adding, finding and removing take the same
+//! few steps however many entries there are, and whether or not there is room. All of it is
+//! memory that the kernel gives page by page as it is touched. Nothing here calls an
+//! allocator, since it may run in a hook.
 //!
-//! Only the holder of the retiring role is here. It must never wait, nor look at all entries for the sake of one.
+//! Only the holder of the retiring role is here. It must never wait, nor look
+//! at all entries for the sake of one.
 
 use std::num::NonZeroU32;
 
@@ -30,7 +34,8 @@ pub type Place = NonZeroU32;
 const STEP: usize = 4096 / size_of::<Entry>();
 /// So many entries go elsewhere before room is looked for again.
 const PAUSE: u32 = 4096;
-/// Of what the file system has left, growing takes at most one part in so many: others need room there, too.
+/// Of what the file system has left, growing takes at most one part in so
+/// many: others need room there, too.
 const SHARE: u64 = 2;
 
 /// What is known of a place beside its entry.
@@ -262,7 +267,8 @@ impl Places {
         std::iter::successors(self.link(block).wait, |event| self.link(*event).wait)
     }
 
-    /// The first of the events that a block's free waits for, which then waits for none; of an event, the one that hangs on it.
+    /// The first of the events that a block's free waits for, which then waits for none; of
+    /// an event, the one that hangs on it.
     pub fn take_waits(&mut self, place: Place) -> Option<Place> {
         self.link_mut(place).wait.take()
     }
@@ -318,7 +324,7 @@ impl Places {
                 *room += step;
                 return true;
             }
-            step = step / 2 / STEP * STEP; // whole pages: of one that is shared, a failure takes back the rest
+            step = step / 2 / STEP * STEP; // whole pages: a failure takes back all of one
         }
         false
     }

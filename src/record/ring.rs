@@ -1,31 +1,34 @@
 //! The ring: the history of the process, written by every thread without a lock.
 //!
-//! A slot is eight words. A producer claims a ticket (one fetch-add), marks the slot as being written,
-//! fills words 1 to 7 and publishes it by storing ticket + 1 into word 0. Nothing is copied afterwards:
-//! the slot *is* the history, and it lies in the black box. A reader takes a slot as a sequence lock does: it
-//! believes the words only if word 0 names the ticket before and after.
+//! A slot is eight words. A producer claims a ticket (one fetch-add) and marks the slot as
+//! being written. It fills words 1 to 7, and publishes the slot by storing ticket + 1 into
+//! word 0. Nothing is copied afterwards: the slot *is* the history, and it lies in the
+//! black box. A reader takes a slot as a sequence lock does: it believes the words only if
+//! word 0 names the ticket before and after.
 //!
-//! *Growing.* The ring begins small and doubles while it fills for the first time, so that a short program
-//! costs little; a ticket below the old capacity has the same slot under the new one, so nothing moves. Once
-//! an event has been retired, or the file has no more room, the capacity stays.
+//! *Growing.* The ring begins small and doubles while it fills for the first time, so that a short
+//! program costs little. A ticket below the old capacity has the same slot under the new one, so
+//! nothing moves. Once an event has been retired, or the file has no more room, the capacity stays.
 //!
-//! *Retirement* makes room: the oldest published events are applied to the live table (in ticket order, by
-//! whoever holds the retiring role) and their slots may be overwritten from then on. So the **state is the
-//! live table and the events from `retired` on**, at any moment. The background thread keeps an eighth of the
-//! ring free; if it starves, the producer that finds no room retires a batch itself (counted as a stall). A
-//! full ring therefore never loses an event.
+//! *Retirement* makes room. Whoever holds the retiring role applies the oldest published events to
+//! the live table, in ticket order. Their slots may be overwritten from then on. So the **state is
+//! the live table and the events from `retired` on**, at any moment. The background thread keeps an
+//! eighth of the ring free. If it gets no processor, the producer that finds no room retires a
+//! batch itself, which is counted as a stall. A full ring therefore never loses an event.
 //!
-//! *Reading* takes a copy of the live table, for which it holds the role for a moment, and then the events from there on, a
-//! batch at a time and without asking anybody. A slot keeps its event until it is needed for the event that comes a
-//! whole ring later, retired or not; a reader that is so slow is told.
+//! *Reading* takes a copy of the live table, for which it holds the role for a moment. Then it
+//! takes the events from there on, a batch at a time and without any lock. A slot keeps its event
+//! until it is needed for the event that comes a whole ring later, retired or not. A reader that is
+//! so slow learns that an event is gone.
 //!
-//! *A file that somebody else writes into* may say anything. What no producer writes is passed over and counted as lost; nobody waits
-//! for it.
+//! *A file that somebody else writes into* may say anything. What no producer writes is passed over
+//! and counted as lost; nobody waits for it.
 //!
-//! It must never wait for a reader. Retirement stops at an event whose producer has not published it yet, in
-//! order, since a skipped free would be a leak in the live table for ever. But a producer may be gone: its thread was cancelled, or
-//! left by `siglongjmp`. So whoever has waited for room for [`TIMEOUT_NS`], while everybody else wrote a whole ring, passes over
-//! that event and counts it. Who retires isn't interrupted by signals, since the role would stay taken.
+//! It must never wait for a reader. Retirement stops at an event whose producer has not published
+//! it yet, because a skipped free would be a leak in the live table for ever. But a producer may be
+//! gone: its thread was cancelled, or left by `siglongjmp`. So a producer that has waited for room
+//! for [`TIMEOUT_NS`], while the others wrote a whole ring, skips that event and counts it. Who
+//! retires isn't interrupted by signals, since the role would stay taken.
 
 #![allow(
     clippy::disallowed_types,
@@ -45,22 +48,24 @@ type Slot = [AtomicU64; WORDS];
 
 /// Word 0 of a slot while it is being filled.
 const WRITING: u64 = 0;
-/// Every so many events a producer looks whether the background thread is needed, which costs two system calls and another
-/// processor; the ring that one begins with has eight times as many.
+/// Every so many events a producer looks whether the background thread is needed. Waking it costs
+/// two system calls and another processor. The ring has eight times as many slots at first.
 pub const LOOK_EVERY: u64 = 512;
-/// A ring that may still grow does so when no more slots than these are left (half of the first one), so that the background
-/// thread has time, also on a busy machine.
+/// A ring that may still grow does so when no more slots than these are left (half of the first
+/// size). So the background thread has time, also on a busy machine.
 const AHEAD: u64 = 4 * LOOK_EVERY;
 /// How long a producer waits for another one's event, nanoseconds.
 const TIMEOUT_NS: u64 = 1_000_000_000;
 /// The same while some are known to be gone: longer than a busy machine makes one wait that isn't.
 const SHORT_TIMEOUT_NS: u64 = 20_000_000;
-/// Of what the file system has left, the history takes at most one part in so many at a time: what is alive matters more.
+/// Of what the file system has left, the history takes at most one part in so many at
+/// a time: what is alive matters more.
 const SHARE: u64 = 4;
 
-/// How often a reader looks again at slots that are not published, all of one reading together.
+/// How often one reading looks again at slots that are not published, all slots together.
 const MAX_RETRIES: u32 = 4000;
-/// No process has more threads than that, each of which may have a ticket for which there is no room yet.
+/// No process has more threads than that, each of which may have a ticket
+/// for which there is no room yet.
 const MAX_THREADS: u64 = 1 << 23;
 
 /// See the module's essay. `L` is the live table.
@@ -153,16 +158,18 @@ impl<L> Ring<L> {
     }
 
     fn slot(&self, ticket: u64) -> &Slot {
-        let mask = self.capacity().wrapping_sub(1); // the capacity is 0 once the file has been cut short
+        let mask = self.capacity().wrapping_sub(1); // 0 once the file is cut short
         &self.slots[(ticket & mask) as usize & (self.slots.len() - 1)]
     }
 
-    /// A thread has left while it wrote an event, or was about to: one that is missing isn't waited for long.
+    /// A thread has left while it wrote an event, or was about to: one
+    /// that is missing isn't waited for long.
     pub fn leave(&self) {
         self.gone.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has the background thread let the ring run down to half of what it keeps free, at this ticket?
+    /// Has the background thread let the ring run down to half of what it
+    /// keeps free, at this ticket?
     pub fn is_short(&self, ticket: u64) -> bool {
         let capacity = self.capacity();
         ticket.saturating_add((capacity / 16).max(AHEAD)) >= self.retired().saturating_add(capacity)
@@ -172,8 +179,8 @@ impl<L> Ring<L> {
         ticket < self.retired().saturating_add(self.capacity())
     }
 
-    /// Was this in the first word of the ticket's slot by nobody of ours? It is that of the ticket, or of an older or newer one with
-    /// the same slot.
+    /// Was this in the first word of the ticket's slot by nobody of ours? It is that of the ticket,
+    /// or of an older or newer one with the same slot.
     fn is_foreign(&self, word: u64, ticket: u64) -> bool {
         word != WRITING && (word ^ (ticket + 1)) & self.capacity().wrapping_sub(1) != 0
     }
@@ -195,8 +202,8 @@ impl<L> Ring<L> {
         (ticket, self.publish(ticket, words, &mut apply))
     }
 
-    /// Appends an event if it gets this ticket, so that nothing comes before it that wasn't there when `written` said so;
-    /// returns whether it had to make room first.
+    /// Appends an event if it gets this ticket, so that nothing comes before it that wasn't there
+    /// at that answer of `written`. Returns whether it had to make room first.
     pub fn push_at(
         &self,
         ticket: u64,
@@ -236,13 +243,14 @@ impl<L> Ring<L> {
     fn wait_for_room(&self, ticket: u64, apply: &mut impl FnMut(&mut L, &Event)) {
         let _held = crate::os::signals::Held::all();
         let mut waiting = Waiting::default();
-        // A file that was cut short reads as zeros (see `truncated`): there will never be room, nor anybody who reads it.
+        // A file that was cut short reads as zeros (see `truncated`): there will
+        // never be room, nor anybody who reads it.
         while !self.has_room(ticket) && !self.is_lost(ticket) {
             let mut role = match self.live.try_lock() {
                 Ok(role) => role,
                 Err(TryLockError::Poisoned(e)) => e.into_inner(),
                 Err(TryLockError::WouldBlock) => {
-                    hint::spin_loop(); // whoever retires needs a moment
+                    hint::spin_loop(); // the thread that retires needs a moment
                     continue;
                 }
             };
@@ -318,8 +326,8 @@ impl<L> Ring<L> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an eighth of the ring free, by growing it as long as that is possible. For the background
-    /// thread; never in a hook.
+    /// Keeps an eighth of the ring free, by growing it as long as that is possible. For the
+    /// background thread; never in a hook.
     pub fn retire_ahead(&self, mut apply: impl FnMut(&mut L, &Event)) {
         loop {
             let capacity = self.capacity();
@@ -349,7 +357,8 @@ impl<L> Ring<L> {
         }
     }
 
-    /// Sees to it that no producer meets a page of the first `n` slots for the first time.
+    /// Puts the pages of the first `n` slots into the page table, so that
+    /// no producer takes the fault.
     fn prefault(&self, n: usize) {
         let prefaulted = self.prefaulted.swap(n, Ordering::Relaxed);
         if let Some(new) = self.slots.get(prefaulted..n).filter(|new| !new.is_empty()) {
@@ -357,15 +366,17 @@ impl<L> Ring<L> {
         }
     }
 
-    /// What `copy` makes of the live table, and the first ticket that is not in it. Holds the retiring role meanwhile,
-    /// so producers go on only in the free part: `copy` must be short. For dumps.
+    /// What `copy` makes of the live table, and the first ticket that is not in
+    /// it. Holds the retiring role meanwhile, so producers go on only in the free
+    /// part: `copy` must be short. For dumps.
     pub fn live<S>(&self, copy: impl FnOnce(&L) -> S) -> (S, u64) {
         let role = self.lock();
         (copy(&role.live), self.retired())
     }
 
-    /// Appends the events with these tickets in order; the tickets have been given out. Returns how many are missing
-    /// because they are not published; `None` if one has been overwritten. For dumps.
+    /// Appends the events with these tickets in order; the tickets have been given
+    /// out. Returns how many are missing because they are not published; `None` if
+    /// one has been overwritten. For dumps.
     pub fn read_range(&self, tickets: Range<u64>, events: &mut Vec<Event>) -> Option<u64> {
         let (mut unpublished, mut retries) = (0, MAX_RETRIES);
         for ticket in tickets {
@@ -385,7 +396,8 @@ impl<L> Ring<L> {
         self.retired() > ticket && self.written() > ticket.saturating_add(self.capacity())
     }
 
-    /// A producer needs a few nanoseconds between ticket and publication unless it was stopped there.
+    /// Reads again for a while: a producer needs a few nanoseconds between ticket and
+    /// publication unless it was stopped there.
     fn read_with_retries(&self, ticket: u64, retries: &mut u32) -> Option<[u64; WORDS - 1]> {
         for _ in 0..1000 {
             if let Some(words) = self.read(ticket) {

@@ -1,12 +1,14 @@
-//! The ring's promises: nothing lost, nothing torn, each thread's order kept, state = live table + events.
+//! The ring's promises: nothing lost, nothing torn, each thread's order
+//! kept, state = live table + events.
 //!
-//! With `--cfg loom` every interleaving (up to a bounded number of preemptions) of two or three threads on
-//! two to four slots is tried, with the live table behind them and a reader in another process beside them; without it, real
-//! threads and a model in plain Rust.
+//! With `--cfg loom` every interleaving (up to a bounded number of preemptions) of two or three
+//! threads on two to four slots is tried. The live table is behind them, and a reader in another
+//! process beside them. Without it, there are real threads and a model in plain Rust.
 //!
-//! Each model has been seen red: with `Relaxed` where an event is published, or retirement that steps over an event which
-//! isn't yet, addresses lose the order of their lives; without the fence behind the live table's odd number, or with
-//! `Relaxed` for its even one, a reader believes what was never so.
+//! Each model has been seen red. With `Relaxed` where an event is published, or
+//! retirement that skips an event which isn't yet, addresses lose the order of their
+//! lives. Without the fence behind the live table's odd number, or with `Relaxed` for its
+//! even one, a reader believes what was never so.
 
 use super::*;
 use crate::record::testing::event;
@@ -46,7 +48,8 @@ mod model {
         Arc::new(ring_of(slots, first, ()))
     }
 
-    /// Everything that was pushed is in the live table or in the view, whole and in each thread's order.
+    /// Everything that was pushed is in the live table or in the view,
+    /// whole and in each thread's order.
     fn producers(slots: usize, first: usize, threads: u64, each: u64) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
@@ -124,7 +127,8 @@ mod model {
         producers(2, 2, 3, 1);
     }
 
-    /// A slot that was needed again is never taken for the event that it held, nor for one that never came.
+    /// A slot that was needed again is never taken for the event that it
+    /// held, nor for one that never came.
     #[test]
     fn a_reader_that_is_overtaken_is_told() {
         let mut builder = loom::model::Builder::new();
@@ -190,7 +194,8 @@ mod model {
         blocks(&state)
     }
 
-    /// The live table behind a ring that is always full: an address that is used again has its lives in order.
+    /// The live table behind a ring that is always full: an address that
+    /// is used again has its lives in order.
     #[test]
     fn each_address_keeps_its_order_through_retirement() {
         let mut builder = loom::model::Builder::new();
@@ -212,7 +217,7 @@ mod model {
         });
     }
 
-    /// One thread allocates, another one that has been told of it frees: never the other way round.
+    /// One thread allocates, another one that learns of it frees: never the other way round.
     #[test]
     fn a_block_that_changes_hands_is_freed_after_it_was_allocated() {
         let mut builder = loom::model::Builder::new();
@@ -241,8 +246,9 @@ mod model {
         });
     }
 
-    /// Another process reads the table while it changes: by the sequence number it knows when not to believe it.
-    /// What it believes is the state after exactly as many events as the number says.
+    /// Another process reads the table while it changes: by the sequence number
+    /// it knows when not to believe it. What it believes is the state after
+    /// exactly as many events as the number says.
     fn a_reader_believes_only_what_is_so(events: &'static [(bool, u64, u64)]) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
@@ -260,7 +266,8 @@ mod model {
             let before = header[at::LIVE_SEQUENCE].load(Ordering::Acquire);
             if before.is_multiple_of(2) {
                 let n = header[at::LIVE_ROOM].load(Ordering::Relaxed) as usize;
-                // Of each entry only its first word, its address and its size, or there are too many ways.
+                // Of each entry only its first word, its address and its
+                // size, or there are too many ways.
                 let words = entries[..n].iter();
                 let words = words.map(|e| [0, 3, 5].map(|i| e[i].load(Ordering::Relaxed)));
                 let mut read: Vec<_> = words.collect();
@@ -398,7 +405,8 @@ mod threads {
         assert_eq!(addrs, (0..8).chain(32..64).collect::<Vec<_>>());
     }
 
-    /// Somebody writes into the file: what no producer has written is lost, and nobody waits for it, reader or producer.
+    /// Somebody writes into the file: what no producer has written is lost, and
+    /// nobody waits for it, reader or producer.
     #[test]
     fn words_of_somebody_else_are_lost() {
         let text = u64::from_le_bytes(*b"line 173");

@@ -45,13 +45,15 @@ impl Stacks {
         self.taker.as_ref().map_or(0, |t| t.capture(self.mode, site, mine))
     }
 
-    /// The stack of a call that returns to `caller`, which is in it even if the user wants no native frames.
+    /// The stack of a call that returns to `caller`, which is in it even
+    /// if the user wants no native frames.
     pub fn capture_call(&self, mine: &Mine, site: Site, caller: usize) -> StackId {
         let taker = self.taker.as_ref();
         taker.map_or(0, |t| t.capture_call(self.mode, site, mine, caller as u64))
     }
 
-    /// Runs `close`, which may unload libraries, so that nothing learnt from them is believed afterwards.
+    /// Runs `close`, which may unload libraries, so that nothing learnt
+    /// from them is believed afterwards.
     pub fn closing<T>(&self, close: impl FnOnce() -> T) -> T {
         crate::stack::closing(self.taker.as_ref(), close)
     }

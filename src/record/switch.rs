@@ -1,7 +1,8 @@
 //! Whether this process is recorded: asleep, on, or off for ever.
 //!
-//! Hooks ask here, and nothing above. What turning on takes (a recorder, its thread, the doors that are found by looking) is known
-//! to the library's root alone, which is the only thing called upwards, by its symbol.
+//! Hooks ask here, and nothing above. What turning on takes (a recorder, its thread, hooks
+//! that must be looked for) is known to the library's root alone. That is the only function
+//! that is called upwards, by its symbol.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,12 +23,12 @@ unsafe extern "Rust" {
     safe fn memtrace_turn_on();
 }
 
-/// Whether it has been woken: [`ASLEEP`], [`WAKING`], or [`AWAKE`], also if it went off again or must stay off. A
-/// futex word.
+/// Whether it has been woken: [`ASLEEP`], [`WAKING`], or [`AWAKE`], also if it went off
+/// again or must stay off. A futex word.
 pub static WOKEN: AtomicU32 = AtomicU32::new(ASLEEP);
 /// Not woken yet.
 pub const ASLEEP: u32 = 0;
-/// A thread is at it.
+/// A thread is waking it.
 pub const WAKING: u32 = 1;
 /// Was woken.
 pub const AWAKE: u32 = 2;
@@ -38,7 +39,8 @@ const TIMEOUT_NS: u64 = 2_000_000_000;
 /// The recorder, if it is on.
 #[inline]
 pub fn recorder() -> Option<&'static Recorder> {
-    // SAFETY: the pointer is null or a word that is never freed; the word is 0 or the address of a leaked recorder.
+    // SAFETY: the pointer is null or a word that is never freed; the word is 0
+    // or the address of a leaked recorder.
     unsafe {
         let word = HOT.recorder.load(Ordering::Acquire).as_ref()?;
         (word.load(Ordering::Acquire) as *const Recorder).as_ref()
@@ -57,9 +59,10 @@ pub fn forget() {
 
 /// Turns the recorder on at the first CUDA call of the process. Cheap ever after.
 ///
-/// A thread that comes while another one is at it waits, or what it allocates would be missing for ever. Not without
-/// end: it may hold a lock that the other one needs (the loader's, in a library's constructor), or be the child of a
-/// fork in that moment, where there is no other one.
+/// A thread that comes while another one wakes the recorder waits, or what it allocates would
+/// be missing for ever. It doesn't wait without end. It may hold a lock that the other thread
+/// needs (the loader's, in a library's constructor). Or it may be the child of a fork in that
+/// moment, where there is no other thread.
 #[inline]
 pub fn wake() {
     if WOKEN.load(Ordering::Relaxed) != AWAKE {

@@ -1,13 +1,16 @@
 //! Where a thread keeps what it knows of itself, found in three instructions.
 //!
-//! A thread-local variable of a shared library costs a call of `__tls_get_addr` each time, ten instructions and a jump through two
-//! tables; an allocation and its free ask three times. A *TLS descriptor* is the other way that the ABI has ("Thread-Local
-//! Storage Descriptors for IA32 and AMD64/EM64T"): the loader puts a function into it that fits where the variable
-//! came to lie. For a library that was there at the start, as with `LD_PRELOAD`, that function adds a number, and for one
-//! that was opened later it looks. The compiler can't be told to use them, so one word is declared by hand: the address of the
+//! A thread-local variable of a shared library costs a call of `__tls_get_addr` each time: ten
+//! instructions and a jump through two tables. An allocation and its free ask three times. *TLS
+//! descriptors* are the ABI's other way ("Thread-Local Storage Descriptors for IA32 and
+//! AMD64/EM64T"). The loader puts a function into a descriptor that fits where the variable came to
+//! lie. For a library that was there at the start, as with `LD_PRELOAD`, that function adds a
+//! number. For one that was opened later it looks the variable up.
+//!
+//! The compiler has no option for them here, so one word is declared by hand: the address of the
 //! thread's [`super::guard::Local`], or null as long as nobody has asked.
 //!
-//! Must never be written by anything but [`set`], nor point to what dies before the thread.
+//! It must never be written by anything but [`set`], nor point to what dies before the thread.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod word {
@@ -27,8 +30,9 @@ mod word {
     #[inline]
     pub fn at() -> *mut *const () {
         let at: usize;
-        // SAFETY: the sequence of the ABI. The function behind the descriptor keeps all registers but rax; that of a library
-        // opened late may, in old versions of the C library, change those that any call may change.
+        // SAFETY: the sequence of the ABI. The function behind the descriptor keeps all
+        // registers but rax; that of a library opened late may, in old versions of the C
+        // library, change those that any call may change.
         unsafe {
             std::arch::asm!(
                 "lea rax, [rip + memtrace_this_thread@tlsdesc]",

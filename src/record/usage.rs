@@ -1,9 +1,10 @@
-//! Which doors are used, by whom and how often.
+//! Which entry points are used, by whom and how often.
 //!
-//! In the black box, so that a dead process's file knows it, too: for each door a few places for the libraries that call
-//! it, told apart by the address that the call returns to. A place is claimed once; from then on a call is one addition.
-//! Who finds none is counted with the others. Which library an address means is asked of glibc's lock-free search
-//! alone; where there is none, a place is for one call site.
+//! The counts lie in the black box, so that a dead process's file has them, too. Each entry point
+//! has a few places for the libraries that call it, by the address that the call returns to. A
+//! place is claimed once; from then on a call is one addition. A library that finds no place is
+//! counted with the others. Only glibc's lock-free search is asked which library an address is in;
+//! where there is none, a place is for one call site.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +22,7 @@ impl Usage {
         Usage(blackbox.region(Region::Doors).as_chunks().0)
     }
 
-    /// The door of this number was used by a call that returns to `caller`.
+    /// The entry point of this number was used by a call that returns to `caller`.
     pub fn count(&self, entry: usize, caller: u64) {
         let Some([others, places @ ..]) = self.0.get(entry) else { return };
         for [start, end, calls] in places.as_chunks::<3>().0 {

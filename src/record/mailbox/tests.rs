@@ -1,8 +1,10 @@
-//! What is said is heard, whatever the background thread is doing at that moment.
+//! What a hook leaves in the mailbox is found, whatever the background
+//! thread is doing at that moment.
 //!
-//! In a model nobody naps, so who has missed something sleeps for ever. Each was seen red: where a
-//! call comes before the word that it is about, where there is none, or where it isn't a release;
-//! and where the question for the last snapshot replaces the answer that it is done.
+//! In a model nobody naps, so a thread that has missed something sleeps for ever. Each was
+//! seen red: where a wake-up comes before the word that it is about, where there is none, or
+//! where it isn't a release. So was the last one, where the request for the last snapshot
+//! replaces the answer that it is done.
 
 mod model {
     use loom::sync::Arc;
