@@ -275,7 +275,8 @@ type Observer = unsafe extern "C-unwind" fn(i64, u64, u64, u64);
 static OBSERVERS: ForkLock<Vec<Observer>> = ForkLock::new(Vec::new());
 
 /// From now on `observer(device, bytes asked of the device, bytes allowed, bytes free
-/// there)` is called when memory has run out, in the thread that wanted it, before it is told.
+/// there)` is called when memory has run out. It is called in the thread that wanted memory,
+/// before that thread gets its answer.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_allocator_observe_oom(observer: Observer) {
     OBSERVERS.lock().push(observer);

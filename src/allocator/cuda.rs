@@ -1,8 +1,8 @@
 //! The functions of CUDA's that the allocator needs, found by name in
 //! whatever the program has loaded.
 //!
-//! Never linked, and never by way of our own doors: what the allocator asks of the driver is told
-//! by the allocator itself. A function that is nowhere answers [`MISSING`].
+//! They are never linked, and never called by way of our own hooks: what the allocator asks of the
+//! driver is recorded by the allocator itself. A function that is nowhere answers [`MISSING`].
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -123,7 +123,7 @@ functions! {
         cuMemAddressFree(addr: u64, size: usize);
         /// Physical memory.
         cuMemCreate(handle: *mut u64, size: usize, properties: *const Properties, flags: u64);
-        /// It goes when it is mapped nowhere.
+        /// Releases it; it goes when it is mapped nowhere.
         cuMemRelease(handle: u64);
         /// Puts it behind addresses.
         cuMemMap(addr: u64, size: usize, offset: usize, handle: u64, flags: u64);
@@ -135,7 +135,7 @@ functions! {
         cuGetErrorString(error: c_int, words: *mut *const c_char);
 }
 
-/// The runtime's words for an error.
+/// The runtime's text for an error.
 pub fn error_text(error: c_int) -> String {
     type Words = unsafe extern "C" fn(c_int) -> *const c_char;
     static REAL: Real = Real::new();
@@ -150,7 +150,7 @@ pub fn error_text(error: c_int) -> String {
     }
 }
 
-/// The driver's words for an error; PyTorch's where it has none.
+/// The driver's text for an error; PyTorch's where it has none.
 pub fn driver_error_text(error: c_int) -> String {
     let mut words = c"unknown error".as_ptr();
     // SAFETY: a place of ours; what the driver puts there is a constant C string, or

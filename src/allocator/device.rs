@@ -1,7 +1,7 @@
 //! A GPU, as the caching algorithm wants it.
 //!
-//! A failure that is not a want of memory (a device that is broken, say) is kept for whoever made
-//! the request ([`Gpu::take_failure`]): the algorithm knows only "there is" and "there isn't".
+//! The algorithm knows only "there is memory" and "there isn't". Any other failure (of a broken
+//! device, say) is kept for whoever made the request ([`Gpu::take_failure`]).
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -19,12 +19,12 @@ pub type Malloc = unsafe extern "C-unwind" fn(usize, c_int, *mut c_void) -> *mut
 /// `void (void *, size_t, int device, cudaStream_t)`.
 pub type Free = unsafe extern "C-unwind" fn(*mut c_void, usize, c_int, *mut c_void);
 
-/// An allocator that a pool has of its own: what it is asked, and what takes its memory back.
+/// An allocator that a pool has of its own.
 #[derive(Clone, Copy)]
 pub struct Source {
-    /// The one.
+    /// Asked for memory.
     pub malloc: Malloc,
-    /// The other.
+    /// Takes it back.
     pub free: Free,
 }
 
@@ -53,7 +53,7 @@ pub struct Gpu {
     failure: Option<Failure>,
 }
 
-/// What a call was answered that did not fail for want of memory.
+/// The code of a call that failed for another reason than a want of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// By the runtime.
@@ -64,7 +64,7 @@ pub enum Failure {
 
 /// Why there is nothing behind a range.
 enum Unmapped {
-    /// The device has none left. Only `cuMemCreate` says so: the same answer of
+    /// The device has none left. Only `cuMemCreate`'s answer counts: the same answer of
     /// another call is a failure, as in PyTorch.
     NoMemory,
     /// A call failed with this.
@@ -77,7 +77,7 @@ pub fn route(id: PoolId) -> u64 {
 }
 
 impl Gpu {
-    /// The device with this ordinal. Sets no foot on it.
+    /// The device with this ordinal. Makes no call about it yet.
     pub fn new(ordinal: c_int) -> Gpu {
         let (mut device, mut total) = (0, 0);
         // SAFETY: places of ours.
@@ -115,7 +115,7 @@ impl Gpu {
         }
     }
 
-    /// What the device said of a call that failed for another reason than a want of memory.
+    /// The code of a call that failed for another reason than a want of memory.
     pub fn take_failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }

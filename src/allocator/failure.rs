@@ -1,8 +1,8 @@
-//! What is said when memory has run out: PyTorch's words and numbers,
+//! The message when memory has run out: PyTorch's words and numbers,
 //! because programs and people look for them.
 //!
 //! The words were observed on 2.15. How much each process has on the device is asked of NVML, as
-//! PyTorch does; where NVML does not say, nothing is said of it.
+//! PyTorch does; where NVML does not know, the message leaves that out.
 
 use std::ffi::{c_char, c_int};
 use std::fmt::Write as _;

@@ -90,7 +90,7 @@ unsafe fn refuse(device: c_int, refusal: &Refusal) {
 }
 
 /// Gives memory back. What was not handed out here, or was given back
-/// already, is left alone, and said.
+/// already, is left alone, and reported.
 ///
 /// # Safety
 /// Nobody uses the memory but work on `stream` and on streams that were named for it.
@@ -105,7 +105,7 @@ pub unsafe extern "C-unwind" fn memtrace_free(
         return;
     }
     let stack = stack(Site::Free);
-    // The device that PyTorch says; a caller that says another one is not believed.
+    // A caller that is not PyTorch may pass another device: then the other allocators are asked.
     let freed = existing_allocator(device)
         .is_some_and(|allocator| free(allocator, addr as u64, stack))
         || allocator_of(addr as u64).is_some_and(|allocator| free(allocator, addr as u64, stack));
@@ -180,7 +180,7 @@ pub unsafe extern "C-unwind" fn memtrace_base_alloc(
     base as *mut c_void
 }
 
-/// Another stream uses what lies at an address; memory of others is none of our business.
+/// Another stream uses the block at this address. Memory that was not allocated here is ignored.
 ///
 /// # Safety
 /// `stream` is a stream.
@@ -194,8 +194,8 @@ pub unsafe extern "C-unwind" fn memtrace_record_stream(addr: *mut c_void, stream
     }
 }
 
-/// Sends what `filter` wants (a `const std::function<bool(cudaStream_t)> *`; null for all streams)
-/// to a pool: for a graph's capture, or for as long as a `MemPool` is in use.
+/// Sends what `filter` wants to a pool: for a graph's capture, or for as long as a `MemPool` is in
+/// use. The filter is a `const std::function<bool(cudaStream_t)> *`; null for all streams.
 ///
 /// # Safety
 /// `filter` is null or a live function.

@@ -1,12 +1,11 @@
 //! memtrace as PyTorch's CUDA allocator.
 //!
-//! `torch.cuda.memory.CUDAPluggableAllocator` replaces PyTorch's allocator by two C
-//! functions, and PyTorch gives up on statistics, snapshots, streams and the rest. Here
-//! stands the same algorithm as its own ([`memtrace_caching`], exact to the address), over
-//! the real device ([`device`]), telling the recorder what it does as it does it
-//! ([`recording`]). So nothing changes for a program but that everything is recorded.
-//! [`hooks`] has the functions that PyTorch calls, [`ask`] those by which the Python package
-//! gives back what PyTorch refuses (`python/memtrace/allocator.py`).
+//! `torch.cuda.memory.CUDAPluggableAllocator` replaces PyTorch's allocator by two C functions, and
+//! PyTorch gives up on statistics, snapshots, streams and the rest. Here the same algorithm as its
+//! own ([`memtrace_caching`], exact to the address) runs over the real device ([`device`]). It
+//! records what it does as it does it ([`recording`]). So nothing changes for a program but that
+//! everything is recorded. [`hooks`] has the functions that PyTorch calls, [`ask`] those by which
+//! the Python package gives back what PyTorch refuses (`python/memtrace/allocator.py`).
 //!
 //! One lock for each device, as in PyTorch, and nothing wider. The stack is taken before it. What
 //! PyTorch would throw is thrown ([`throw`]); a panic of ours ends at the boundary. PyTorch's
@@ -58,14 +57,13 @@ static LOST: AtomicBool = AtomicBool::new(false);
 /// What devices begin with; none before somebody has asked.
 static SETTINGS: ForkLock<Option<Settings>> = ForkLock::new(None);
 
-/// Why a request was refused, in the words for the program.
+/// Why a request was refused, with the text for the program.
 pub struct Refusal {
     /// Which exception it is in PyTorch.
     pub kind: throw::Exception,
     /// The words.
     pub text: String,
-    /// What observers of failures are told: bytes asked of the device,
-    /// those allowed, those free there.
+    /// What observers of failures get: bytes asked of the device, those allowed, those free there.
     pub observed: Option<[u64; 3]>,
 }
 
@@ -100,7 +98,7 @@ pub fn configure(conf: &str) -> Result<(), String> {
     let meant = settings::meant(conf);
     let changed = wanted.change(&meant);
     if changed.is_ok() {
-        settings::remember(conf, &meant); // PyTorch's parser is heard only by a library that is preloaded
+        settings::remember(conf, &meant); // its parser is seen only by a preloaded library
     }
     if wanted.capture_reuse && conf.contains("graph_capture_record_stream_reuse") {
         message!(
@@ -178,7 +176,7 @@ pub fn is_one_lost() -> bool {
     LOST.load(Ordering::Acquire) || made().any(|slot| slot.lock().is_none())
 }
 
-/// Whoever handed out `addr`.
+/// The allocator that handed out `addr`.
 pub fn allocator_of(addr: u64) -> Option<Locked> {
     allocators().find(|allocator| allocator.pointers.get(addr).is_some())
 }
@@ -192,7 +190,7 @@ pub fn stack(site: Site) -> StackId {
     wanted.then(take).flatten().unwrap_or(NO_STACK)
 }
 
-/// Runs `f`; a panic in it, which is a fault of ours, is an error that the program gets.
+/// Runs `f`. A panic in it is a fault of ours, and becomes an error that the program gets.
 ///
 /// # Errors
 /// Those of `f`.
@@ -205,7 +203,7 @@ pub fn without_panic<R>(f: impl FnOnce() -> Result<R, Refusal>) -> Result<R, Ref
 }
 
 impl DeviceAllocator {
-    /// Memory.
+    /// Allocates.
     ///
     /// # Errors
     /// There is none, or the device has failed.
@@ -223,10 +221,10 @@ impl DeviceAllocator {
         }
     }
 
-    /// And back; says whether it was handed out here.
+    /// Frees; returns whether the block was handed out here.
     pub fn free(&mut self, addr: u64, stack: StackId) -> bool {
         self.algorithm.sink_mut().stack = stack;
-        // What PyTorch's profiler is told, it is told of its own allocator's blocks, too.
+        // PyTorch reports its own allocator's blocks to its profiler in the same way.
         let size = self.pointers.free(&mut self.algorithm, addr);
         size.map(|size| self.report(addr, -(size as i64))).is_ok()
     }
@@ -269,7 +267,7 @@ impl DeviceAllocator {
     }
 }
 
-/// Says a refusal to whoever can't catch it.
+/// Prints a refusal for a caller that can't catch an exception.
 pub fn warn(refusal: &Refusal) {
     message!("{}", refusal.text);
 }

@@ -1,9 +1,8 @@
-//! What the algorithm tells, written into the recorder as it happens.
+//! What the algorithm reports, written into the recorder as it happens.
 //!
-//! The events are those of the framework's layer, the same that the hooks write when
-//! PyTorch's own allocator is in place: so whoever reads them need not know who allocated.
-//! A free that does not wait is one event. All events of one request or free have its
-//! stack, which was taken before any lock.
+//! The events are those of the framework's layer, which the hooks write for PyTorch's own
+//! allocator, too. So a reader need not know who allocated. A free that does not wait is one event.
+//! All events of one request or free have its stack, which was taken before any lock.
 
 use memtrace_caching::{Action, Event as Report, Sink};
 use memtrace_format::event::{
@@ -26,7 +25,7 @@ pub struct Recording {
     pub stack: StackId,
     /// Bytes in blocks that are handed out.
     allocated: u64,
-    /// The free that was told last is complete already.
+    /// The free that was reported last is complete already.
     completed: bool,
 }
 
@@ -65,7 +64,7 @@ impl Recording {
         });
     }
 
-    /// Somebody looks at the state: PyTorch notes that in its trace.
+    /// The program looks at the state: PyTorch notes that in its trace.
     pub fn snapshot(&mut self, active: u64, pool: PoolId) {
         self.stack = NO_STACK;
         self.write(pool, SnapshotEvent { active }.event());
@@ -97,7 +96,7 @@ impl Sink for Recording {
             }
             Action::SegmentUnmap => segment.event(Kind::SegmentUnmap),
             Action::Oom => Event { stream, ..OomEvent { asked: size, free: addr }.event() },
-            // Report by the two below.
+            // Recorded by the two functions below.
             Action::Alloc | Action::FreeRequested => return,
         };
         self.write(report.pool, said);

@@ -60,7 +60,7 @@ type EndText = unsafe extern "C-unwind" fn(*mut Text);
 /// Larger than any `c10::Error` has been (some 120 bytes).
 const ROOM: usize = 512;
 
-/// Everything that throwing takes.
+/// The functions and addresses that throwing takes.
 struct Thrower {
     construct: Construct,
     table: *const *const c_void,
