@@ -5,17 +5,17 @@
 //! of an API function) and makes the rest:
 //!
 //! * `stubs.rs`: every other function. Those that `api/behaviour.tsv` names do what that table
-//!   says; all others say once that they are not supported and return their API's own code for it.
-//!   The variants for per-thread default streams, and older names with the same binary interface,
-//!   jump to the function written by hand.
+//!   says. All others report once that they are not supported, and return their API's own code for
+//!   it. The variants for per-thread default streams, and older names with the same binary
+//!   interface, jump to the function written by hand.
 //! * `twins.rs`: the runtime functions that do what a driver function does (see `src/entries.rs`).
 //! * `entry.rs`: the driver's functions by name and CUDA version, for `cuGetProcAddress`.
 //! * `layout.rs`: sizes and field offsets of the records that callers
 //!   pass, for each major version of CUDA.
 //! * `constants.rs`: enumerators by name.
 //!
-//! A row of `behaviour.tsv` that names an unknown function or parameter, or a function that is also
-//! written by hand, stops the build: a slip must not become a stub.
+//! A row of `behaviour.tsv` stops the build if it names an unknown function or parameter, or a
+//! function that is also written by hand. A slip must not become a stub.
 //!
 //! `behaviour.tsv`: symbol (braces expand: `cublas{S,D}axpy_v2`), class, details; `#` begins
 //! a comment. A twin's parameters must be those of the driver's function in every toolkit

@@ -1,14 +1,14 @@
 //! The public CUDA APIs with no GPU behind them.
 //!
-//! One shared library, preloaded into a program, answers what NVIDIA documents: the runtime, the
-//! driver, NVML, and the libraries above them as far as PyTorch imports them. It accounts for
-//! device memory to the byte and computes nothing, so an unmodified program goes through the
-//! motions of a training run on a machine without a GPU, and its memory behaviour can be watched.
+//! One shared library, preloaded into a program, has the functions that NVIDIA documents: the
+//! runtime, the driver, NVML, and the libraries above them as far as PyTorch imports them. It
+//! accounts for device memory to the byte, and computes nothing. So an unmodified program goes
+//! through a training run on a machine without a GPU, and its use of memory can be watched.
 //!
 //! It stands *above* the static CUDA runtimes and instead of NVIDIA's libraries, which are
-//! never entered: no undocumented table is answered, no handshake is played. Everything
-//! that is virtual says so; everything that is not supported says its name once and
-//! answers its API's own "not supported".
+//! never entered. No undocumented table is given out, and no handshake is imitated.
+//! Everything that is virtual says so; everything that is not supported says its name once
+//! and answers its API's own "not supported".
 //!
 //! Layers: `gpu` is the machine, without any API's name in it. `runtime`, `driver` and `nvml` put
 //! the three APIs on top of it, `libs` the mathematical and communication libraries. What no file
@@ -17,9 +17,9 @@
 //! # How to add a function of CUDA
 //!
 //! Every public function is exported already; one that nobody wrote says that it is not supported.
-//! * Of the driver, or of both APIs: its declaration in `entries!` of a file of `driver`, and its
-//!   body in a file of `gpu/call` if it takes more than a line. If the runtime has a twin, a row of
-//!   class `twin` in `api/behaviour.tsv`. Three files at most.
+//! * Of the driver, or of both APIs: its declaration goes into `entries!` of a file of `driver`.
+//!   Its body goes into a file of `gpu/call` if it takes more than a line. If the runtime has a
+//!   twin, a row of class `twin` in `api/behaviour.tsv`. Three files at most.
 //! * Of the runtime alone, because the driver has other parameters or another answer: a file of
 //!   `runtime`, with a line that says what differs.
 //! * Of the libraries: a row of another class in `api/behaviour.tsv` (see `build.rs`), or a file of

@@ -1,7 +1,7 @@
 //! What the functions made by `build.rs` have in common.
 //!
-//! Nothing here knows a library. An unsupported function says its name once, so that a program's
-//! failure (or its detour) can be traced to it; it never pretends to have worked.
+//! Nothing here knows a library. An unsupported function reports its name once, so that a program's
+//! failure (or its detour) can be traced to it. It never pretends to have worked.
 
 use crate::gpu::boundary::Out;
 use crate::gpu::{address, contents, log};

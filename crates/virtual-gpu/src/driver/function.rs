@@ -41,7 +41,8 @@ entries! {
         |api| kernel::largest_cluster(api, size, function);
 }
 
-/// An attribute of a kernel. What only machine code can tell is the same for all (see [`kernels`]).
+/// An attribute of a kernel. What is only known from machine code is the
+/// same for all (see [`kernels`]).
 pub(crate) fn attribute(function: u64, number: i32, device: usize) -> Result<i32> {
     let settings = kernels::settings(function)?;
     let sm = gpu::device(device)?.profile.sm as i32;

@@ -1,7 +1,7 @@
 //! Tensor maps: descriptions of tensors for the copy engine of compute capability 9.0.
 //!
-//! The record is opaque and read by kernels only, so it stays empty; what the driver checks is
-//! checked, as programs learn from the refusal which layouts are possible.
+//! The record is opaque and read by kernels only, so it stays empty. What the driver checks is
+//! checked, because programs learn from a refusal which layouts are possible.
 
 use super::Code;
 use crate::gpu::boundary::{In, Out, driver};

@@ -1,4 +1,4 @@
-//! Where things lie: the map of addresses that the virtual GPU hands out.
+//! The map of addresses that the virtual GPU hands out.
 //!
 //! ```text
 //! 0x0400_0000_0000   handles (numbers only, nothing is mapped)
@@ -8,14 +8,14 @@
 //! 0x5800_0000_0000   reserved ranges of virtual memory management             32 TiB
 //! ```
 //!
-//! The ranges are the same in every run, so addresses are. They keep clear of where Linux
-//! puts position-independent programs (0x55…) and shared libraries (0x7f…). Device addresses
-//! are reserved as inaccessible pages: they cost no memory, nothing else gets mapped there,
-//! and a host that touches device memory faults as it does with a card. If a range is taken,
-//! another is used and only the equality between runs is lost. Only as many devices' ranges
-//! are reserved as there are devices: there must be room beside a sanitizer's shadow memory,
-//! and where shared libraries lie low (`ulimit -s unlimited`). Under valgrind, which keeps
-//! books for each page of a range, none is.
+//! The ranges are the same in every run, so addresses are. They keep clear of where Linux puts
+//! position-independent programs (0x55…) and shared libraries (0x7f…). Device addresses are
+//! reserved as inaccessible pages. They cost no memory, and nothing else gets mapped there. A
+//! host that touches device memory faults as it does with a card. If a range is taken, another
+//! is used and only the equality between runs is lost. Only as many devices' ranges are
+//! reserved as there are devices. There must be room beside a sanitizer's shadow memory, and
+//! where shared libraries lie low (`ulimit -s unlimited`). Under valgrind, which has a record
+//! for each page of a range, none is reserved.
 
 use core::ptr::{null_mut, without_provenance_mut};
 use std::sync::OnceLock;
@@ -147,7 +147,7 @@ pub fn commit(place: u64, size: u64) -> bool {
     let at = without_provenance_mut(place as usize);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: `place` was taken from the book of the host range, so only
+    // SAFETY: `place` was taken from the ledger of the host range, so only
     // our reservation is replaced.
     let got = unsafe { libc::mmap(at, size as usize, access, flags, -1, 0) };
     got != libc::MAP_FAILED

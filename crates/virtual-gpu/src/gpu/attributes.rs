@@ -1,7 +1,7 @@
 //! What a device says of itself when asked for one number at a time.
 //!
-//! Numbers that differ between cards come from the profile; the rest is the same for every GPU
-//! since compute capability 7.0 and is in the technical specifications of the CUDA programming
+//! Numbers that differ between cards come from the profile. The rest is the same for every GPU
+//! since compute capability 7.0, and is in the technical specifications of the CUDA programming
 //! guide. What the virtual GPU cannot do (fabric handles, multicast, network cards that reach its
 //! memory) is answered with no, so that programs don't try.
 

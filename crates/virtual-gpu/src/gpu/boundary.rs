@@ -1,15 +1,14 @@
-//! The border with C: how arguments come in and answers go out.
+//! The boundary with C: how arguments come in and answers go out.
 //!
-//! A caller's pointers are wrapped where they are declared: [`Out`] and [`In`] are the pointers
-//! that the prototypes name, with what every prototype says about them (null, or good for one
-//! value, or for as many as a count beside it says). So the functions above are safe code and the
-//! promise is written down, and checked for null, in one place. None can be made out of nothing:
-//! they come from a C caller, who vouches for them. Where a record has another layout in another
-//! version, or its content decides its type, [`Out::at`] and [`Out::cast`] follow the layout
-//! tables.
+//! A caller's pointers are wrapped where they are declared, as [`Out`] and [`In`]. Every prototype
+//! says of its pointers that they are null, or good for one value, or for as many as a count beside
+//! them says. So the functions above are safe code. The promise is written down, and checked for
+//! null, in one place. No pointer can be made here: they come from a C caller, who is responsible
+//! for them. Where a record has another layout in another version, or its content decides its type,
+//! [`Out::at`] and [`Out::cast`] follow the layout tables.
 //!
-//! No panic crosses the border: it would be undefined behaviour in a C program. It becomes an
-//! unknown error, and is reported.
+//! No panic crosses the boundary: it would be undefined behaviour in a C program. It
+//! becomes an unknown error, and is reported.
 
 use super::error::{Error, Result};
 use super::{context, life, log, thread};
@@ -32,7 +31,7 @@ pub struct In<T>(*const T);
 pub type Text = In<c_char>;
 
 impl<T> Out<T> {
-    /// For an answer that nobody asks for.
+    /// Null: for an answer that is not wanted.
     pub const fn null() -> Self {
         Self(core::ptr::null_mut())
     }
@@ -262,7 +261,8 @@ impl Api {
         }
     }
 
-    /// The outcome as this API numbers it. `place` tells who debugs which function refused what.
+    /// The outcome as this API numbers it. `place` is for the debug log:
+    /// which function refused what.
     fn code(self, place: impl Display, outcome: Result) -> i32 {
         let Err(error) = outcome else { return 0 };
         log::debug(1, || format!("{place} answers {:?}", super::error::runtime_name(error.code())));

@@ -1,24 +1,24 @@
 //! The cards that the processes of a run share.
 //!
 //! `memtrace run --virtual` names a file in the environment, `MEMTRACE_VIRTUAL_CARDS`. The first
-//! process of the run that needs memory makes it, each that does has a slot in it, and in the slot
-//! what it holds of each card, by the card's number in the machine. What is in use on a card is the
-//! sum over the slots of processes that live. A process without that variable, or that can't open
-//! the file, has cards of its own, which is said if there was a name.
+//! process of the run that needs memory makes the file. Each process that needs memory has a slot
+//! in it, with what it holds of each card, by the card's number in the machine. What is in use on a
+//! card is the sum over the slots of processes that live. A process without that variable, or that
+//! can't open the file, has cards of its own, which is reported if there was a name.
 //!
-//! Nothing here may depend on a process ending well. A slot says whose it is by the process's
-//! number, its start time, and a hash of what its present program was started with (the
-//! auxiliary vector, which holds addresses chosen at random), so a process that was killed,
-//! whose number was given to another, or that has become another program counts for nothing.
-//! Whether a process lives is looked at when somebody asks how full a card is and before a
-//! request is refused, never otherwise. Every change is one word of one's own slot. The lock
-//! only keeps two requests from both being granted, or both refused, when one fits: it is a word
-//! that whoever waits too long takes over.
+//! Nothing here may depend on a process ending well. A slot identifies its process by three
+//! things: the number, the start time, and a hash of what its present program was started with.
+//! (That is the auxiliary vector, which holds addresses chosen at random.) So a process counts for
+//! nothing once it was killed, its number was given to another, or it has become another program.
+//! Whether a process lives is looked at when somebody asks how full a card is and before a request
+//! is refused, never otherwise. Every change is one word of one's own slot. The lock only keeps
+//! two requests from both being granted, or both refused, when one fits. It is a word that a
+//! process which waits too long takes over.
 //!
 //! All of the file is reserved before it is mapped, as a page without memory behind it would be a
 //! SIGBUS in the program. The last process that ends takes it away; one that nobody was left to
-//! take away goes when the next run makes its own. Who opens the file to take a seat, or to take it
-//! away, has it locked meanwhile (`flock`), which ends with the process.
+//! take away goes when the next run makes its own. A process that opens the file to take a slot, or
+//! to remove the file, locks it meanwhile (`flock`). That lock ends with the process.
 
 use super::error::{Error, Result};
 use super::{config, file, log};
@@ -45,7 +45,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// For how long opening and leaving wait for others that do so.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What tells a process, and the program that it runs, from every other one.
+/// What distinguishes a process, and the program that it runs, from every other one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Identity {
     pid: u32,
@@ -181,7 +181,7 @@ impl Table {
             if holder != seen {
                 (seen, since) = (holder, Instant::now());
             }
-            // It is held for some hundred instructions: whoever has it so
+            // It is held for some hundred instructions: a process that has it so
             // long was stopped or killed among them.
             expected = if since.elapsed() > LOCK_TIMEOUT { holder } else { 0 };
             sleep(Duration::from_micros(20));
@@ -343,7 +343,7 @@ impl Drop for LockedFile {
     }
 }
 
-/// Takes away what runs have left of which every process was killed.
+/// Removes the files of runs of which every process was killed.
 fn remove_abandoned(own: &Path, here: &Identity) {
     for entry in
         own.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten()
@@ -359,7 +359,7 @@ fn remove_abandoned(own: &Path, here: &Identity) {
     }
 }
 
-/// This process's place at the cards of its run.
+/// This process's slot at the cards of its run.
 struct Membership {
     table: &'static Table,
     slot: usize,
@@ -369,7 +369,7 @@ struct Membership {
 
 static MEMBERSHIP: OnceLock<Option<Membership>> = OnceLock::new();
 
-/// The seat, which the first request for memory takes.
+/// The membership, which the first request for memory takes.
 fn membership() -> Option<&'static Membership> {
     MEMBERSHIP.get_or_init(|| {
         let path = named()?;
@@ -458,8 +458,8 @@ pub fn holders(card: usize, used: u64) -> Vec<(u32, u64)> {
     }
 }
 
-/// The process ends: it says so, and takes the file away if nobody else is there. The run's first
-/// process does that too, if it has no seat, since others may have been killed.
+/// The process ends: it marks its slot, and removes the file if nobody else is there. The run's
+/// first process does that too, if it has no slot, since others may have been killed.
 extern "C" fn ending() {
     let bye = || {
         let me = std::process::id();
@@ -477,7 +477,7 @@ extern "C" fn ending() {
             file.remove_if_unused(&path, &member.map_or_else(Identity::own, |member| member.who));
         }
     };
-    // There is nobody to tell of a panic any more.
+    // A panic can't be reported any more.
     let _ = std::panic::catch_unwind(bye);
 }
 

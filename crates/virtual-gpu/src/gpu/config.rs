@@ -1,8 +1,9 @@
 //! Which machine this is: read once from the environment, never again.
 //!
-//! `MEMTRACE_VIRTUAL` names the GPUs (see `memtrace_devices::Spec`), an H100 if it is not set;
-//! `CUDA_VISIBLE_DEVICES` chooses among them as the CUDA manual says. A specification that names no
-//! GPU must not quietly become another one: the process is told and gets a machine without GPUs.
+//! `MEMTRACE_VIRTUAL` names the GPUs (see `memtrace_devices::Spec`), an H100 if it is not
+//! set; `CUDA_VISIBLE_DEVICES` chooses among them as the CUDA manual says. A
+//! specification that names no GPU must not quietly become another one. It is reported,
+//! and the process gets a machine without GPUs.
 
 use memtrace_devices::{Placement, Profile, Spec};
 use memtrace_options::VIRTUAL;

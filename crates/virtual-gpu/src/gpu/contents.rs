@@ -1,15 +1,17 @@
 //! What is known of the bytes in device memory, though there is none.
 //!
-//! Programs put small things on the device and read them back: pointer tables, sizes, a scalar that
-//! was copied over, a counter that was set to zero. So what the host copies or sets, up to 64 KiB
-//! at a time, is remembered as a *record* and comes back on reading. Kernels compute nothing, but
-//! they might have written anywhere: a record is believed for 32 launches if exactly it is read,
-//! and for 4 if a part of it is (a reused block is then likely: without the rule, PyTorch reads an
-//! old pointer table as a size). Everything else reads as zeros.
+//! Programs put small things on the device and read them back: pointer tables, sizes, a scalar, a
+//! counter that was set to zero. So what the host copies or sets, up to 64 KiB at a time, is
+//! remembered as a *record* and comes back on reading.
 //!
-//! When something of the size of a number is read and nobody has written it, the program is
-//! probably asking for a result, such as how many elements passed a filter. It gets zero, goes on
-//! with less memory than it would have needed, and the user is told so, once.
+//! Kernels compute nothing, but they might have written anywhere. So a record holds for 32
+//! launches if exactly it is read, and for 4 if a part of it is. In that case the block
+//! has probably been reused: without the rule, PyTorch reads an old pointer table as a
+//! size. Everything else reads as zeros.
+//!
+//! When a program reads something of the size of a number that nobody has written, it probably asks
+//! for a result, such as how many elements passed a filter. It gets zero, and goes on with less
+//! memory than it would have needed. That is reported once.
 
 use super::memory::ledger;
 use super::{address, launches};
@@ -19,12 +21,12 @@ use std::collections::BTreeMap;
 
 /// The largest copy or set that is remembered.
 pub const LIMIT: usize = 64 << 10;
-/// For how many launches an exact read believes a record.
+/// For how many launches a record holds that is read exactly.
 const KEEP: u64 = 32;
-/// For how many launches a part of a record is believed.
+/// For how many launches a part of a record holds.
 const KEEP_PART: u64 = KEEP / 8;
-/// With more records or more bytes than this, those that nobody would believe any more are thrown
-/// out, and if that doesn't help, nothing is added: a record is a help, and may be missing.
+/// With more records or more bytes than this, those that hold no longer are thrown out. If that
+/// doesn't help, nothing is added: a record is a help, and may be missing.
 const MANY: usize = 1 << 16;
 const MANY_BYTES: usize = 64 << 20;
 

@@ -3,7 +3,7 @@
 //! Most of them are kept out by empty libraries of the same name, which the loader takes for them.
 //! That does not help against an absolute path: PyTorch opens cuBLASLt and some that only a
 //! compiler needs with one. So a path to such a library becomes just its name, if that name is
-//! loaded, and else the name of this library, which answers for all of them.
+//! loaded. Else it becomes the name of this library, which answers for all of them.
 //!
 //! The loader finds a library's own search path by the address that called `dlopen`. So this must
 //! be no call but a jump: the real function sees the caller as if we were not here.

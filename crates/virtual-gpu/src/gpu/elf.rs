@@ -1,7 +1,7 @@
 //! The symbols of a device binary.
 //!
-//! Compilers hand the driver a module as a 64-bit ELF file for the device, whose symbol table says
-//! which functions and variables it has and how large those are. That is all the virtual GPU wants
+//! Compilers hand the driver a module as a 64-bit ELF file for the device. Its symbol table says
+//! which functions and variables it has, and how large those are. That is all the virtual GPU wants
 //! to know of it. The caller gives an address and no length, so the length is taken from the file's
 //! own header. Other forms (PTX, fat binaries) are not looked into.
 

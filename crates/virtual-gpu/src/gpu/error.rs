@@ -1,10 +1,10 @@
 //! What a call may answer.
 //!
-//! Since CUDA 10.1 the runtime (`cudaError_t`) and the driver (`CUresult`) use the same numbers for
-//! the same failures, with a handful of exceptions that only the runtime has. So one type serves
-//! both: its number is the runtime's, and [`Error::driver`] gives the driver's where they part.
-//! Names and texts are those the public headers and the public manual give, because programs print
-//! them and some look for them ("out of memory").
+//! Since CUDA 10.1 the runtime (`cudaError_t`) and the driver (`CUresult`) use the same numbers
+//! for the same failures. A handful of errors only the runtime has. So one type serves both: its
+//! number is the runtime's, and [`Error::driver`] gives the driver's where they part. Names and
+//! texts are those the public headers and the public manual give, because programs print them and
+//! some look for them ("out of memory").
 
 use core::ffi::CStr;
 

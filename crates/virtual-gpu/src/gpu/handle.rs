@@ -1,10 +1,10 @@
 //! Opaque handles.
 //!
-//! Everything that the APIs hand out as a pointer to a hidden structure (streams, events, library
-//! handles, descriptors) is here a number that is never reused and never an address of anything.
-//! So a stale, foreign or misspelt handle is found out by a look-up and answered with the API's own
-//! "invalid handle", and never crashes; and the same program gets the same numbers in every run,
-//! which matters because PyTorch orders its blocks by stream handle.
+//! The APIs hand out pointers to hidden structures: streams, events, library handles, descriptors.
+//! Here a handle is a number that is never reused and never an address of anything. So a stale,
+//! foreign or wrong handle is found by a look-up and answered with the API's own "invalid handle";
+//! it never crashes. The same program gets the same numbers in every run, which matters because
+//! PyTorch orders its blocks by stream handle.
 
 use core::ffi::c_void;
 use std::collections::HashMap;

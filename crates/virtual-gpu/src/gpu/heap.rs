@@ -1,18 +1,18 @@
 //! At which address a card's driver puts an allocation.
 //!
-//! No manual says it, and a program can see it: of free blocks of one size PyTorch up to 2.5 takes
-//! the one at the lowest address, so two orders of addresses are two ways to fragment. The rules
-//! here were read off the addresses that real drivers gave PyTorch's segments
+//! No manual says it, and a program can see it. Of free blocks of one size PyTorch up to 2.5 takes
+//! the one at the lowest address. So another order of addresses means other fragmentation. The
+//! rules here were read off the addresses that real drivers gave PyTorch's segments
 //! (`tests/data/placement`); `tests/e2e/test_placement.py` compares.
 //!
 //! **Linux.** The driver takes addresses from the system in *chunks*: as long as the request,
 //! rounded up to 32 MiB. A chunk lies at the top of the highest gap that is longer than it by
-//! another 32 MiB or more, as if the system was asked for that much to align it, and goes back when
+//! another 32 MiB or more, as if the system was asked for that much to align it. It goes back when
 //! nothing is left in it. A request is first tried in the chunks that have room, the newest first,
 //! at the lowest address that takes it. So large segments descend, and what shares a chunk ascends.
 //!
 //! *What a process begins with*: the driver has taken addresses for itself before the program's
-//! first request, and what it left free of them is used first. How much that is differs from run to
+//! first request. What it left free of them is used first. How much that is differs from run to
 //! run; five records come out right, or nearly, with what [`CONTEXT`] and [`EARLY`] say. A segment
 //! of 2 MiB was never seen in one of the early chunks.
 //!

@@ -1,7 +1,7 @@
 //! Kernels, the modules they come in, and module variables.
 //!
-//! Three ways lead to a kernel: the code that the compiler generates registers host functions that
-//! stand for kernels; the driver API loads modules and asks for functions by name; libraries
+//! There are three ways to a kernel. The code that the compiler generates registers host functions
+//! that stand for kernels. The driver API loads modules and asks for functions by name. Libraries
 //! (`cudaLibrary…`) do the same without a context. A kernel computes nothing, so all that is known
 //! of it is its name and what was set on it. Registers, static shared memory and the like can't be
 //! known without reading machine code; the answers are constants that fit any kernel.
@@ -29,8 +29,8 @@ struct Module {
     variables: Vec<(String, u64, u64)>,
 }
 
-/// A host function that stands for a kernel. Registration is on the way of every program's start,
-/// so it keeps the pointer to the name and nothing else.
+/// A host function that stands for a kernel. Registration is a part of every program's start, so it
+/// keeps the pointer to the name and nothing else.
 struct Registered {
     name: usize,
     module: u64,
@@ -179,7 +179,7 @@ pub fn function(module: u64, name: &str) -> Result<u64> {
     Ok(kernel)
 }
 
-/// The names of all kernels of a module, as far as its image tells or they were asked for.
+/// The names of all kernels of a module, as far as its image has them or they were asked for.
 pub fn functions(module: u64) -> Result<Vec<String>> {
     let mut kernels = kernels();
     let found = kernels.module(module)?;
@@ -189,7 +189,7 @@ pub fn functions(module: u64) -> Result<Vec<String>> {
     })
 }
 
-/// A variable of a module by name: address and size. The size is 8 if the image does not tell.
+/// A variable of a module by name: address and size. The size is 8 if the image does not have it.
 pub fn variable(module: u64, name: &str, device: usize) -> Result<(u64, u64)> {
     let mut kernels = kernels();
     let found = kernels.module(module)?;

@@ -42,8 +42,8 @@ pub fn wake() -> Result {
     }
 }
 
-/// The parent was awake when it forked. Its locks may have been held by threads that are not here,
-/// so what runs without waking CUDA, as a program starts or ends, must not wait for one.
+/// The parent was awake when it forked. Its locks may have been held by threads that are not here.
+/// So code that runs without waking CUDA, as a program starts or ends, must not wait for one.
 pub fn is_forked_child() -> bool {
     STATE.load(Relaxed) == FORKED
 }

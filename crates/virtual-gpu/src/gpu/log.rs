@@ -21,7 +21,7 @@ pub fn warn_once(text: &str) {
     }
 }
 
-/// `MEMTRACE_VIRTUAL_LOG`: how much is said.
+/// `MEMTRACE_VIRTUAL_LOG`: how much is logged.
 pub fn level() -> u8 {
     static LEVEL: OnceLock<u8> = OnceLock::new();
     let told = || VirtualLog::named(&std::env::var(VIRTUAL_LOG.variable).ok()?);
@@ -37,7 +37,7 @@ pub fn debug(at: u8, text: impl FnOnce() -> String) {
 
 fn line(text: &str) {
     let line = format!("memtrace: virtual GPU: {text}\n");
-    // Nobody is left to tell if standard error is closed.
-    // SAFETY: the pointer and length are those of one string.
+    // Nothing can be reported if standard error is closed. SAFETY: the pointer
+    // and length are those of one string.
     let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }

@@ -3,14 +3,15 @@
 //! `call` has the functions that the runtime and the driver API share; all else is the machine.
 //!
 //! The three APIs above it (`runtime`, `driver`, `nvml`) and the libraries beside it (`libs`) are
-//! thin: they check what the caller gave, ask this module, and put the answer into the caller's
-//! layout. What it must never do: compute a result, depend on time, address randomisation or thread
-//! timing (two equal runs give equal addresses, to the byte), crash on a bad argument, or call an
-//! exported function of this library (it may be hooked by whoever records).
+//! thin. They check the arguments, ask this module, and put the answer into the caller's layout.
 //!
-//! Locks: `work` (streams, events, graphs), `kernels` and `context` each have one, and may take the
-//! lock of `memory` while they hold theirs, never the other way round. Callbacks of the program run
-//! with none held.
+//! It must never compute a result, or crash on a bad argument. It must never depend on time,
+//! address randomisation or thread timing: two equal runs give equal addresses, to the byte. It
+//! must never call an exported function of this library, which a recorder may have hooked.
+//!
+//! Locks: `work` (streams, events, graphs), `kernels` and `context` each have one. They
+//! may take the lock of `memory` while they hold theirs, never the other way round.
+//! Callbacks of the program run with none held.
 #![allow(
     clippy::missing_errors_doc,
     reason = "an error is what CUDA's manual gives for the call that it serves"

@@ -35,8 +35,8 @@ pub fn toolkit() -> Toolkit {
     })
 }
 
-/// The number behind the CUDA runtime's name, which stands in the file that needs it as it is:
-/// `libcudart.so.12`, or `libcudart-d0da41ae.so.11.0` as it is packed into some Python packages.
+/// The number behind the CUDA runtime's name, which stands as it is in a file that needs the
+/// runtime: `libcudart.so.12`. Some Python packages have `libcudart-d0da41ae.so.11.0`.
 fn linked_major(file: &[u8]) -> Option<u32> {
     const NAME: &[u8] = b"libcudart";
     const LONGEST: usize = 64;

@@ -1,10 +1,10 @@
 //! Which addresses of a range are free, and the lowest place where a request fits.
 //!
-//! The one rule here is that a request gets the lowest address that takes it, so two runs of a
-//! program give the same addresses; `heap` makes a driver's rules of it. Free ranges are kept by
+//! The one rule here is that a request gets the lowest address that takes it. So two runs of a
+//! program give the same addresses. `heap` makes a driver's rules of it. Free ranges are kept by
 //! address and, beside that, in classes of like size (powers of two of the grain), each ordered by
 //! address. Every range of a class well above the request fits, so only the first of each such
-//! class is a candidate; the one or two classes around the request are searched in address order
+//! class is a candidate. The one or two classes around the request are searched in address order,
 //! and only below the best candidate so far.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -118,7 +118,7 @@ impl Space {
         (start, end)
     }
 
-    /// Takes a free range out of the book altogether. `start` must be where one starts.
+    /// Takes a free range out of the space altogether. `start` must be where one starts.
     pub fn remove(&mut self, start: u64) {
         self.unlink(start);
     }
@@ -152,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// The book against a row of units, searched from the left.
+        /// The space against a row of units, searched from the left.
         #[test]
         fn equals_a_row_of_units(steps in prop::collection::vec((any::<bool>(), 1u64..40, 0u32..4), 1..200)) {
             const UNITS: usize = 256;

@@ -37,8 +37,8 @@ fn json() -> String {
     text
 }
 
-/// Writes a JSON object about the virtual GPU and a final zero into `buffer`, cut to `room` bytes,
-/// and returns how many bytes it has, without the zero. A `room` of 0 only asks for the length.
+/// Writes a JSON object about the virtual GPU and a final zero into `buffer`, cut to `room` bytes.
+/// Returns how many bytes the object has, without the zero. A `room` of 0 only asks for the length.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_virtual_stats(buffer: Out<c_char>, room: usize) -> usize {
     let text = json();

@@ -1,6 +1,6 @@
 //! What CUDA keeps for each thread: the last error, the stack of contexts, the mode of capture.
 //!
-//! All of it is plain data in fixed arrays, so that no destructor runs at a thread's end: programs
+//! All of it is plain data in fixed arrays, so that no destructor runs at a thread's end. Programs
 //! call CUDA from destructors of their own, when thread-local objects may be gone already.
 
 use core::cell::{Cell, RefCell};

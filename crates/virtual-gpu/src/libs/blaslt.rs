@@ -1,10 +1,9 @@
 //! cuBLASLt: descriptors, preferences and one algorithm.
 //!
-//! A descriptor is a bag of the attributes that were set. The heuristic knows one algorithm,
-//! which always applies and needs no workspace: PyTorch allocates its own workspace before it
-//! asks, of its own size, and that is what the card would see too. An algorithm is a record of
-//! the caller's, 64 bytes that only the library reads; ours are a mark, the algorithm's number,
-//! and the configuration that was set.
+//! A descriptor is the set of its attributes. The heuristic knows one algorithm, which always
+//! applies and needs no workspace. PyTorch allocates its own workspace before it asks, of its own
+//! size, as it does with a card. An algorithm is a record of the caller's, 64 bytes that only the
+//! library reads. Ours has a mark, the algorithm's number, and the configuration that was set.
 
 use super::blas::{property, version_number};
 use super::{Library, Status, versions};
@@ -53,7 +52,7 @@ fn set(descriptor: *mut c_void, attribute: i32, value: In<u8>, size: usize) -> i
     })
 }
 
-/// The protocol of all getters: without room, only the size is told.
+/// The protocol of all getters: without room, only the size is given.
 fn get(
     descriptor: *mut c_void,
     attribute: i32,

@@ -1,8 +1,8 @@
 //! CUPTI: a profiler may attach; there is nothing for it to record.
 //!
-//! No kernel runs, so no activity record is ever made and no buffer asked for. Saying so
-//! (every kind can be enabled, the next record is never there) lets PyTorch's profiler
-//! do the part that has a meaning here, the host's. Counters and metrics, which would
+//! No kernel runs, so no activity record is ever made and no buffer asked for. Every
+//! kind can be enabled, and the next record is never there. So PyTorch's profiler does
+//! the part that has a meaning here, the host's. Counters and metrics, which would
 //! have to be made up, are not supported.
 
 use super::{Library, versions};

@@ -1,10 +1,10 @@
 //! cuFFT: plans and the work area that they need.
 //!
 //! *Work area, a model*: cuFFT's manual says that lengths made of the factors 2, 3, 5 and 7 have
-//! kernels of their own, that others go through Bluestein's algorithm, and that this one needs more
-//! memory; it gives no sizes. So a plan whose lengths have only those factors is taken to need
-//! none, and any other the size of its complex data once. Lower than the truth for long transforms
-//! in several passes; not measured on a card.
+//! kernels of their own. Others go through Bluestein's algorithm, which needs more memory. It
+//! gives no sizes. So a plan whose lengths have only those factors is taken to need none, and
+//! any other the size of its complex data once. Lower than the truth for long transforms in
+//! several passes; not measured on a card.
 //!
 //! With automatic allocation, which is the default, the work area is the library's own, taken from
 //! the device when the plan is made. PyTorch switches that off and brings its own.

@@ -2,13 +2,12 @@
 //!
 //! They compute nothing. What matters of them is memory: workspaces that they ask their callers
 //! for, and that their calls are accepted or refused as on the card. So a *handle* is a stream and
-//! some modes, a *descriptor* is what was set in it, and a computation is a launch on the handle's
+//! some modes. A *descriptor* is what was set in it. A computation is a launch on the handle's
 //! stream. The bulk of the functions is one line each in `api/behaviour.tsv`; only what has to
 //! remember or to answer something is written here.
 //!
-//! What the real libraries take from the device behind the caller's back (cuBLAS's own
-//! workspace when none is set, NCCL's buffers, kernel images) is not known and not
-//! modelled: it shows only in `cudaMemGetInfo`.
+//! What the real libraries take from the device by themselves is not known and not modelled:
+//! cuBLAS's own workspace when none is set, kernel images. It shows only in `cudaMemGetInfo`.
 
 mod blas;
 mod blaslt;

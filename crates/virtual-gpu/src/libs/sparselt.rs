@@ -1,10 +1,10 @@
 //! cuSPARSELt: 2:4 structured sparsity.
 //!
 //! Its handles are records in the caller's memory, opaque to the caller. Ours begin with a mark
-//! that tells the kinds apart, followed by what later calls need: a matrix keeps its size, a
-//! product keeps its matrices' order, nothing else is read back.
+//! that distinguishes the kinds. Then comes what later calls need: a matrix keeps its size, and a
+//! product keeps its matrices' order. Nothing else is read back.
 //!
-//! *Sizes*: of a 2:4 matrix half of the elements are stored, and two bits of index for each; the
+//! *Sizes*: of a 2:4 matrix half of the elements are stored, and two bits of index for each. The
 //! library documents the layout no further, so the compressed size is that, rounded up to 16 bytes.
 //! Workspaces and the compression's buffer are taken as 0: not documented, not measured.
 

@@ -1,9 +1,9 @@
 //! Which versions the libraries claim to be.
 //!
-//! PyTorch compares a library's version with the one it was built with and refuses an older
-//! cuDNN, so the answer must fit the PyTorch in this process, not some constant of ours.
-//! NVIDIA's own libraries are not loaded and need not be installed, so the answer is read
-//! from what pip wrote, in this order:
+//! PyTorch compares a library's version with the one it was built with, and refuses an older
+//! cuDNN. So the answer must fit the PyTorch in this process, and can't be a constant of
+//! ours. NVIDIA's own libraries are not loaded and need not be installed, so the answer is
+//! read from what pip wrote, in this order:
 //!
 //! 1. `MEMTRACE_VIRTUAL_CUDNN_VERSION` (cuDNN only: `9.10.2` or `91002`), for
 //!    a PyTorch that pip did not install;

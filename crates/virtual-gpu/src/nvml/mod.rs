@@ -1,9 +1,8 @@
 //! NVML, the management library: who is there, and how full.
 //!
-//! It stands beside CUDA, not on it: it numbers all GPUs whatever `CUDA_VISIBLE_DEVICES`
-//! hides, it works before CUDA is initialised and after a fork, and it makes no context.
-//! So it only looks at counters that need no lock. Sensors and links do not exist; the
-//! answer is that of a card without them.
+//! It is independent of CUDA. It numbers all GPUs whatever `CUDA_VISIBLE_DEVICES` hides, works
+//! before CUDA is initialised and after a fork, and makes no context. So it only looks at counters
+//! that need no lock. Sensors and links do not exist; the answer is that of a card without them.
 #![allow(missing_docs, reason = "named and documented by NVIDIA")]
 #![allow(non_snake_case, reason = "NVIDIA's names")]
 

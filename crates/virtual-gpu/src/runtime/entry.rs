@@ -32,8 +32,8 @@ pub(crate) fn look_up(
         .ok_or_else(|| if crate::entry::exists(&name) { Missing::Version } else { Missing::Name }))
 }
 
-/// Whether the function is there is said in the status, and in the code
-/// only if nobody looks at that.
+/// The status says whether the function is there; the code says so only if
+/// the caller wants no status.
 fn entry_point(
     name: Text,
     out: Out<*const c_void>,

@@ -1,9 +1,9 @@
 //! The CUDA runtime API (`cuda…`), versions 12 and 13, as the public headers declare it.
 //!
 //! Each function checks what the caller gave, asks [`gpu`](crate::gpu), and answers with a
-//! `cudaError_t`; none holds state of its own. Names, parameters and meaning are NVIDIA's and in
-//! NVIDIA's manual, so they are not described again here; a comment stands where the virtual GPU
-//! does less or otherwise.
+//! `cudaError_t`; none holds state of its own. Names, parameters and meaning are NVIDIA's
+//! and in NVIDIA's manual, so they are not described again here. A comment says where the
+//! virtual GPU does less or otherwise.
 //!
 //! What is here differs from the driver's. Most functions don't: they are declared once, in
 //! `driver`, and named as twins in `api/behaviour.tsv`.

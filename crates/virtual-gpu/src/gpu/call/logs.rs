@@ -1,7 +1,7 @@
 //! The log of errors.
 //!
-//! It is always empty, as the virtual GPU writes to standard error. Whoever registers to be told is
-//! never called.
+//! It is always empty, as the virtual GPU writes to standard error. A
+//! registered callback is never called.
 
 use crate::gpu::boundary::{Out, Text};
 use crate::gpu::handle::Registry;

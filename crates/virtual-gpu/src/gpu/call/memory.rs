@@ -66,7 +66,7 @@ pub fn unregister(api: Api, addr: u64) -> Result {
     ledger().unregister(addr)
 }
 
-/// The flags of the pinned memory at an address: with unified addressing all of it is mapped, and
+/// The flags of the pinned memory at an address. With unified addressing all of it is mapped, and
 /// the device sees it at the host's address.
 pub fn pinned(addr: u64) -> Result<u32> {
     match ledger().find(addr).map(|found| found.origin) {

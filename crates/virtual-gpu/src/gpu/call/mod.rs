@@ -1,8 +1,8 @@
 //! Functions that the driver and the runtime API share: one body for both.
 //!
-//! A body checks what the caller gave in the order in which CUDA checks it, asks the machine, and
-//! puts the answer where the caller wants it. It gets the [`Api`](super::boundary::Api) that was
-//! called if a context has to be there. Records are the driver's; the runtime's have the same
+//! A body checks the arguments in the order in which CUDA checks them. Then it asks the machine,
+//! and puts the answer where the caller wants it. It gets the [`Api`](super::boundary::Api) that
+//! was called if a context has to be there. Records are the driver's; the runtime's have the same
 //! layout. What differs between the two is not here but in `driver` and `runtime`.
 //!
 //! `driver` declares the functions with their names and parameters; the table `api/behaviour.tsv`

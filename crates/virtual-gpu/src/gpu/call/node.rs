@@ -160,8 +160,8 @@ pub fn add_memory(out: Out<u64>, graph: u64, before: Vec<u64>, params: Out<Alloc
     out.set(node)
 }
 
-/// A node whose bodies are graphs that the caller fills; their handles stay where it is told they
-/// are.
+/// A node whose bodies are graphs that the caller fills. The caller gets the address
+/// of their handles, which stay there.
 fn add_conditional(out: Out<u64>, graph: u64, before: Vec<u64>, params: Out<u8>) -> Result {
     out.check()?;
     let place = params.at::<Conditional>(UNION);

@@ -2,7 +2,7 @@
 //!
 //! The interprocess handles of the APIs are 64 bytes that a program sends to another one as it
 //! likes. Ours say everything themselves: which process, which allocation, how large, on which
-//! device. The opener gets an address of the right size and pays nothing for it; the bytes behind
+//! device. The opener gets an address of the right size and pays nothing for it. The bytes behind
 //! it read as zeros, as nothing that a kernel computed exists anyway.
 
 use super::{CHUNK, Error, Ledger, Origin, Result};

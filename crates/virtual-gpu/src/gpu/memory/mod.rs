@@ -1,4 +1,4 @@
-//! The book of memory: what is allocated where, and what it costs the device.
+//! The ledger of memory: what is allocated where, and what it costs the device.
 //!
 //! Nothing is stored here but addresses and sizes. A device has as many bytes as its profile says;
 //! what does not fit is refused as the card would refuse it. The driver's rules that a program can
@@ -136,7 +136,7 @@ pub struct Ledger {
     pub contents: Contents,
 }
 
-/// The book, locked.
+/// The ledger, locked.
 pub fn ledger() -> MutexGuard<'static, Ledger> {
     static LEDGER: OnceLock<Mutex<Ledger>> = OnceLock::new();
     let fresh = || {
@@ -387,7 +387,7 @@ impl Ledger {
         let all: Vec<Allocation> =
             self.allocations.values().filter(|found| goes(found)).copied().collect();
         for found in all {
-            // None of these can fail: each was just read from the book.
+            // None of these can fail: each was just read from the ledger.
             let _ = match found.origin {
                 Origin::Heap | Origin::Managed | Origin::Pool(_) => self.free(found.start),
                 Origin::Host(_) => self.free_host(found.start),

@@ -1,9 +1,9 @@
 //! Stream-ordered allocation: `cudaMallocAsync` and its pools.
 //!
 //! A pool holds physical memory (*reserved*) and gives parts of it out (*used*). It grows in steps
-//! of 32 MiB, by less when the device has no such step left, and gives memory back at the next
-//! synchronisation, down to its release threshold, or when it is trimmed. The driver can put any of
-//! a pool's pages under any address, so a pool does not fragment: counters are enough.
+//! of 32 MiB, or by less when the device has no such step left. It gives memory back when it is
+//! trimmed, and at the next synchronisation, down to its release threshold. The driver can put any
+//! of a pool's pages under any address, so a pool does not fragment: counters are enough.
 
 use super::{Account, CHUNK, Error, GRAIN, GraphState, Ledger, Origin, Result};
 
@@ -199,8 +199,8 @@ impl Ledger {
         Ok(start)
     }
 
-    /// The graph and all its copies are gone. What it has allocated and not freed lives on,
-    /// as CUDA says, until the program frees it; and a program may yet free what a graph
+    /// The graph and all its copies are gone. What it has allocated and not freed lives
+    /// on, as CUDA says, until the program frees it. A program may also free what a graph
     /// that never ran would have allocated.
     pub fn disown_graph_range(&mut self, addr: u64) -> Result {
         let (state, owned) = self.graph_range(addr)?;

@@ -1,4 +1,4 @@
-//! The book of memory against simple models.
+//! The ledger of memory against simple models.
 
 use super::*;
 use core::sync::atomic::Ordering::Relaxed;

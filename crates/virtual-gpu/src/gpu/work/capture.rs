@@ -1,8 +1,8 @@
 //! Capture: work of streams becomes a graph.
 //!
-//! A capture begins in one stream; others are drawn in when they wait for an event that was
-//! recorded in it, and must have been waited for in turn when it ends. What would make the host
-//! depend on work that is only being written down is refused and spoils the capture.
+//! A capture begins in one stream. Other streams join when they wait for an event that was recorded
+//! in it, and must have been waited for in turn when it ends. What would make the host depend on
+//! work that is only being written down is refused and spoils the capture.
 
 use super::graph::Graph;
 use super::{Action, NON_BLOCKING, Work, work};
@@ -238,7 +238,8 @@ impl Work {
         self.graphs.get(graph).is_some_and(|graph| graph.reaches(&last, &ends))
     }
 
-    /// Ends a capture. The graph of one that failed is gone, and destructors may be due for it.
+    /// Ends a capture. The graph of one that failed is gone, and some
+    /// destructors may have to be called for it.
     pub(super) fn end_capture(&mut self, stream: u64) -> Result<u64> {
         let capture = self.stream(stream)?.capture.ok_or(Error::ILLEGAL_STATE)?;
         let found = self.captures.get(capture).ok_or(Error::ILLEGAL_STATE)?;

@@ -68,7 +68,7 @@ impl Work {
         Ok(self.events.insert(Event { device, flags, mark: None, captured: None }))
     }
 
-    /// The event of another process: over, as far as this one can tell.
+    /// The event of another process: over, as far as this one knows.
     pub fn import_event(&mut self, device: usize) -> u64 {
         let flags = INTERPROCESS | DISABLE_TIMING;
         self.events.insert(Event { device, flags, mark: None, captured: None })

@@ -1,9 +1,9 @@
 //! Streams, events, capture and graphs: who waits for whom.
 //!
-//! There is nothing to wait for, so work is over the moment it is submitted. With `lazy`, events
-//! stay unfinished until the host next waits for anything: between the two lies the real card, and
-//! for memory that is reused across streams the difference shows. Host functions and callbacks run
-//! in the thread that submits them.
+//! There is nothing to wait for, so work is over the moment it is submitted. With `lazy`,
+//! events stay unfinished until the host next waits for anything. A real card lies between the
+//! two. The difference shows where memory is reused across streams. Host functions and
+//! callbacks run in the thread that submits them.
 //!
 //! Time is counted, not measured: every launch takes [`LAUNCH_NANOSECONDS`]. Programs that choose
 //! by timing (auto-tuners) then choose the same in every run.
@@ -31,8 +31,8 @@ use graph::{Exec, Graph};
 use object::Object;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What every launch is taken to last: as long as a kernel of a training step, so that an
-/// auto-tuner, which repeats a launch until enough time has passed, does not repeat it for ever.
+/// What every launch is taken to last: as long as a kernel of a training step. An auto-tuner
+/// repeats a launch until enough time has passed, which must not take for ever.
 const LAUNCH_NANOSECONDS: u64 = 100_000;
 
 /// `cudaStreamLegacy` and `cudaStreamPerThread`, which are numbers and not handles.

@@ -10,7 +10,7 @@ pub struct Object {
     references: u64,
 }
 
-/// Destructors that are due, to be called when no lock is held.
+/// Destructors that have to be called, when no lock is held.
 #[derive(Default)]
 #[must_use = "the program's destructors must be called"]
 pub struct Destructors(Vec<(HostFunction, usize)>);

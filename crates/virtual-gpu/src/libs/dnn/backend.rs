@@ -1,13 +1,13 @@
 //! cuDNN's backend: operation graphs, engines, plans.
 //!
-//! A descriptor is a bag of attributes. One attribute of another descriptor's is kept as that
-//! descriptor was when it was set, as the manual has it (descriptors are finalized before). The
-//! heuristics know the engines that `workspace` has for a graph's convolution, without knobs, and
-//! one without a workspace for every other graph.
+//! A descriptor is a set of attributes. An attribute that is another descriptor is kept as that
+//! one was when it was set, as the manual says (descriptors are finalized before). The heuristics
+//! know the engines that `workspace` has for a graph's convolution, without knobs, and one
+//! without a workspace for every other graph.
 //!
-//! The protocol of the getter: asked without room it tells how many elements there are; asked with
-//! room it fills them in, and where they are descriptors, it fills the descriptors that the caller
-//! made and tells how many: PyTorch 2.15 asks for fewer than there are and takes that number.
+//! The getter, called without room, returns how many elements there are. Called with room, it fills
+//! them in. Where they are descriptors, it fills the descriptors that the caller made, and returns
+//! how many. PyTorch 2.15 asks for fewer than there are, and takes that number.
 
 mod graph;
 
@@ -79,9 +79,9 @@ impl Descriptor {
         self.attributes.extend(known);
     }
 
-    /// What the heuristics find: each engine for their graph, in the order in which to try them.
-    /// Asked for something to fall back on they leave out the first: PyTorch does so when memory
-    /// was short for it, or it rounds and may not.
+    /// What the heuristics find: each engine for their graph, in the order in which to try
+    /// them. Asked for a fallback they leave out the first: PyTorch does so when memory was
+    /// short for it, or when it rounds and may not.
     fn configurations(&self) -> Value {
         let graph = self.attributes.get(&c::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
         let graph = graph.map(|graph| (c::CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph.clone()));

@@ -1,7 +1,7 @@
 //! cuDNN's older convolution interface, which PyTorch takes when the backend is switched off.
 //!
-//! There are two algorithms for each direction: the implicit product with the
-//! workspace that the backend would give, and one that is documented to need none, for
+//! There are two algorithms for each direction. One is the implicit product, with the
+//! workspace that the backend would give. The other is documented to need none, for
 //! callers who have no memory for the first.
 
 use super::problem::{Operation, Problem, Tensor};

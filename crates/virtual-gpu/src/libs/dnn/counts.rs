@@ -1,10 +1,10 @@
 //! What was planned and how its workspace is known: the numbers by which a
 //! reader judges a run's peaks.
 //!
-//! A plan whose need isn't known is taken to need nothing, so peaks are lower bounds; that is said
-//! once, when the process ends, with their number, and the numbers are in every snapshot
-//! (`memtrace.virtual.cudnn`). Of each convolution the first plan counts; a program that had to do
-//! with another one later says so by its own allocations.
+//! A plan whose need isn't known is taken to need nothing, so peaks are lower bounds. That is
+//! reported once, when the process ends, with the number of such plans. The numbers are in every
+//! snapshot (`memtrace.virtual.cudnn`). Of each convolution the first plan counts; a program that
+//! had to do with another one later says so by its own allocations.
 
 use super::problem::Problem;
 use super::workspace::Source;

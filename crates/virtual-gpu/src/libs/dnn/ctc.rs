@@ -1,15 +1,15 @@
 //! cuDNN's CTC loss: only its workspace.
 //!
-//! *A model*: the loss is computed from forward and backward probabilities, each of T × N ×
-//! (2L + 1) numbers (T steps, N sequences, labels of at most L letters with blanks between them),
-//! in single precision. Both are held. The sizes themselves are not documented, and not measured.
+//! *A model*: the loss is computed from forward and backward probabilities in single precision.
+//! Each has T × N × (2L + 1) numbers: T steps, N sequences, and labels of at most L letters with
+//! blanks between them. Both are held. The sizes themselves are not documented, and not measured.
 
 use super::{DNN, Status, shape};
 use crate::gpu::boundary::{In, Out};
 use crate::gpu::handle::Registry;
 use core::ffi::c_void;
 
-/// The longest label, if it was said.
+/// The longest label, if it was set.
 static LOSSES: Registry<i64> = Registry::new(41);
 
 #[unsafe(no_mangle)]

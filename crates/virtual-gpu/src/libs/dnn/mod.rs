@@ -2,10 +2,10 @@
 //!
 //! Which engine cuDNN would choose and what it would need is documented nowhere. What
 //! convolutions need is looked up in a table that was measured, or modelled, or not known
-//! (`workspace`), and which of these it was is counted and said (`counts`). *Not modelled*: the
-//! workspaces of other plans, answered as 0 and counted as well, and the reserve of batch
-//! normalization. And every operation is taken to be supported, where a real engine might
-//! refuse and PyTorch might fall back.
+//! (`workspace`). How often it was each of these is counted and reported (`counts`). *Not
+//! modelled*: the workspaces of other plans, answered as 0 and counted as well, and the reserve
+//! of batch normalization. And every operation is taken to be supported, where a real engine
+//! might refuse and PyTorch might fall back.
 
 mod backend;
 mod convolution;

@@ -1,6 +1,6 @@
 //! A convolution as cuDNN is asked for it: what decides how much workspace it needs.
 //!
-//! There are two ways to ask, the backend's operation graphs and the older descriptors; both end
+//! There are two ways to ask, the backend's operation graphs and the older descriptors. Both end
 //! here, so that what is known of a convolution doesn't depend on how it was asked for. Equal
 //! problems are one problem: programs plan each once and run it many times.
 

@@ -1,14 +1,14 @@
 //! cuDNN's recurrent networks: where each weight lies, and how much space a pass needs.
 //!
-//! The weight space is one buffer. It holds, layer by layer and direction by direction, the input
-//! matrices of all gates, then the recurrent ones, then the projection; and behind all matrices, in
-//! the same order, the biases. PyTorch copies its parameters into it and checks every address and
-//! shape, so the layout is fixed by that, and it is dense.
+//! The weight space is one buffer. It holds the matrices layer by layer and direction by direction:
+//! the input matrices of all gates, then the recurrent ones, then the projection. Behind all
+//! matrices are the biases, in the same order. PyTorch copies its parameters into it and checks
+//! every address and shape, so the layout is fixed by that, and it is dense.
 //!
 //! *Temporary space*, a model: the manual gives no sizes. The reserve of a training pass must hold
-//! what the backward pass needs and can't compute again cheaply: the gates of every step and layer,
-//! the cell state of an LSTM, and the output of each layer but the last. The workspace holds one
-//! layer's gates. In inference no reserve is needed. Lower bounds, not measured.
+//! what the backward pass needs and can't compute again cheaply. That is the gates of every step
+//! and layer, the cell state of an LSTM, and the output of each layer but the last. The workspace
+//! holds one layer's gates. In inference no reserve is needed. Lower bounds, not measured.
 
 use super::{DNN, Shape, Status, element_bytes, shape};
 use crate::constants as c;

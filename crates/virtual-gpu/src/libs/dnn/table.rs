@@ -12,7 +12,7 @@
 //! A line of bytes belongs to the device above it. It is taken where the device's name
 //! and cuDNN's version are the same and the words behind the bytes are the convolution's
 //! own (`Problem`'s `Display`). A table of another card is no measurement of this one, so
-//! it is left alone, and that is said.
+//! it is left alone, which is reported.
 
 use super::problem::Problem;
 use crate::gpu::{self, log};
@@ -56,7 +56,8 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The file that the environment names, if it does; what can't be read is said, and no table.
+    /// The file that the environment names, if it does. What can't be read
+    /// is reported, and is no table.
     fn read() -> Self {
         let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else {
             return Self::default();

@@ -1,20 +1,20 @@
 //! How much workspace a convolution needs: a table that was measured, or else a model.
 //!
 //! NVIDIA documents neither which engine cuDNN takes nor what it needs. The model has no
-//! constants that were fitted; it has three mechanisms, each the size of something that an
+//! constants that were fitted. It has three mechanisms, each the size of something that an
 //! engine of its kind must keep in between:
 //!
-//! * *Layout.* Tensor cores work on channels-last data, and cuDNN's manual says that it
-//!   transposes and pads other data to call them ("Legacy API, Data and Filter Formats"). So
-//!   what is not channels-last is copied: input, filter and output for a forward or
-//!   backward-data convolution, both inputs for a filter's gradient, which is written as it is
-//!   made. Channels are padded to 16 bytes. A filter of one pixel is the same in both orders;
-//!   with stride 1 the product needs no copies at all.
+//! * *Layout.* Tensor cores work on channels-last data. cuDNN's manual says that it transposes
+//!   and pads other data to call them ("Legacy API, Data and Filter Formats"). So what is not
+//!   channels-last is copied. For a forward or backward-data convolution these are input,
+//!   filter and output; for a filter's gradient, which is written as it is made, both inputs.
+//!   Channels are padded to 16 bytes. A filter of one pixel is the same in both orders; with
+//!   stride 1 the product needs no copies at all.
 //! * *Partial sums.* The gradient of a one-pixel filter in single precision is one product for each
 //!   image, whose results are added up: the batch times the filter.
 //! * *Winograd.* A 3×3 filter, stride 1, in single precision is transformed to 4×4: 64
-//!   bytes for each pair of channels, which is what two frameworks' authors found they had
-//!   to allow (LBANN #437, Chainer #1093).
+//!   bytes for each pair of channels. Two frameworks' authors found that they had to
+//!   allow that (LBANN #437, Chainer #1093).
 //!
 //! What the model is held to, and by how much it is wrong, stands in `docs/cudnn.md`. It answers
 //! for two-dimensional convolutions without groups of the types and cards named in [`model`]; of
@@ -233,7 +233,7 @@ mod tests {
             let engine = first(&half(operation, images), 75).expect("known");
             assert_eq!(engine.workspace, bytes, "{operation:?} {images}");
         }
-        // Three by three, or with a border, it is none.
+        // Three by three, or with padding, it is none.
         let single = square(Operation::BackwardFilter, [4, 16, 32, 8, 1, 1]);
         assert_eq!(first(&single, 75).map(|e| e.workspace), Some(16 * 32 * 4 * 4));
         let mut wide = square(Operation::BackwardFilter, [4, 16, 32, 8, 3, 1]);

@@ -1,7 +1,7 @@
 //! What collectives do to the small contents that are known.
 //!
-//! The rule is one: every rank holds what this rank holds. So a gather repeats this rank's part; a
-//! sum is the value times the number of ranks; a maximum is the value itself; a part that comes
+//! The rule is one: every rank holds what this rank holds. So a gather repeats this rank's part, a
+//! sum is the value times the number of ranks, and a maximum is the value itself. A part that comes
 //! from a peer is the part that this rank would have sent to itself. Where this rank holds nothing
 //! that is known, the result is forgotten and reads as zeros.
 
@@ -42,7 +42,7 @@ macro_rules! each {
     };
 }
 
-/// The reduction of equal contributions of all ranks; `None` if it can't be told.
+/// The reduction of equal contributions of all ranks; `None` if it can't be known.
 fn reduced(mut bytes: Vec<u8>, data_type: i32, operator: i32, ranks: i32) -> Option<Vec<u8>> {
     if matches!(operator, c::ncclMax | c::ncclMin | c::ncclAvg) || ranks == 1 {
         return (operator < c::ncclNumOps).then_some(bytes);

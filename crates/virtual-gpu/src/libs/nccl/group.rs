@@ -1,8 +1,8 @@
 //! Groups: operations that are one.
 //!
-//! Within a group, what this rank receives from a peer is what the peer sends in *its* group, which
-//! by the rule of `collective` is what this rank sends. PyTorch's gather into a list is a group of
-//! broadcasts, one from each rank: each of them gets what this rank gave in its own.
+//! Within a group, what this rank receives from a peer is what the peer sends in *its* group. By
+//! the rule of `collective` that is what this rank sends. PyTorch's gather into a list is a group
+//! of broadcasts, one from each rank: each of them gets what this rank gave in its own.
 
 use super::{NCCL, Status};
 use crate::constants::ncclInvalidUsage;

@@ -2,9 +2,9 @@
 //! public sources and what people measured.
 //!
 //! * *A connection* of one channel to a peer on the same machine has a buffer for each protocol,
-//!   LL, LL128 and Simple, at the receiver (`src/transport/p2p.cc`; sizes in `src/init.cc`, NCCL's
-//!   variables change them), and little at the sender; both are rounded up to 2 MiB. Where the
-//!   receiver reads (Ampere with NVLink), Simple's lies at the sender.
+//!   LL, LL128 and Simple, at the receiver, and little at the sender (`src/transport/p2p.cc`). The
+//!   sizes are in `src/init.cc`; NCCL's variables change them. Both are rounded up to 2 MiB. Where
+//!   the receiver reads (Ampere with NVLink), Simple's lies at the sender.
 //! * *Rings* connect each channel to the next and from the previous rank; with three ranks and
 //!   more, *trees* connect it once more from a peer. NCCL does that at the first operation.
 //! * *Send and receive* connect to each peer anew, over as many channels as there are for a peer.
@@ -13,9 +13,9 @@
 //!
 //! How many channels there are NCCL finds out from the wires. Here: two for each link of an A100 or
 //! B200, 24 with an H100, as its logs say; four over PCIe. With that, two of four A100 come to the
-//! 544 MiB that were measured, and four of them to 688 (NVIDIA/nccl issue 964); an exchange of
-//! eight H100 to 3.39 GiB, where "3.28 GB" were measured (issue 1685). Not there: NVLink SHARP's
-//! buffers, `CollNet`'s, what a new kernel brings, and pinned host memory.
+//! 544 MiB that were measured, and four of them to 688 (NVIDIA/nccl issue 964). An exchange of
+//! eight H100 comes to 3.39 GiB, where "3.28 GB" were measured (issue 1685). Not there: NVLink
+//! SHARP's buffers, `CollNet`'s, what a new kernel brings, and pinned host memory.
 
 use super::{Comm, Status, by_symbol, ncclMemAlloc, ncclMemFree, versions};
 use crate::constants as c;
@@ -161,7 +161,7 @@ pub(super) fn end(handle: *mut c_void) {
     }
 }
 
-/// Takes memory by NCCL's own public function, where whoever watches memory sees the call, and
+/// Takes memory by NCCL's own public function, where a tool that watches memory sees the call, and
 /// whose it is. A capture that is under way doesn't concern it.
 fn take(handle: *mut c_void, comm: Comm, bytes: u64) -> Status {
     const RELAXED: i32 = 2;

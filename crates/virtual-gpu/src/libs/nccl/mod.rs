@@ -1,15 +1,15 @@
 //! NCCL: communicators of one real and many pretended ranks.
 //!
-//! There is no wire. A communicator knows how many ranks it has and which one this process
-//! is, and every collective acts as if each rank held what this one holds (see
-//! `collective`). So one process can be rank 3 of 8, and two processes that torchrun starts
-//! do the same without noticing each other: the memory that a rank needs doesn't depend on
-//! its peers' data, as far as shapes don't.
+//! There is no wire. A communicator knows how many ranks it has and which one this process is.
+//! Every collective acts as if each rank held what this one holds (see `collective`). So one
+//! process can be rank 3 of 8, and two processes that torchrun starts do the same without
+//! noticing each other. That is right for memory: what a rank needs doesn't depend on its
+//! peers' data, as far as shapes don't.
 //!
 //! *Splitting*: how many ranks share a colour is only known to all of them together. Ranks that
-//! exist tell each other (see `rendezvous`). Where some are pretended, the new communicator is taken
-//! to be as large as the old one, unless somebody who knows has said otherwise just before
-//! (`memtrace_virtual_split_ranks`); PyTorch keeps its own count of a group's ranks and allocates
+//! exist exchange it (see `rendezvous`). Where some are pretended, the new communicator is taken to
+//! be as large as the old one, unless the program has given the number just before
+//! (`memtrace_virtual_split_ranks`). PyTorch keeps its own count of a group's ranks and allocates
 //! by that. What NCCL itself takes from the device is an estimate (see `memory`).
 
 pub(super) mod collective;
@@ -328,7 +328,7 @@ extern "C" fn ncclGetLastError(_handle: *mut c_void) -> *const c_char {
     c"".as_ptr()
 }
 
-// Not inlined: by its name whoever watches memory knows whose call it is.
+// Not inlined: by its name a tool that watches memory knows whose call it is.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ncclMemAlloc(out: Out<u64>, size: usize) -> i32 {
@@ -352,8 +352,8 @@ extern "C" fn ncclMemFree(addr: u64) -> i32 {
     if free(addr) == 0 { 0 } else { c::ncclUnhandledCudaError }
 }
 
-/// A function of the runtime as the real NCCL, another library, comes to it: where
-/// whoever watches memory sees the call, and that it is NCCL's. Not this library's
+/// A function of the runtime as the real NCCL, another library, finds it. A tool
+/// that watches memory then sees the call, and that it is NCCL's. Not this library's
 /// own scope, which begins with itself.
 fn by_symbol(name: &CStr) -> *mut c_void {
     // SAFETY: looks only.

@@ -4,10 +4,10 @@
 //! Splitting is the exception: who gets which colour is only known to all ranks together. Where
 //! torchrun has started them all on this machine, they can say so.
 //!
-//! The place is one file in the temporary folder, named by the communicator's unique id, to which
-//! each rank appends a line when it comes, when it splits, and when it leaves; the last one takes
-//! the file away. A process that ends leaves all its meetings. If not all ranks have come within a
-//! second, some are taken to be pretended, and nobody is waited for again.
+//! A rendezvous is one file in the temporary folder, named by the communicator's unique id. Each
+//! rank appends a line to it when it comes, when it splits, and when it leaves; the last one
+//! removes the file. A process that ends leaves every rendezvous. If not all ranks have come within
+//! a second, some are taken to be pretended, and nobody is waited for again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -35,7 +35,7 @@ pub struct Choice {
     pub key: i32,
 }
 
-/// One rank's seat in its communicator's meeting.
+/// One rank's part in its communicator's rendezvous.
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
     id: String,
@@ -46,7 +46,7 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Comes to the meeting of that id, which must be good for a file name.
+    /// Joins the rendezvous of that id, which must be good for a file name.
     pub fn join(id: &str, rank: i32, ranks: i32) -> Self {
         let mut rendezvous = Self { id: id.to_owned(), rank, ranks, splits: 0, alone: true };
         if ranks > 1 && rendezvous.say("here").is_some() {
@@ -60,12 +60,12 @@ impl Rendezvous {
         rendezvous
     }
 
-    /// A communicator with no other process in it.
+    /// The rendezvous of a communicator with no other process in it.
     pub fn alone() -> Self {
         Self { id: String::new(), rank: 0, ranks: 1, splits: 0, alone: true }
     }
 
-    /// The name of a meeting that grows out of this one.
+    /// The name of the rendezvous of a communicator that is split off this one.
     pub fn child(&self, colour: i32) -> String {
         format!("{}-{}-{colour}", self.id, self.splits)
     }
@@ -139,9 +139,9 @@ impl Rendezvous {
     }
 }
 
-/// Opens a meeting's file, which is this user's own. The folder is everybody's: where somebody has
-/// put a link, a FIFO or anything else, nothing is followed and nobody is waited for; the ranks are
-/// then pretended, which is said once.
+/// Opens a rendezvous's file, which is this user's own. The folder is everybody's. Where somebody
+/// has put a link, a FIFO or anything else, nothing is followed and nobody is waited for. The ranks
+/// are then pretended, which is reported once.
 fn open_plain(path: &Path, how: &mut OpenOptions) -> Option<File> {
     static WARNED: Once = Once::new();
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -167,7 +167,7 @@ fn open_plain(path: &Path, how: &mut OpenOptions) -> Option<File> {
 
 static AT_EXIT: Once = Once::new();
 
-/// Meetings that this process sits in, with its id: a child that it forks sits in none.
+/// The rendezvous that this process has joined, with its id: a child that it forks has joined none.
 fn open() -> MutexGuard<'static, Vec<(u32, Rendezvous)>> {
     static OPEN: Mutex<Vec<(u32, Rendezvous)>> = Mutex::new(Vec::new());
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -123,7 +123,7 @@ impl Descriptor {
         index.and_then(|i| self.engines().get(i).copied()).unwrap_or(Engine::PLAIN)
     }
 
-    /// Bytes that this plan needs; it is entered into the books.
+    /// Bytes that this plan needs; the plan is counted.
     pub(super) fn planned(&self) -> i64 {
         let bytes = self.engine().workspace;
         match self.problem() {
