@@ -131,7 +131,7 @@ pub unsafe extern "C-unwind" fn called(
     unsafe {
         let call = std::mem::transmute::<*mut c_void, Call>(CALL.load(Ordering::Acquire));
         if count & !FLAG == 0 {
-            return call(method, &raw const function, 1, std::ptr::null_mut()); // an error: no argument
+            return call(method, &raw const function, 1, std::ptr::null_mut()); // an error
         }
         // Python ends a daemon thread by unwinding it (`pthread_exit`), through here.
         let _until_called = Opened(crate::labels::opened());

@@ -1,6 +1,6 @@
 //! Which convolution an operation graph holds, and what its engines need.
 
-use super::super::books;
+use super::super::counts;
 use super::super::problem::{Operation, Problem, Tensor};
 use super::super::workspace::{self, Engine};
 use super::{Descriptor, Value};
