@@ -16,7 +16,7 @@ use memtrace_format::event::{
 use memtrace_format::key::{self, DeviceLabels, Kept, Labelled, Memtrace, OutsideLabels};
 use memtrace_format::stacks::Words;
 use memtrace_state::State;
-use memtrace_state::ledger::{Move, Sort};
+use memtrace_state::ledger::{MemoryKind, Move};
 use serde_json::{Value, json};
 
 use crate::owner::Names;
@@ -24,7 +24,7 @@ use crate::owner::Names;
 /// Bytes and blocks.
 type Sum = (i64, i64);
 
-/// What is held of one sort of memory.
+/// What is held of one kind of memory.
 #[derive(Default)]
 struct Held {
     now: HashMap<LabelId, Sum>,
@@ -131,7 +131,7 @@ impl Labels {
     }
 
     fn outside(&mut self, moves: &[Move]) {
-        for one in moves.iter().filter(|m| m.sort.is_held() && m.sort != Sort::Framework) {
+        for one in moves.iter().filter(|m| m.kind.is_held() && m.kind != MemoryKind::Framework) {
             if let Some(device) = one.device.and_then(|d| usize::try_from(d).ok()) {
                 self.labelled |= one.label != NO_LABEL;
                 let sign = if one.came { 1 } else { -1 };

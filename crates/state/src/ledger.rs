@@ -27,7 +27,7 @@ mod moves;
 mod references;
 mod totals;
 
-pub use moves::{Move, Moves, Sort};
+pub use moves::{MemoryKind, Move, Moves};
 pub use references::References;
 pub use totals::{DeviceTotals, HostTotals, Totals};
 

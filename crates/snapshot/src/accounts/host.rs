@@ -1,7 +1,7 @@
 //! Page-locked host memory: sums, its highest point, and how much of it was asked for.
 //!
 //! Of what a framework's allocator took, the blocks in use say what was asked for
-//! ([`Sort::Requested`]) and what rounding adds to that ([`Sort::RoundedUp`]); everybody else has
+//! ([`MemoryKind::Requested`]) and what rounding adds to that ([`MemoryKind::RoundedUp`]); everybody else has
 //! asked for what they have. A program gives its tensors back before it ends, so the highest point
 //! (of the recorded history) has the stacks, too.
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use memtrace_format::key::{HostOwners, HostPeak, Kept, RoundedStack};
 use memtrace_format::stacks::{StackId, Words};
-use memtrace_state::ledger::{Move, Sort};
+use memtrace_state::ledger::{MemoryKind, Move};
 
 use super::device::{add, change};
 use super::{Amount, ByOwner, frames};
@@ -50,9 +50,9 @@ impl Host {
         let change_by = |n: &mut u64| {
             *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };
         };
-        match one.sort {
-            Sort::Requested => change_by(&mut self.now.requested),
-            Sort::RoundedUp => {
+        match one.kind {
+            MemoryKind::Requested => change_by(&mut self.now.requested),
+            MemoryKind::RoundedUp => {
                 change_by(&mut self.now.rounding);
                 let sum = self.now.rounded.entry(one.stack).or_default();
                 add(sum, one);
@@ -60,10 +60,10 @@ impl Host {
                     self.now.rounded.remove(&one.stack);
                 }
             }
-            sort => {
+            kind => {
                 change(&mut self.by, owner, one);
                 change_by(&mut self.now.held);
-                if sort == Sort::Framework {
+                if kind == MemoryKind::Framework {
                     change_by(&mut self.now.framework);
                 }
             }

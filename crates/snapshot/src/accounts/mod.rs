@@ -7,9 +7,9 @@
 //! between two measurements, and by what the process did in between:
 //!
 //! - if contexts, modules or graphs came or went and nothing else of the kind, the difference is
-//!   theirs (*measured*); if several sorts did, it is theirs together, and what one of them alone
+//!   theirs (*measured*); if several kinds did, it is theirs together, and what one of them alone
 //!   gives back later is credited to both;
-//! - memory that is not where its name is counts as such a sort beside them: what a pool keeps
+//! - memory that is not where its name is counts as such a kind beside them: what a pool keeps
 //!   beyond what is in use, managed memory, graphs';
 //! - before the first measurement there was at least the context;
 //! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so that as much of it as
@@ -36,7 +36,7 @@ use memtrace_format::key::{
     OutOfMemory, Owner, Owners, OwnersPeak, Reconciled, ReconciledLine, Taken,
 };
 use memtrace_format::stacks::{StackId, Words};
-use memtrace_state::ledger::{Move, Sort};
+use memtrace_state::ledger::{MemoryKind, Move};
 use memtrace_state::{ApiName, State};
 
 use crate::owner::Names;
@@ -49,7 +49,7 @@ const NCCL: &str = "NCCL";
 /// The owner of what has no stack.
 const NOBODY: &str = "(no stack was recorded)";
 
-/// Sorts of things without a size, as bits: which came or went since the last measurement.
+/// Kinds of things without a size, as bits: which came or went since the last measurement.
 const CONTEXTS: u8 = 1;
 const MODULES: u8 = 2;
 const EXECUTABLES: u8 = 4;
@@ -149,7 +149,7 @@ impl Accounts {
             }
             return;
         }
-        let sort = match event.what {
+        let kind = match event.what {
             What::Context => CONTEXTS,
             What::Module => MODULES,
             What::Executable => EXECUTABLES,
@@ -160,10 +160,10 @@ impl Accounts {
             Kind::Create if event.what == What::Communicator => {
                 self.communicators.insert(event.part(), *event);
             }
-            Kind::Create | Kind::Destroy if sort != 0 => {
+            Kind::Create | Kind::Destroy if kind != 0 => {
                 let device = self.devices.entry(event.device).or_default();
-                device.touched |= sort;
-                if sort == CONTEXTS && event.kind == Kind::Create {
+                device.touched |= kind;
+                if kind == CONTEXTS && event.kind == Kind::Create {
                     device.enter(event);
                 }
             }
@@ -185,14 +185,16 @@ impl Accounts {
     }
 
     fn take<W: Words>(&mut self, one: &Move, time_us: Option<u64>, namer: &mut Names<'_, W>) {
-        let owner = match one.sort {
-            Sort::Framework | Sort::Requested | Sort::RoundedUp => self.number(FRAMEWORK),
+        let owner = match one.kind {
+            MemoryKind::Framework | MemoryKind::Requested | MemoryKind::RoundedUp => {
+                self.number(FRAMEWORK)
+            }
             _ => match namer.owner(one.stack) {
                 Some(name) => self.number(&name),
                 None => self.number(NOBODY),
             },
         };
-        if self.owners.get(owner).is_some_and(|name| &**name == NCCL) && one.sort.is_held() {
+        if self.owners.get(owner).is_some_and(|name| &**name == NCCL) && one.kind.is_held() {
             add(self.parts.entry((one.device, one.part)).or_default(), one);
         }
         match one.device {
@@ -343,8 +345,8 @@ impl Accounts {
             line(&owner.owner, i64::try_from(owner.bytes).unwrap_or(i64::MAX), "booked");
         }
         let (overhead, mut left) = device.settled();
-        for (sorts, bytes) in overhead {
-            line(&name_of(sorts, m.others.is_none() && sorts == device.first), bytes, "measured");
+        for (kinds, bytes) in overhead {
+            line(&name_of(kinds, m.others.is_none() && kinds == device.first), bytes, "measured");
         }
         line("other processes", m.others.unwrap_or(0) as i64, "measured");
         line("kept by the driver for no process", m.nobodys, "measured");
@@ -379,7 +381,7 @@ fn peak(held: u64, time_us: Option<u64>, by: Option<Vec<Owner>>) -> OwnersPeak {
     OwnersPeak { held: Some(held), time_us, by, kept: Kept::NOTHING }
 }
 
-fn name_of(sorts: u8, with_others: bool) -> String {
+fn name_of(kinds: u8, with_others: bool) -> String {
     let names = [
         (CONTEXTS, "contexts"),
         (MODULES, "modules"),
@@ -390,7 +392,7 @@ fn name_of(sorts: u8, with_others: bool) -> String {
         (BEFORE, "contexts, modules and graphs from before the history"),
     ];
     let mut parts: Vec<&str> =
-        names.iter().filter(|(bit, _)| sorts & bit != 0).map(|(_, name)| *name).collect();
+        names.iter().filter(|(bit, _)| kinds & bit != 0).map(|(_, name)| *name).collect();
     if with_others {
         parts.push("other processes");
     }

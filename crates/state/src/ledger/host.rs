@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Books, Ledger, Move, Sort, apply, segment};
+use super::{Books, Ledger, MemoryKind, Move, apply, segment};
 use crate::state::{Sink, entry};
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{Event, FLAG_OF_BLOCKS, Kind, Layer};
@@ -70,8 +70,8 @@ impl Ledger {
         }
         let memory = self.memory_of(block)?;
         let bytes = size_in(memory, block).saturating_sub(block.size);
-        let (sort, stack, label) = (Sort::RoundedUp, block.stack, block.label);
-        Some(Move { device: None, sort, stack, label, bytes, came, part: 0 })
+        let (kind, stack, label) = (MemoryKind::RoundedUp, block.stack, block.label);
+        Some(Move { device: None, kind, stack, label, bytes, came, part: 0 })
             .filter(|m| m.bytes > 0)
     }
 

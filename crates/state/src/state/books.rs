@@ -3,7 +3,7 @@
 
 use super::{DeviceState, LiveBlock, LiveSegment, MappedPage, State};
 use crate::framework::{PAGE, Waits};
-use crate::ledger::{Books, Move, Sort};
+use crate::ledger::{Books, MemoryKind, Move};
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{
     BlockEvent, Event, FLAG_PENDING, FLAG_SMALL, Kind, NO_LABEL, Pool, SegmentEvent, StackId,
@@ -218,5 +218,5 @@ impl MappedPage {
 
 pub(super) fn framework_move(device: usize, bytes: u64, stack: StackId, came: bool) -> Move {
     let device = Some(ordinal(device));
-    Move { device, sort: Sort::Framework, stack, label: NO_LABEL, bytes, came, part: 0 }
+    Move { device, kind: MemoryKind::Framework, stack, label: NO_LABEL, bytes, came, part: 0 }
 }
