@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
 use memtrace_format::event::Point;
-use memtrace_format::labels::Sort;
+use memtrace_format::labels::LabelKind;
 
 use crate::os::message;
 use crate::os::signals;
@@ -125,7 +125,7 @@ pub extern "C" fn memtrace_unwind(depth: c_int) {
 /// `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_label(parent: u32, sort: c_int, name: *const c_char) -> u32 {
-    let sort = Sort::from_u8(u8::try_from(sort).unwrap_or(0));
+    let sort = LabelKind::from_u8(u8::try_from(sort).unwrap_or(0));
     // SAFETY: promised by the caller.
     labels::named(parent, sort, unsafe { bytes(name) })
 }
@@ -146,7 +146,7 @@ pub extern "C" fn memtrace_current() -> u32 {
 /// The sort of a label, as in [`memtrace_label`]; 0 if there is none of this number.
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_label_sort(label: u32) -> c_int {
-    labels::store::existing().filter(|s| s.has(label)).map_or(0, |s| s.sort(label) as c_int)
+    labels::store::existing().filter(|s| s.has(label)).map_or(0, |s| s.kind(label) as c_int)
 }
 
 /// The label that a label is inside of; 0 if there is none.

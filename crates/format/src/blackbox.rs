@@ -197,7 +197,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Where an allocation of this sort is kept: handles and addresses are apart.
+    /// Where an allocation of this kind is kept: handles and addresses are apart.
     pub fn of_allocation(what: What) -> Class {
         match what {
             What::Array => Class::Array,

@@ -121,7 +121,7 @@ numbered! {
         /// interface: `size` bytes are in active blocks.
         Snapshot = 24,
         /// The program passed a point that it named: `addr` is the label whose name that is, `size`
-        /// a number, `extra` which sort of point ([`Point`]).
+        /// a number, `extra` which kind of point ([`Point`]).
         Mark = 25,
     }
 }
@@ -158,7 +158,7 @@ impl Kind {
 }
 
 numbered! {
-    /// The sort of a [`Kind::Mark`].
+    /// Which kind of point a [`Kind::Mark`] is.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Point {
         /// A moment with a name.
@@ -173,7 +173,7 @@ numbered! {
 }
 
 impl Point {
-    /// The sort with this number, if there is one.
+    /// The kind of point with this number, if there is one.
     pub fn from_u64(n: u64) -> Option<Point> {
         Point::from_u8(u8::try_from(n).ok()?)
     }

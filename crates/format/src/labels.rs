@@ -12,7 +12,7 @@ use crate::stacks::{Words, bytes, record};
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"mtlabel1");
 /// Words of the region: some 25,000 labels.
 pub const LABEL_WORDS: usize = 1 << 17;
-/// Words of a record before its name: length, parent and sort, and the name's bytes. The high
+/// Words of a record before its name: length, parent and kind, and the name's bytes. The high
 /// half of the last is the writer's own.
 pub const LABEL_FIXED: usize = 3;
 /// No label is deeper: a damaged region can't lead a reader in a circle.
@@ -25,7 +25,7 @@ const _: () = assert!(LABEL_WORDS <= 1 << LABEL_BITS);
 /// What a label is the name of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Sort {
+pub enum LabelKind {
     /// A range that the program named.
     Range = 0,
     /// A phase of training: forward, backward, optimizer step.
@@ -36,19 +36,19 @@ pub enum Sort {
     Operator = 3,
 }
 
-impl Sort {
-    /// The sort with this number; what is unknown is a range.
-    pub fn from_u8(n: u8) -> Sort {
-        [Sort::Phase, Sort::Module, Sort::Operator]
+impl LabelKind {
+    /// The kind with this number; what is unknown is a range.
+    pub fn from_u8(n: u8) -> LabelKind {
+        [LabelKind::Phase, LabelKind::Module, LabelKind::Operator]
             .into_iter()
             .find(|s| *s as u8 == n)
-            .unwrap_or(Sort::Range)
+            .unwrap_or(LabelKind::Range)
     }
 }
 
 /// The second word of a record.
-pub fn pack_parent(parent: LabelId, sort: Sort) -> u64 {
-    u64::from(parent) | (sort as u64) << 32
+pub fn pack_parent(parent: LabelId, kind: LabelKind) -> u64 {
+    u64::from(parent) | (kind as u64) << 32
 }
 
 /// A label.
@@ -57,7 +57,7 @@ pub struct LabelRecord {
     /// What it is inside of.
     pub parent: LabelId,
     /// What it is the name of.
-    pub sort: Sort,
+    pub kind: LabelKind,
     /// Its own name.
     pub name: String,
 }
@@ -70,7 +70,7 @@ pub fn label<W: Words + ?Sized>(region: &W, id: LabelId) -> Option<LabelRecord> 
     let [name] = bytes(region, at, LABEL_FIXED, head, [length])?;
     Some(LabelRecord {
         parent: link as u32,
-        sort: Sort::from_u8((link >> 32) as u8),
+        kind: LabelKind::from_u8((link >> 32) as u8),
         name: String::from_utf8_lossy(&name).into_owned(),
     })
 }
