@@ -68,9 +68,9 @@ fn end_state(state: &State, events: u64, time_us: Option<u64>) -> EndState {
             blocks.fold((0_u64, 0_u64), |(bytes, n), b| (bytes.saturating_add(b.requested), n + 1)),
         )
     };
-    let one = |book: &LedgerDevice| {
-        let (allocated, blocks) = handed_out(book.device).unwrap_or_default();
-        let LedgerDevice { device, held, framework: reserved, .. } = *book;
+    let one = |row: &LedgerDevice| {
+        let (allocated, blocks) = handed_out(row.device).unwrap_or_default();
+        let LedgerDevice { device, held, framework: reserved, .. } = *row;
         EndDevice { device, allocated, blocks, reserved, held, kept: Kept::NOTHING }
     };
     let devices = state.ledger_key().devices.iter().map(one).collect();

@@ -15,7 +15,7 @@
 //! It must never panic on any sequence of events: a ring may have lost its
 //! beginning, and a file may be damaged.
 
-mod books;
+mod live_entries;
 mod segments;
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,9 +28,9 @@ use memtrace_format::event::{
 use memtrace_format::snapshot::{Action, PoolId, Segment, StackIx, Trace, TraceEntry};
 
 use crate::framework::{self, Change, PAGE, Rules};
-use crate::ledger::{Books, Ledger, Move, Moves};
+use crate::ledger::{Ledger, LiveEntries, Move, Moves};
 use crate::past::Past;
-use books::framework_move;
+use live_entries::framework_move;
 
 pub use segments::assemble;
 
@@ -315,7 +315,7 @@ impl State {
         }
     }
 
-    /// The table of who holds what, for the snapshot's `memtrace` key: the driver's books, and what
+    /// The table of who holds what, for the snapshot's `memtrace` key: the driver's ledger, and what
     /// the framework's allocator has reserved.
     pub fn ledger_key(&self) -> memtrace_format::key::Ledger {
         let mut totals = self.ledger.totals();

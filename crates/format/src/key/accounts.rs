@@ -1,7 +1,7 @@
 //! Who holds what, and whether it adds up. The rules are those of the crate that writes snapshots; here is what stands in the file.
 
 records! {
-    /// The driver's books at the end: each column is a sum, and what is in one is in no other.
+    /// The driver's ledger at the end: each column is a sum, and what is in one is in no other.
     Ledger {
         /// By device.
         devices: Vec<LedgerDevice>,

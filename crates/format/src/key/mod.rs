@@ -83,7 +83,7 @@ records! {
         virtual_gpu = "virtual": Option<VirtualGpu>,
         /// The device of `rank`, as NCCL was told.
         rank_device: Option<i64>,
-        /// The driver's books at the end.
+        /// The driver's ledger at the end.
         ledger: Option<Ledger>,
         /// Memory by owner.
         owners: Option<Owners>,

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Books, Ledger, MemoryKind, Move, apply, segment};
+use super::{Ledger, LiveEntries, MemoryKind, Move, apply, segment};
 use crate::state::{Sink, entry};
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{Event, FLAG_OF_BLOCKS, Kind, Layer};
@@ -146,7 +146,7 @@ mod tests {
         event(Kind::FreeRequested, What::HostBlock, handle, 0)
     }
 
-    /// The books after these events, and the trace.
+    /// The ledger after these events, and the trace.
     fn after(events: &[Event]) -> (Ledger, Vec<(Action, u64, u64)>) {
         let (mut ledger, mut trace) = (Ledger::default(), Vec::new());
         for e in events {

@@ -1,5 +1,5 @@
 //! What comes and what goes, one thing at a time, for whoever adds it up in
-//! another way than the books' columns do.
+//! another way than the ledger's columns do.
 //!
 //! What is in the sum `held` of a device, each byte once, and the host's memory; and beside them
 //! what may lie on the device or not, which is in no sum.
@@ -55,7 +55,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// What an entry of the books (or of a framework's) holds; `None` if that is in no sum.
+    /// What an entry of the ledger (or of a framework's) holds; `None` if that is in no sum.
     pub fn of(class: Class, e: &Event, came: bool) -> Option<Move> {
         let host = e.layer == Layer::Host;
         let kind = match (class, e.what) {

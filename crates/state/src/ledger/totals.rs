@@ -1,4 +1,4 @@
-//! The sums of the books' columns, and the table that snapshots show.
+//! The sums of the ledger's columns, and the table that snapshots show.
 
 use std::collections::BTreeMap;
 

@@ -3,14 +3,14 @@
 
 use super::{DeviceState, LiveBlock, LiveSegment, MappedPage, State};
 use crate::framework::{PAGE, Waits};
-use crate::ledger::{Books, MemoryKind, Move};
+use crate::ledger::{LiveEntries, MemoryKind, Move};
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{
     BlockEvent, Event, FLAG_PENDING, FLAG_SMALL, Kind, NO_LABEL, Pool, SegmentEvent, StackId,
     WaitEvent,
 };
 
-impl Books for State {
+impl LiveEntries for State {
     fn get(&self, class: Class, key: u64) -> Option<Event> {
         match class {
             Class::Block => self.one(|n, d| Some(d.blocks.get(&key)?.event(n, key))),
