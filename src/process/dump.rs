@@ -316,7 +316,7 @@ fn write(
                 libraries: Some(namer.build_ids()),
                 python: Some(namer.places_and_links().to_key()),
                 pytorch: namer.pytorch(),
-                doors: Some(memtrace_snapshot::doors(&used, &table::name, namer)),
+                doors: Some(memtrace_snapshot::entry_point_calls(&used, &table::name, namer)),
                 bound_elsewhere: Some(OrNull(Some(deepbind::bound_elsewhere()))),
                 ..about(process, reason, known)
             };

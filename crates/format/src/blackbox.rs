@@ -12,7 +12,7 @@
 //! | live | the table of what is alive, in no order | by whoever retires events |
 //! | depot, code, modules | stacks, Python code, libraries ([`crate::stacks`]) | at first sight |
 //! | about | JSON: host, command, rank, settings | once, at the start; the settings behind it when they are others |
-//! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
+//! | entry points | how often each entry point was called, and by which libraries ([`entry_point_uses`]) | by every hook |
 //! | labels | what the program says it is doing ([`crate::labels`]) | at first sight |
 //!
 //! **State = live table + the events of the ring from `retired` on.** A slot counts if its
@@ -133,7 +133,7 @@ pub enum Region {
     Code,
     Modules,
     About,
-    Doors,
+    EntryPoints,
     Labels,
 }
 
@@ -245,15 +245,15 @@ fn plausible(event: &Event) -> bool {
         && (!is_block || tried || event.extra <= LARGEST)
 }
 
-/// Words of an entry point in the doors region: calls of those who found no place, and
-/// [`DOOR_CALLERS`] places: first address of a library, the address after it, and its calls.
-pub const DOOR_WORDS: usize = 16;
-/// Libraries that are told apart for each entry point.
-pub const DOOR_CALLERS: usize = 5;
+/// Words of an entry point in its region: calls of those who found no place, and
+/// [`ENTRY_POINT_CALLERS`] places: first address of a library, the address after it, and its calls.
+pub const ENTRY_POINT_WORDS: usize = 16;
+/// Libraries that are counted apart for each entry point.
+pub const ENTRY_POINT_CALLERS: usize = 5;
 
 /// How an entry point was used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DoorUse {
+pub struct EntryPointUse {
     /// Its number.
     pub api: u16,
     /// Calls of libraries that found no place.
@@ -262,17 +262,17 @@ pub struct DoorUse {
     pub callers: Vec<(u64, u64)>,
 }
 
-/// The entry points that were used, from the words of the doors region.
-pub fn door_uses(words: &[u64]) -> Vec<DoorUse> {
-    let rows = words.as_chunks::<DOOR_WORDS>().0.iter().zip(0..);
+/// The entry points that were used, from the words of that region.
+pub fn entry_point_uses(words: &[u64]) -> Vec<EntryPointUse> {
+    let rows = words.as_chunks::<ENTRY_POINT_WORDS>().0.iter().zip(0..);
     let used = rows.map(|(row, api)| {
         let callers =
             row[1..].as_chunks::<3>().0.iter().filter(|[_, end, calls]| *end != 0 && *calls != 0);
-        DoorUse {
+        EntryPointUse {
             api,
             others: row[0],
             callers: callers.map(|[at, _, calls]| (*at, *calls)).collect(),
         }
     });
-    used.filter(|door| door.others != 0 || !door.callers.is_empty()).collect()
+    used.filter(|used| used.others != 0 || !used.callers.is_empty()).collect()
 }

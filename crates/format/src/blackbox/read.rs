@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{
-    DoorUse, HEADER_WORDS, LIVE, MAGIC, NOT_NOTED, PAST_DEVICES, PAST_WORDS, REGIONS, Read, Region,
-    VERSION, at, door_uses, plausible,
+    EntryPointUse, HEADER_WORDS, LIVE, MAGIC, NOT_NOTED, PAST_DEVICES, PAST_WORDS, REGIONS, Read,
+    Region, VERSION, at, entry_point_uses, plausible,
 };
 use crate::event::{Event, WORDS};
 use crate::key::{Description, Memtrace};
@@ -223,10 +223,10 @@ impl<B: Bytes> BlackBox<B> {
     ///
     /// # Errors
     /// The file can't be read.
-    pub fn doors(&self) -> Result<Vec<DoorUse>, OpenError> {
-        let bytes = self.bytes(Region::Doors, 0..LARGEST_PART)?;
+    pub fn entry_points(&self) -> Result<Vec<EntryPointUse>, OpenError> {
+        let bytes = self.bytes(Region::EntryPoints, 0..LARGEST_PART)?;
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
-        Ok(door_uses(&words))
+        Ok(entry_point_uses(&words))
     }
 
     /// What the process said of itself when it began, and which rank it

@@ -28,7 +28,7 @@ pub use accounts::{
 };
 pub use description::Description;
 pub use part::{Kept, OrNull, Part, Row};
-pub use recorder::{BoundElsewhere, Caller, Cost, Counters, Door, StackTables};
+pub use recorder::{BoundElsewhere, Caller, Cost, Counters, EntryPoint, StackTables};
 pub use virtual_gpu::{Cudnn, VirtualDevice, VirtualGpu};
 
 use crate::snapshot::Frame;
@@ -113,7 +113,7 @@ records! {
         /// The release of PyTorch; null where there is none.
         pytorch: Option<String> [null],
         /// The functions of CUDA's that were called, and by whom.
-        doors: Option<Vec<Door>>,
+        doors: Option<Vec<EntryPoint>>,
         /// Functions of CUDA's that libraries call past memtrace; null where only the process itself could have said so.
         bound_elsewhere: Option<OrNull<Vec<BoundElsewhere>>>,
         /// Recording was switched off under way. Only in what was read from a black box.

@@ -66,7 +66,7 @@ records! {
     }
 
     /// Calls of one function of CUDA's.
-    Door {
+    EntryPoint {
         /// The function.
         door: String,
         /// How often it was called.

@@ -262,7 +262,7 @@ fn elsewhere(about: &Memtrace, bound: &BoundElsewhere) -> (Level, String) {
     let to = bound.bound_to.as_deref().unwrap_or("unknown");
     // An empty name is the program itself.
     let who = if library.is_empty() { "the program" } else { library };
-    let mut callers = about.doors.iter().flatten().flat_map(|door| &door.callers);
+    let mut callers = about.doors.iter().flatten().flat_map(|used| &used.callers);
     if callers.any(|c| c.library.as_deref() == Some(to)) {
         return (
             Level::Note,
@@ -283,14 +283,14 @@ pub(super) fn tell(process: &Process, text: &mut Page) {
     let command: String = command.join(" ").replace('\n', " ").chars().take(70).collect();
     let rank = about.rank.map_or_else(String::new, |r| format!(", rank {r}"));
     let _ = writeln!(text, "process {}{rank}: {command}", process.pid());
-    for door in about.doors.iter().flatten() {
-        let callers = door.callers.iter().map(|caller| {
+    for used in about.doors.iter().flatten() {
+        let callers = used.callers.iter().map(|caller| {
             let path = caller.library.as_deref();
             let name = path.map_or("others", |l| l.rsplit('/').next().unwrap_or(l));
             format!("{name} {}", caller.calls)
         });
         let callers: Vec<String> = callers.collect();
-        let _ = writeln!(text, "  {:36} {:>9}  {}", door.door, door.calls, callers.join(", "));
+        let _ = writeln!(text, "  {:36} {:>9}  {}", used.door, used.calls, callers.join(", "));
     }
     let _ = writeln!(
         text,
