@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use memtrace_analysis::report::told_warning;
+use memtrace_analysis::report::warning_line;
 use memtrace_analysis::sites::Lines;
 use memtrace_files::NewFile;
 use memtrace_format::blackbox::{MAGIC, at, count_from_header};
@@ -321,8 +321,8 @@ fn write(
                 ..about(process, reason, known)
             };
             let about = &*snapshot.memtrace.insert(Box::new(about));
-            let lines = Lines::told(Some(about), namer.tables());
-            said.warnings = about.warnings().iter().map(|w| told_warning(w, &lines)).collect();
+            let lines = Lines::from_key(Some(about), namer.tables());
+            said.warnings = about.warnings().iter().map(|w| warning_line(w, &lines)).collect();
             if reason == Reason::Oom {
                 said.oom = memtrace_analysis::oom::text(snapshot, namer.tables());
             }

@@ -396,8 +396,8 @@ fn workspace_of(frame: &Frame) -> Option<&'static str> {
 }
 
 /// A warning of the `memtrace` key in one line, with the line of code that it is about.
-pub fn told_warning(warning: &key::Warning, lines: &Lines) -> String {
-    format!("{}, {}", warning.text, lines.of_told(&warning.frames))
+pub fn warning_line(warning: &key::Warning, lines: &Lines) -> String {
+    format!("{}, {}", warning.text, lines.of_code_lines(&warning.frames))
 }
 
 fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec<String> {
@@ -405,7 +405,7 @@ fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec
     let line = known.expandable_line();
     let mut all = Vec::new();
     let told = snapshot.memtrace.iter().flat_map(|told| told.warnings());
-    all.extend(told.map(|w| told_warning(w, lines)));
+    all.extend(told.map(|w| warning_line(w, lines)));
     for d in devices {
         match &d.reconcile {
             Some(r) if r.unexplained.unsigned_abs() as f64 > UNEXPLAINED * r.used as f64 => all.push(format!(
@@ -441,7 +441,7 @@ fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec
         all.push(format!(
             "out of memory: {} bytes asked, {}{}",
             failed.asked.unwrap_or(0),
-            lines.of_told(&failed.frames),
+            lines.of_code_lines(&failed.frames),
             why.unwrap_or_default()
         ));
     }

@@ -78,8 +78,8 @@ impl Lines {
     }
 
     /// The same where frames and stacks are kept apart from the snapshot.
-    pub fn told(about: Option<&Memtrace>, tables: Tables<'_>) -> Lines {
-        Lines(Places::told(about, tables))
+    pub fn from_key(about: Option<&Memtrace>, tables: Tables<'_>) -> Lines {
+        Lines(Places::from_key(about, tables))
     }
 
     /// The line of a stack; `None` is a block or entry without one.
@@ -114,7 +114,7 @@ impl Lines {
     }
 
     /// The line of frames that stand in the `memtrace` key.
-    pub(crate) fn of_told(&self, frames: &[CodeLine]) -> Site {
+    pub(crate) fn of_code_lines(&self, frames: &[CodeLine]) -> Site {
         let frames: Vec<Frame> = frames.iter().map(Frame::from).collect();
         self.of_frames(&frames.iter().collect::<Vec<_>>())
     }

@@ -112,11 +112,11 @@ pub struct Places {
 impl Places {
     /// Those of the process of a snapshot.
     pub fn of(snapshot: &Snapshot) -> Places {
-        Places::told(snapshot.memtrace.as_deref(), snapshot.tables())
+        Places::from_key(snapshot.memtrace.as_deref(), snapshot.tables())
     }
 
     /// From a snapshot's `memtrace` key, its frames and its stacks, where these lie apart.
-    pub fn told(about: Option<&Memtrace>, tables: Tables<'_>) -> Places {
+    pub fn from_key(about: Option<&Memtrace>, tables: Tables<'_>) -> Places {
         let libraries = about.and_then(|about| about.libraries.as_ref()).into_iter().flatten();
         let native = libraries.map(|(path, _)| path.clone()).collect();
         let told = about.and_then(|about| about.python.as_ref());

@@ -12,7 +12,7 @@ fn frame(filename: &str, name: &str, line: u64) -> Frame {
 /// Of these frames, each of which is a stack of its own.
 fn told(about: &Value, frames: &[Frame]) -> Places {
     let stacks: Vec<Vec<u32>> = (0..frames.len() as u32).map(|i| vec![i]).collect();
-    Places::told(Memtrace::read(about.clone()).as_deref(), Tables { frames, stacks: &stacks })
+    Places::from_key(Memtrace::read(about.clone()).as_deref(), Tables { frames, stacks: &stacks })
 }
 
 /// As in a file of PyTorch's own: nothing is known but the frames.
@@ -253,7 +253,7 @@ fn what_a_compiler_wrote_is_nobodys() {
 fn stack(frames: &[(&str, &str, u64)]) -> Vec<Whose> {
     let frames: Vec<Frame> = frames.iter().map(|(f, n, l)| frame(f, n, *l)).collect();
     let stacks: [Vec<u32>; 1] = [(0..frames.len() as u32).collect()];
-    let places = Places::told(None, Tables { frames: &frames, stacks: &stacks });
+    let places = Places::from_key(None, Tables { frames: &frames, stacks: &stacks });
     places.stack(&frames.iter().collect::<Vec<_>>())
 }
 

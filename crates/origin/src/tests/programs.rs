@@ -24,7 +24,7 @@ fn wrong(about: &Value, stacks: &[&[Row<'_>]]) -> Vec<String> {
         all
     };
     let numbers: Vec<Vec<u32>> = stacks.iter().map(of).collect();
-    let places = Places::told(
+    let places = Places::from_key(
         Memtrace::read(about.clone()).as_deref(),
         Tables { frames: &frames, stacks: &numbers },
     );
