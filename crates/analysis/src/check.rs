@@ -56,8 +56,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Problems of one kind that are told one by one; of further ones only the number.
-const TOLD: usize = 10;
+/// Problems of one kind that are listed one by one. Of further ones only the number is said.
+const LISTED: usize = 10;
 
 /// Of so many things in a file that are no snapshots each is named.
 const UNREAD: usize = 10;
@@ -397,8 +397,8 @@ impl Findings {
         let beginning = rewind(snapshot, device, &mut report);
         // The walk goes backwards; a reader of the file goes forwards.
         contradictions.reverse();
-        let more = contradictions.len().saturating_sub(TOLD);
-        for (index, contradiction) in contradictions.into_iter().take(TOLD) {
+        let more = contradictions.len().saturating_sub(LISTED);
+        for (index, contradiction) in contradictions.into_iter().take(LISTED) {
             self.error(format!("device_traces[{device}][{index}]"), contradiction.to_string());
         }
         if more > 0 {

@@ -172,17 +172,17 @@ pub fn report(snapshot: &Snapshot) -> Report {
 /// The same, by other lines of code.
 pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
     let Summary { estimate, recorded_by, devices, .. } = summary::summary_by(snapshot, by);
-    let told = snapshot.memtrace.as_deref();
+    let about = snapshot.memtrace.as_deref();
     let mut unknown = summary::unknown(snapshot);
     unknown.extend(estimate.iter().flat_map(summary::workspaces));
-    let sums = told.and_then(|told| told.owners.as_ref());
-    let tables = told.and_then(|told| told.reconcile.as_deref()).unwrap_or_default();
-    let labels = told.and_then(|told| told.labels.as_ref());
+    let sums = about.and_then(|about| about.owners.as_ref());
+    let tables = about.and_then(|about| about.reconcile.as_deref()).unwrap_or_default();
+    let labels = about.and_then(|about| about.labels.as_ref());
     let mut all: BTreeSet<i64> = devices.iter().map(|d| d.device as i64).collect();
     all.extend(sums.iter().flat_map(|sums| &sums.devices).map(|d| d.device));
     all.extend(tables.iter().map(|d| d.device));
     all.extend(
-        told.and_then(|told| told.entered.as_ref()).iter().flat_map(|e| *e).map(|e| e.device),
+        about.and_then(|about| about.entered.as_ref()).iter().flat_map(|e| *e).map(|e| e.device),
     );
     let devices: Vec<DeviceReport> = all
         .into_iter()
@@ -236,7 +236,7 @@ pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
         host: host.map_or_else(Vec::new, |host| owners(&host.by)),
         host_communicators: host.map_or_else(Vec::new, |host| communicators(&host.communicators)),
         pinned,
-        deferred_frees: told.and_then(|told| told.deferred_frees.clone()),
+        deferred_frees: about.and_then(|about| about.deferred_frees.clone()),
         devices,
         warnings,
         unknown,
@@ -404,8 +404,8 @@ fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec
     let known = Known::of(snapshot);
     let line = known.expandable_line();
     let mut all = Vec::new();
-    let told = snapshot.memtrace.iter().flat_map(|told| told.warnings());
-    all.extend(told.map(|w| warning_line(w, lines)));
+    let warned = snapshot.memtrace.iter().flat_map(|about| about.warnings());
+    all.extend(warned.map(|w| warning_line(w, lines)));
     for d in devices {
         match &d.reconcile {
             Some(r) if r.unexplained.unsigned_abs() as f64 > UNEXPLAINED * r.used as f64 => all.push(format!(
@@ -434,7 +434,8 @@ fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec
             ));
         }
     }
-    if let Some(failed) = snapshot.memtrace.as_ref().and_then(|told| told.out_of_memory.as_ref()) {
+    if let Some(failed) = snapshot.memtrace.as_ref().and_then(|about| about.out_of_memory.as_ref())
+    {
         let limit = oom::limit(snapshot, &known).zip(failed.free);
         let why =
             limit.map(|(l, free)| format!("; {}", l.sentence(free, |b| format!("{b} bytes"))));

@@ -168,7 +168,7 @@ fn short(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn told(frames: &[(&str, &str, u64)]) -> String {
+    fn site_text(frames: &[(&str, &str, u64)]) -> String {
         let snapshot = Snapshot {
             frames: frames
                 .iter()
@@ -204,17 +204,20 @@ mod tests {
         let main = ("<module>", "/home/user/train.py", 40);
         let mut stack = ALLOCATOR.to_vec();
         stack.extend([compiled, package, standard, frozen, user, main]);
-        assert_eq!(told(&stack), "/home/user/train.py:12 train");
-        assert_eq!(told(&[package, ("<module>", "<stdin>", 1)]), "<stdin>:1 <module>");
-        assert_eq!(told(&[ALLOCATOR[0], package, standard]), format!("{}:125 forward", package.1));
+        assert_eq!(site_text(&stack), "/home/user/train.py:12 train");
+        assert_eq!(site_text(&[package, ("<module>", "<stdin>", 1)]), "<stdin>:1 <module>");
+        assert_eq!(
+            site_text(&[ALLOCATOR[0], package, standard]),
+            format!("{}:125 forward", package.1)
+        );
     }
 
     #[test]
     fn a_line_that_is_not_known_has_no_number() {
         for line in [0, NO_LINE] {
-            assert_eq!(told(&[("main", "/home/me/a.py", line)]), "/home/me/a.py main");
-            assert_eq!(told(&[("main", "/home/me/bin/a", NO_LINE)]), "/home/me/bin/a main");
-            assert_eq!(told(&[("<module>", "", line)]), "(no file) <module>");
+            assert_eq!(site_text(&[("main", "/home/me/a.py", line)]), "/home/me/a.py main");
+            assert_eq!(site_text(&[("main", "/home/me/bin/a", NO_LINE)]), "/home/me/bin/a main");
+            assert_eq!(site_text(&[("<module>", "", line)]), "(no file) <module>");
         }
     }
 
@@ -227,10 +230,10 @@ mod tests {
         let run = ("_run_code", "<frozen runpy>", 88);
         let command = ("<module>", "/env/bin/acme", 8);
         let installed = [ALLOCATOR[0], torch, model, train, run];
-        assert_eq!(told(&installed), format!("{}:4 forward", model.1));
-        assert_eq!(told(&[torch, model, train, command]), format!("{}:4 forward", model.1));
+        assert_eq!(site_text(&installed), format!("{}:4 forward", model.1));
+        assert_eq!(site_text(&[torch, model, train, command]), format!("{}:4 forward", model.1));
         let script = ("<module>", "/home/me/bin/train", 40);
-        assert_eq!(told(&[torch, model, script]), "/home/me/bin/train:40 <module>");
+        assert_eq!(site_text(&[torch, model, script]), "/home/me/bin/train:40 <module>");
     }
 
     #[test]
@@ -267,24 +270,24 @@ mod tests {
             ("at::_ops::bmm::call(at::Tensor const&, at::Tensor const&)", "??", 0),
             (apply, "/env/torch/lib/libtorch_cpu.so", 77),
         ];
-        assert_eq!(told(&frames), "BmmBackward0::apply (libtorch_cpu.so)");
-        assert_eq!(told(&frames[..3]), "at::_ops::bmm::call");
+        assert_eq!(site_text(&frames), "BmmBackward0::apply (libtorch_cpu.so)");
+        assert_eq!(site_text(&frames[..3]), "at::_ops::bmm::call");
         // Of those inside each other it is the one that was called last.
         let outer = ("at::_ops::matmul::call(at::Tensor const&, at::Tensor const&)", "??", 0);
-        assert_eq!(told(&[frames[0], frames[1], frames[2], outer]), "at::_ops::bmm::call");
+        assert_eq!(site_text(&[frames[0], frames[1], frames[2], outer]), "at::_ops::bmm::call");
         let node = "torch::autograd::PyNode::apply(std::vector<at::Tensor>&&)";
         let reentrant = [frames[0], frames[1], frames[2], frames[3], (node, "??", 0)];
-        assert_eq!(told(&reentrant), "BmmBackward0::apply (libtorch_cpu.so)");
+        assert_eq!(site_text(&reentrant), "BmmBackward0::apply (libtorch_cpu.so)");
     }
 
     #[test]
     fn native_programs_have_sites_too() {
         let load = ("(anonymous namespace)::load(char const*)", "/opt/app/engine.so", 4096);
         assert_eq!(
-            told(&[("cudaMalloc", "/opt/libmemtrace.so", 9), ("??", "/lib/x.so", 1), load]),
+            site_text(&[("cudaMalloc", "/opt/libmemtrace.so", 9), ("??", "/lib/x.so", 1), load]),
             "load (engine.so)"
         );
-        assert_eq!(told(&[ALLOCATOR[0]]), "torch::unwind::unwind");
-        assert_eq!(told(&[]), "(no stack was recorded)");
+        assert_eq!(site_text(&[ALLOCATOR[0]]), "torch::unwind::unwind");
+        assert_eq!(site_text(&[]), "(no stack was recorded)");
     }
 }

@@ -216,7 +216,7 @@ fn entry(action: Action, addr: u64, size: u64) -> TraceEntry {
 /// Segments that go for no reason were sent away by the program; before a
 /// new one the allocator did it itself.
 #[test]
-fn empty_cache_is_told_from_making_room() {
+fn empty_cache_and_making_room_differ() {
     let base = 0x7000_0000_0000;
     let two = [
         entry(Action::SegmentAlloc, base, 20 * MIB),

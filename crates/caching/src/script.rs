@@ -37,7 +37,7 @@ pub enum Ready {
     /// When somebody has waited for anything since it was recorded: [`Script::waited`].
     AfterWait,
     /// Never by itself: the caller completes frees.
-    Told,
+    Reported,
 }
 
 /// A device that answers as recorded.
@@ -263,7 +263,7 @@ impl Driver for Script {
         match self.ready {
             Ready::Always => true,
             Ready::AfterWait => event != self.waits,
-            Ready::Told => false,
+            Ready::Reported => false,
         }
     }
 

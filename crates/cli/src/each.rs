@@ -145,7 +145,7 @@ impl Answers {
         if let Some(list) = self.list.filter(|_| self.several) {
             Answer::json(&list, self.yes)?.print()?;
         }
-        if self.failed { Err(Failure::told()) } else { Ok(Answer::printed(self.yes)) }
+        if self.failed { Err(Failure::reported()) } else { Ok(Answer::printed(self.yes)) }
     }
 }
 

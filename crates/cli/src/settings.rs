@@ -9,19 +9,19 @@ use clap::error::Error;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueHint};
 use memtrace_options::{ALL, Reader, Setting, Value, Word, Words};
 
-/// What `memtrace run` was told of the recorder, as its variables have it.
+/// What `memtrace run` was asked to set for the recorder, by variable.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings(Vec<(&'static Setting, OsString)>);
 
 impl Settings {
-    /// What was told, each once.
-    pub(crate) fn told(&self) -> impl Iterator<Item = (&'static Setting, &OsStr)> {
+    /// What was set, each once.
+    pub(crate) fn given(&self) -> impl Iterator<Item = (&'static Setting, &OsStr)> {
         self.0.iter().map(|(setting, value)| (*setting, value.as_os_str()))
     }
 
-    /// What was told of one.
+    /// The value of one.
     pub(crate) fn of(&self, setting: &Setting) -> Option<&OsStr> {
-        self.told().find(|(this, _)| *this == setting).map(|(_, value)| value)
+        self.given().find(|(this, _)| *this == setting).map(|(_, value)| value)
     }
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn behind_all() -> usize {
 
 impl FromArgMatches for Settings {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let told = |(setting, option)| Some((setting, matches.get_one(option).cloned()?));
-        Ok(Settings(offered().filter_map(told).collect()))
+        let given = |(setting, option)| Some((setting, matches.get_one(option).cloned()?));
+        Ok(Settings(offered().filter_map(given).collect()))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {

@@ -494,7 +494,7 @@ fn symbolize_writes_over_nothing_but_the_file_itself() {
 }
 
 #[test]
-fn little_memory_is_told_in_its_unit() {
+fn little_memory_is_printed_in_its_unit() {
     let here = Here::new();
     here.file("a.pickle", &golden("expandable"));
     let (code, _, err) = here.run(&["summary", "a.pickle", "--max-memory", "1KiB"]);

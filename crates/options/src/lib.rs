@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_row_can_be_told_from_the_others() {
+    fn each_row_differs_from_the_others() {
         for (i, one) in ALL.iter().enumerate() {
             for other in &ALL[..i] {
                 assert_ne!(one.variable, other.variable);

@@ -119,9 +119,9 @@ impl Places {
     pub fn from_key(about: Option<&Memtrace>, tables: Tables<'_>) -> Places {
         let libraries = about.and_then(|about| about.libraries.as_ref()).into_iter().flatten();
         let native = libraries.map(|(path, _)| path.clone()).collect();
-        let told = about.and_then(|about| about.python.as_ref());
+        let recorded = about.and_then(|about| about.python.as_ref());
         let [pytorch, standard] =
-            [told.and_then(|t| t.pytorch.as_ref()), told.and_then(|t| t.standard.as_ref())];
+            [recorded.and_then(|t| t.pytorch.as_ref()), recorded.and_then(|t| t.standard.as_ref())];
         let mut places = Places { native, ..Places::default() };
         // What has no Python at all has no script either.
         let is_empty = |folders: Option<&Vec<String>>| folders.is_some_and(Vec::is_empty);
@@ -134,7 +134,7 @@ impl Places {
                 sources |= !places.native.contains(&frame.filename);
             }
         }
-        if told.is_some() {
+        if recorded.is_some() {
             places.outside = if sources { Outside::Sources } else { Outside::Python };
         }
         let python: Vec<&Frame> = tables
@@ -142,14 +142,14 @@ impl Places {
             .iter()
             .filter(|f| f.filename != NO_FILE && !places.is_native(f))
             .collect();
-        let folders = |told: Option<&Vec<String>>| told.cloned().unwrap_or_default();
+        let folders = |recorded: Option<&Vec<String>>| recorded.cloned().unwrap_or_default();
         places.find_folders(tables.frames, &python, folders(pytorch), folders(standard));
         places.look_at_programs(tables);
         places
     }
 
-    /// PyTorch's folders and the standard library's, of those that are
-    /// told, and of what frames say.
+    /// PyTorch's folders and the standard library's, of those that the
+    /// snapshot lists, and of what frames say.
     fn find_folders(
         &mut self,
         all: &[Frame],

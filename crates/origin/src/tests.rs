@@ -10,7 +10,7 @@ fn frame(filename: &str, name: &str, line: u64) -> Frame {
 }
 
 /// Of these frames, each of which is a stack of its own.
-fn told(about: &Value, frames: &[Frame]) -> Places {
+fn places_of(about: &Value, frames: &[Frame]) -> Places {
     let stacks: Vec<Vec<u32>> = (0..frames.len() as u32).map(|i| vec![i]).collect();
     Places::from_key(Memtrace::read(about.clone()).as_deref(), Tables { frames, stacks: &stacks })
 }
@@ -18,7 +18,7 @@ fn told(about: &Value, frames: &[Frame]) -> Places {
 /// As in a file of PyTorch's own: nothing is known but the frames.
 fn alone(filename: &str, name: &str) -> Whose {
     let frame = frame(filename, name, 12);
-    told(&Value::Null, std::slice::from_ref(&frame)).whose(&frame)
+    places_of(&Value::Null, std::slice::from_ref(&frame)).whose(&frame)
 }
 
 #[track_caller]
@@ -128,7 +128,7 @@ fn pytorch_is_where_its_functions_or_its_libraries_are() {
         let other = frame(&file("optim/adamw.py"), "step", 5);
         let users = frame("/home/me/proj/torch/optim/mine.py", "step", 5);
         let frames = [known, other, users];
-        let places = told(&Value::Null, &frames);
+        let places = places_of(&Value::Null, &frames);
         assert_eq!(frames.each_ref().map(|f| places.whose(f)), [PyTorch, PyTorch, User], "{root}");
     }
     // Its libraries say it better than a copy of one of its functions.
@@ -136,7 +136,7 @@ fn pytorch_is_where_its_functions_or_its_libraries_are() {
     let copy = frame("/home/me/torch/nn/modules/module.py", "_call_impl", 5);
     let its = frame("/opt/torch/optim/adam.py", "step", 5);
     let frames = [library, copy, its];
-    let places = told(&Value::Null, &frames);
+    let places = places_of(&Value::Null, &frames);
     assert_eq!(frames.each_ref().map(|f| places.whose(f)), [Native, User, PyTorch]);
 }
 
@@ -163,7 +163,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
     ];
     let libraries = json!({"/opt/app/server": "", "/opt/app/engine.plugin": "ab"});
     let about = json!({"python": python, "libraries": libraries});
-    let places = told(&about, &frames);
+    let places = places_of(&about, &frames);
     assert_eq!(
         frames.each_ref().map(|f| places.whose(f)),
         [PyTorch, Standard, User, Native, User, User, Native, Native, Gap]
@@ -177,7 +177,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
         frame("C:\\Deps\\torch\\optim\\adam.py", "step", 3),
         frame("c:\\deps\\TORCH\\optim\\adam.py", "step", 3),
     ];
-    let places = told(&about, &frames);
+    let places = places_of(&about, &frames);
     // Beside PyTorch lie other packages.
     let whose = frames.each_ref().map(|f| places.whose(f));
     assert_eq!(whose, [PyTorch, Installed, User, PyTorch, PyTorch]);
@@ -187,7 +187,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
     assert_eq!(Places::of_libraries(others.into_iter()), Places::default());
     // Another name of the folder: how paths look must do.
     let about = json!({"python": {"standard": ["/elsewhere/lib/python3.11"]}});
-    let places = told(&about, &frames);
+    let places = places_of(&about, &frames);
     let looks = frame("/opt/py/lib/python3.11/threading.py", "run", 3);
     assert_eq!(places.whose(&looks), Standard);
     for (loaded, standard) in [
@@ -200,7 +200,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
 }
 
 #[test]
-fn native_frames_are_known_without_being_told() {
+fn native_frames_are_known_without_a_list() {
     for (file, name) in [
         ("??", "??"),
         ("??", "main"),

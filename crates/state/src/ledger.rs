@@ -53,7 +53,7 @@ pub trait LiveEntries {
     fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64>;
 }
 
-/// Applies one event of the device or host layer. `gone` is told what went. Says whether the event
+/// Applies one event of the device or host layer. `gone` gets what went. Says whether the event
 /// fits what was known: what the driver will have refused does.
 pub fn apply(
     entries: &mut dyn LiveEntries,

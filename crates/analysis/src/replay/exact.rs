@@ -77,7 +77,7 @@ fn repeat(
     let total = total.unwrap_or_else(|| total_of(&expected));
     let reservations = reservations(&before, &expected, settings, total);
     let device =
-        Script::new(total, steps).with_events(Ready::Told).with_reservations(&reservations);
+        Script::new(total, steps).with_events(Ready::Reported).with_reservations(&reservations);
     let mut allocator = Allocator::new(device, settings.clone(), Log::default());
     if !by_age {
         allocator.ignore_age();

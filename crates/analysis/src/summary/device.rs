@@ -163,21 +163,21 @@ impl Oom {
     /// The failure that an entry of a device's tells of.
     fn new(
         known: &Known,
-        (device, told): (usize, &TraceEntry),
+        (device, failed): (usize, &TraceEntry),
         totals: &Totals,
         (entry, after_us, site): (usize, Option<i64>, String),
     ) -> Oom {
-        let call = driver_call(told).map(str::to_owned);
+        let call = driver_call(failed).map(str::to_owned);
         let outside = if call.is_some() { totals.driver } else { 0 };
         let limit = match call {
             Some(_) => None,
-            None => known.limit(device as i64, (told.size, told.addr, told.time_us)),
+            None => known.limit(device as i64, (failed.size, failed.addr, failed.time_us)),
         };
         Oom {
             entry,
             after_us,
-            asked: told.size,
-            device_free: told.addr,
+            asked: failed.size,
+            device_free: failed.addr,
             allocated: totals.allocated.saturating_add(outside),
             reserved: totals.reserved.saturating_add(outside),
             limited: limit.is_some(),

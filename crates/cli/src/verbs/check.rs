@@ -58,7 +58,7 @@ pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
     for trouble in &unread {
         tell(&trouble.to_string());
     }
-    Err(Failure::told())
+    Err(Failure::reported())
 }
 
 fn page_of(page: &mut Page, name: &str, sound: bool, problems: &[Problem]) {

@@ -40,7 +40,7 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
         paths = others;
     }
     if all.bad > 0 && all.written == 0 {
-        return Err(Failure::told());
+        return Err(Failure::reported());
     }
     Ok(Answer::page(all.page, all.written > 0 && all.bad == 0))
 }

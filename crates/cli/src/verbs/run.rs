@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
             None => command.env(list, leftovers::list_of_run(&out)),
         };
         leftovers::clear(&out);
-        command.envs(args.settings.told().map(|(setting, value)| (setting.variable, value)));
+        command.envs(args.settings.given().map(|(setting, value)| (setting.variable, value)));
         if args.expand && args.settings.of(&FORMAT).is_some_and(|f| f == Format::Json.name()) {
             command.env(FORMAT.variable, Format::JsonExpanded.name());
         }
@@ -150,7 +150,7 @@ fn list(
 }
 
 /// The runtime of `AddressSanitizer` ends a program in which it isn't the first library, unless it
-/// is told not to look. A program that needs the runtime has it loaded behind what is preloaded.
+/// must not look. A program that needs the runtime has it loaded behind what is preloaded.
 const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "verify_asan_link_order=0");
 
 /// A setting in front of those that were there, which win.

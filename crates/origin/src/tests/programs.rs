@@ -394,7 +394,7 @@ fn a_script_may_be_called_as_a_library_or_an_interpreter_is() {
         let line = format!("/usr/bin/{interpreter}:9 Py_BytesMain");
         right(&NONE, &[&[(&line, Native)]]);
     }
-    // Native frames with their source files, and a library that nobody told of.
+    // Native frames with their source files, and a library that no list names.
     right(
         &about,
         &[&[

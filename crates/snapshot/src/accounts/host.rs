@@ -16,7 +16,7 @@ use super::device::{add, change};
 use super::{Amount, ByOwner, frames};
 use crate::owner::Names;
 
-/// Stacks that are told: those to whose requests rounding adds most.
+/// Stacks that are listed: those to whose requests rounding adds most.
 const TOLD: usize = 16;
 
 /// What there is at one moment.

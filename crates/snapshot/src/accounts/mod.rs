@@ -15,7 +15,7 @@
 //! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so that as much of it as
 //!   that can make is *estimated* to be rounding; likewise as much as there is of managed memory,
 //!   of graphs' and of what pools keep: what they have said, or what was once in use of them. The
-//!   rest is **unexplained**, and is always told.
+//!   rest is **unexplained**, and is always reported.
 //!
 //! So the lines of the table add up to what the device said, at the moment when it said it.
 
@@ -44,7 +44,7 @@ use device::{Device, Managed, add};
 
 /// The owner of what a framework's allocator holds.
 const FRAMEWORK: &str = "PyTorch";
-/// The owner whose memory is told apart by communicator.
+/// The owner whose memory is reported for each communicator.
 const NCCL: &str = "NCCL";
 /// The owner of what has no stack.
 const NOBODY: &str = "(no stack was recorded)";
@@ -276,13 +276,13 @@ impl Accounts {
         about.deferred_frees = self.waits.tell(namer);
         about.warnings = Some(self.warnings(api, namer));
         if let Some(oom) = &self.oom {
-            about.out_of_memory = Some(told(oom, self.oom_by_driver, api, namer));
+            about.out_of_memory = Some(out_of_memory(oom, self.oom_by_driver, api, namer));
             let pairs = self.by_driver.iter().map(|(device, time)| (i64::from(*device), *time));
             about.refused_by_driver = Some(pairs.collect());
         }
     }
 
-    /// What NCCL holds there for each communicator; number 0 is what can't be told.
+    /// What NCCL holds there for each communicator; number 0 is what is of none that is known.
     fn by_communicator(&self, device: Option<i8>) -> Vec<Communicator> {
         let mut all: BTreeMap<u16, Amount> = BTreeMap::new();
         for ((_, part), a) in self.parts.iter().filter(|((d, _), a)| *d == device && a.count > 0) {
@@ -412,7 +412,7 @@ fn free_then(oom: &Event) -> Option<u64> {
 }
 
 /// A failed request, for whoever writes about it.
-fn told<W: Words>(
+fn out_of_memory<W: Words>(
     oom: &Event,
     refused_by_driver: bool,
     api: ApiName<'_>,

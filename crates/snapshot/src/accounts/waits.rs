@@ -15,7 +15,7 @@ use memtrace_format::stacks::Words;
 use super::frames;
 use crate::owner::Names;
 
-/// How many are told one by one: those that held most for longest.
+/// How many are listed one by one: those that held most for longest.
 const TOLD: usize = 16;
 
 #[derive(Clone, Debug)]

@@ -172,7 +172,7 @@ fn run(args: &Doctor, out: &Path, list: &Path) -> Result<ExitStatus, Failure> {
     // `run` has said why; a program of its own may end with 2 as well, but
     // not without a trace of itself.
     if status.code() == Some(2) && snapshots(out).is_empty() {
-        return Err(Failure::told());
+        return Err(Failure::reported());
     }
     Ok(status)
 }
