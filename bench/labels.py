@@ -94,10 +94,10 @@ def enter(way, model, optimizer):
     if way == "memtrace.MemTracker":
         import memtrace
 
-        books = memtrace.MemTracker()
-        books.track_external(model, optimizer)
-        books.__enter__()
-        return lambda: books.__exit__(None, None, None), lambda: None
+        tracker = memtrace.MemTracker()
+        tracker.track_external(model, optimizer)
+        tracker.__enter__()
+        return lambda: tracker.__exit__(None, None, None), lambda: None
     if way.startswith("memtrace.Tracer"):
         import memtrace
 

@@ -8,7 +8,7 @@ only says which stretch of the program was which, and works out the rest afterwa
 change what the program does, nor say a number that the allocator would not.
 
 - `_session.py` has `Tracer`: what is put in place for the time of a `with` block;
-- `_books.py` makes one pass over what was written down;
+- `_results.py` makes one pass over what was written down;
 - `_report.py` is what comes out: tables with `to_dict()`, `print()` and `plot()`;
 - `_device.py` knows where the process runs, and `ensure_device`;
 - `plugins/` has what libraries beside PyTorch need.

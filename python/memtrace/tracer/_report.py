@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Generic, Iterator, Mapping, Sequence, TextIO, TypeVar
 
 from .. import _plots
-from .._books import CATEGORIES, OTHER
+from .._ledger import CATEGORIES, OTHER
 from ..recording import size
 
 VERSION = 1

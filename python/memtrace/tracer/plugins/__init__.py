@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 from ..._library import MemtraceError
 
 if TYPE_CHECKING:
-    from .._books import OperatorCalls
+    from .._results import OperatorCalls
     from .._session import Tracer
 
 

@@ -19,7 +19,7 @@ from .._device import virtual_gpu
 from . import Plugin, _exchange
 
 if TYPE_CHECKING:
-    from .._books import OperatorCalls
+    from .._results import OperatorCalls
     from .._session import Tracer
 
 

@@ -1,4 +1,4 @@
-"""The books that `MemTracker` keeps: which block is what, how much of each there
+"""The ledger that `MemTracker` keeps: which block is what, how much of each there
 is, and how it was at certain moments.
 
 Made from the library's records in their order, and from what is said about addresses in between
@@ -81,7 +81,7 @@ class Moment:
         self.sums = {device: dict(parts) for device, parts in sums.items()}
 
 
-class Books:
+class Ledger:
     """See the module. `note` is called with a module's name, a state and the moment;
     `place` says what a label means."""
 
