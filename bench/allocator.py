@@ -33,7 +33,7 @@ HELD = 200
 
 # name → memtrace's stacks, or None for PyTorch's allocator
 WAYS = {"pytorch, not recording": None, "memtrace, no stacks": "none", "memtrace, python": "python", "memtrace, all": "all"}
-JUDGE = "pytorch, not recording"
+BASELINE = "pytorch, not recording"
 SIZES = {
     "small": lambda r: r.randrange(1, 1 << 18),
     "large": lambda r: r.randrange(1 << 20, 32 << 20),
@@ -134,7 +134,7 @@ def main():
                 cells = []
                 for way in options.ways:
                     ns = least(way, door, kind, threads)
-                    ratio = f" ({ns / least(JUDGE, door, kind, threads):.2f})" if way != JUDGE and JUDGE in options.ways else ""
+                    ratio = f" ({ns / least(BASELINE, door, kind, threads):.2f})" if way != BASELINE and BASELINE in options.ways else ""
                     cells.append(f"{ns:.0f}{ratio}")
                 print(f"| {door} | {kind} | {threads} | " + " | ".join(cells) + " |")
 

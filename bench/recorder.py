@@ -43,7 +43,7 @@ WAYS = {
     "memtrace python": ("python", None),
     "memtrace all": ("all", None),
 }
-JUDGE = {"memtrace none": "pytorch python", "memtrace python": "pytorch python", "memtrace all": "pytorch all"}
+BASELINE = {"memtrace none": "pytorch python", "memtrace python": "pytorch python", "memtrace all": "pytorch all"}
 
 
 def calls(depth, innermost):
@@ -117,10 +117,10 @@ def run(way, pairs, build):
 
 
 def in_windows(kind, options):
-    """{way: {way, its judge and "off": median}} of ways that measure in turn."""
+    """{way: {way, its baseline and "off": median}} of ways that measure in turn."""
     found = {}
     for way in ("memtrace python", "memtrace all"):
-        three = ("off", JUDGE[way], way)
+        three = ("off", BASELINE[way], way)
         processes = {w: windows.Process(*start_of(w, options.build, "--kind", kind)) for w in three}
         found[way] = windows.measure(processes, options.windows)
     steady.clean(ROOT / "memtrace-out")
@@ -174,9 +174,9 @@ def print_frames(options):
                 pair = least(way, frames, threads, 0)
                 added = [least(way, frames, threads, i) - least("off", frames, threads, i) for i in (0, 1)]
                 ratio = ""
-                if way in JUDGE:
-                    judge = least(JUDGE[way], frames, threads, 0) - least("off", frames, threads, 0)
-                    ratio = f"{added[0] / judge:.2f}" if judge > 0 else "?"
+                if way in BASELINE:
+                    baseline = least(BASELINE[way], frames, threads, 0) - least("off", frames, threads, 0)
+                    ratio = f"{added[0] / baseline:.2f}" if baseline > 0 else "?"
                 print(f"| {way} | {frames} | {threads} | {pair:.0f} | {added[0]:.0f} | {added[1]:.0f} | {ratio} |")
 
 

@@ -69,12 +69,12 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 @pytest.mark.parametrize("env", [{}, EXPANDABLE], ids=["segments", "expandable"])
 @pytest.mark.parametrize("spy", PLACES)
-def test_pytorch_judges_the_same(spy, env, programs, gpu, tmp_path):
+def test_the_oracle_finds_the_same(spy, env, programs, gpu, tmp_path):
     """PyTorch's allocator is known behind another tool, too: its segments and its
     deferred frees are equal to its own."""
     env = {**preload(programs, gpu, spy, True), **env, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "python"}
     script = ["expandable.py"] if "PYTORCH_CUDA_ALLOC_CONF" in env else ["random_program.py", "1", "3000"]
-    done = support.must(support.execute([support.PYTHON, support.JUDGE, SCRIPTS / script[0], *script[1:]], env=env))
+    done = support.must(support.execute([support.PYTHON, support.ORACLE, SCRIPTS / script[0], *script[1:]], env=env))
     assert done.stdout.rstrip().endswith("; 0 of the driver's"), done.stdout
 
 

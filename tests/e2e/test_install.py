@@ -67,7 +67,7 @@ def compare(ours, theirs):
     assert ours["observed"] == theirs["observed"]
 
 
-PROGRAMS = [p for p in corpus.judged() if p.name not in CHANCE]
+PROGRAMS = [p for p in corpus.compared() if p.name not in CHANCE]
 
 
 @as_2_15
@@ -81,7 +81,7 @@ def test_same_as_pytorch(program, tmp_path):
 
 
 @as_2_15
-@pytest.mark.parametrize("program", [p for p in corpus.judged() if p.name in CHANCE], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [p for p in corpus.compared() if p.name in CHANCE], ids=lambda p: p.name)
 def test_runs_where_chance_decides(program, tmp_path):
     for ours in run(program, "installed", tmp_path, threads=True):
         assert any(stats["allocated_bytes.all.peak"] > 0 for stats in ours["stats"])
@@ -164,7 +164,7 @@ VARIABLES = [
 @pytest.mark.parametrize("env", VARIABLES, ids=str)
 def test_settings_are_those_that_pytorch_reads(env, tmp_path):
     """Which variable counts, and how it is read, depends on the release: PyTorch
-    itself is the judge (issue F, B9)."""
+    itself is the oracle (issue F, B9)."""
     source = "import json, torch; x = torch.empty(9, device='cuda'); print(json.dumps(torch.cuda.memory._snapshot()['allocator_settings']))"
     native, ours = (
         json.loads(support.must(inline(start + source, env, cwd=tmp_path)).stdout) for start in ("", "import memtrace; memtrace.install();")

@@ -1,4 +1,4 @@
-"""memtrace.Tracer, with PyTorch's own statistics as the judge."""
+"""memtrace.Tracer, with PyTorch's own statistics as the oracle."""
 
 import json
 import importlib.util

@@ -43,7 +43,7 @@ class Acknowledged:
                 elif state != EMPTY:
                     self.between.append((state, addr, size))
 
-    def judge(self, snapshot):
+    def check(self, snapshot):
         """The recovered live set is the acknowledged one; calls in flight
         may have happened or not."""
         assert len(self.between) <= THREADS, "a thread is in one call at a time"
@@ -102,7 +102,7 @@ def wait_for_work(client, ledger):
         time.sleep(0.001)
 
 
-def judge(out, said):
+def check_batch(out, said):
     """Every client that made an event is recovered and right."""
     paths = hazard.recover(out, code=0 if any(a.done for a in said.values()) else 1)
     snapshots = {}
@@ -113,7 +113,7 @@ def judge(out, said):
         snapshots[about["pid"]] = snapshot
     for pid, acknowledged in said.items():
         if pid in snapshots:
-            acknowledged.judge(snapshots[pid])
+            acknowledged.check(snapshots[pid])
         else:
             assert acknowledged.done == 0, f"process {pid} left nothing after {acknowledged.done} calls"
     support.must(support.memtrace("check", *paths))
@@ -135,7 +135,7 @@ def test_killed_at_any_moment(programs, gpu, tmp_path, pytestconfig):
         assert client.returncode == -signal.SIGKILL and (out, err) == ("", ""), err
         return client.pid
 
-    recovered = sum(judge(*batch) for batch in batches(programs, gpu, tmp_path, count, end, seed=1))
+    recovered = sum(check_batch(*batch) for batch in batches(programs, gpu, tmp_path, count, end, seed=1))
     assert recovered > 0.8 * count
 
 
@@ -204,7 +204,7 @@ def test_other_ends(how, code, programs, gpu, tmp_path, pytestconfig):
 
     for out, said in batches(programs, gpu, tmp_path, count, end, seed=2):
         whole = support.files(out)
-        assert judge(out, said) >= 8
+        assert check_batch(out, said) >= 8
         assert not whole or support.must(support.memtrace("check", *whole))
 
 

@@ -1,6 +1,6 @@
-"""PyTorch judges memtrace: one process, two recorders, the same history.
+"""PyTorch's recorder as the oracle: one process, two recorders, the same history.
 
-    memtrace run --virtual h100 --stacks python -- python judge.py SCRIPT [ARGS…]
+    memtrace run --virtual h100 --stacks python -- python oracle.py SCRIPT [ARGS…]
 
 PyTorch's own recorder (`torch.cuda.memory._record_memory_history`) is switched on before
 the first allocation, then SCRIPT runs in this process, then both are asked for a snapshot
@@ -23,7 +23,7 @@ entries, and memtrace's entries of the device layer (their `user_metadata` begin
 "driver: "), which are counted instead.
 
 Exit code 0: they agree. 1: they don't; the first difference of each kind is printed with
-what surrounds it. 2: no judgement was possible. The last line printed is the verdict.
+what surrounds it. 2: nothing could be compared. The last line printed is the verdict.
 SCRIPT's own failure passes through.
 """
 
@@ -292,7 +292,7 @@ def memtrace_dump(path):
     try:
         dump = ctypes.CDLL(None).memtrace_dump
     except AttributeError:
-        stop("memtrace is not in this process: start me with `memtrace run --stacks python -- python judge.py …`")
+        stop("memtrace is not in this process: start me with `memtrace run --stacks python -- python oracle.py …`")
     dump.argtypes, dump.restype = [ctypes.c_char_p], ctypes.c_int
     code = dump(os.fsencode(path))
     if code != 0:
@@ -319,7 +319,7 @@ def both_at_once(torch, path):
 
 
 def stop(message):
-    print(f"judge: {message}", file=sys.stderr)
+    print(f"oracle: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -345,25 +345,25 @@ def main():
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or scratch
-        path = os.path.join(folder, f"judged-{os.getpid()}.pickle")
+        path = os.path.join(folder, f"ours-{os.getpid()}.pickle")
         theirs = both_at_once(torch, path)
         with open(path, "rb") as file:
             ours = pickle.load(file)
         if options.keep:
-            with open(os.path.join(folder, f"judge-{os.getpid()}.pickle"), "wb") as file:
+            with open(os.path.join(folder, f"theirs-{os.getpid()}.pickle"), "wb") as file:
                 pickle.dump(theirs, file, protocol=4)
     del script_globals
 
     result = compare(theirs, ours, options.native)
     verdict = {"script": os.path.basename(options.script), "torch": torch.__version__, **result.as_dict()}
     for kind, difference in result.differences.items():
-        print(f"judge: {kind} ({difference['count']}): {difference['text']}", file=sys.stderr)
+        print(f"oracle: {kind} ({difference['count']}): {difference['text']}", file=sys.stderr)
     if options.results:
         with open(os.path.join(options.results, f"verdict-{os.getpid()}.json"), "w") as file:
             json.dump(verdict, file)
     c = result.counts
     print(
-        f"judge: {verdict['script']}: {'DIFFERENT' if result.differences else 'equal'}: {c['entries']} entries, "
+        f"oracle: {verdict['script']}: {'DIFFERENT' if result.differences else 'equal'}: {c['entries']} entries, "
         f"{c['frames']} Python and {c['native']} native frames, {c['segments']} segments, {c['blocks']} blocks; {c['driver']} of the driver's",
         flush=True,
     )
