@@ -32,11 +32,11 @@ def run(threads, each, work):
 
     def loop(out):
         behind.wait()
-        told = False
+        reported = False
         while missing[0]:
             work(STRETCH, out)
-            if not told and len(out) >= each:
-                told = True
+            if not reported and len(out) >= each:
+                reported = True
                 with lock:
                     missing[0] -= 1
 

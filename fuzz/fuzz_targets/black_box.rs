@@ -1,4 +1,4 @@
-//! A black box in which some words are others. It has eight sorts of region, all of words, and most of it is zeros: so the
+//! A black box in which some words are others. It has eight kinds of region, all of words, and most of it is zeros: so the
 //! input is a list of changes to a small one that is sound.
 
 #![no_main]

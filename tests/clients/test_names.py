@@ -1,4 +1,4 @@
-"""Functions of CUDA's names that aren't CUDA's (issue F, A3): a caller gets what the loader would
+"""Functions of CUDA's names that aren't CUDA's: a caller gets what the loader would
 have given without memtrace, and what doesn't reach CUDA is no event."""
 
 import client

@@ -1,6 +1,6 @@
 """A program prints the same and ends the same with and without memtrace, also where another tool
 has put itself between the program and CUDA, before memtrace or behind it; the other tool sees the
-same calls, and memtrace's books stay right."""
+same calls, and memtrace's ledger stays right."""
 
 import ctypes
 import re
@@ -41,7 +41,7 @@ def both(command, programs, gpu, spy, tmp_path, **env):
 @pytest.mark.parametrize("spy", PLACES)
 @pytest.mark.parametrize("program", ["driver", "runtime"])
 def test_a_client(program, spy, programs, gpu, tmp_path):
-    """T35: either order works. The clients print what their books should be,
+    """T35: either order works. The clients print what the ledger should be,
     which are compared call by call."""
     env = {"CLIENT_CUDART": "libcudart.so.13", "CLIENT_OUT": str(tmp_path)}
     mine = {**preload(programs, gpu, spy, True), **env, "SPY": str(tmp_path / "counts")}
@@ -120,7 +120,7 @@ print("user12" in open("/proc/self/maps").read())
 
 def test_what_a_tool_behind_calls_in_a_call_is_part_of_that_call(programs, gpu, tmp_path):
     """A runtime's function that calls another one by symbol comes to
-    memtrace's door a second time."""
+    memtrace's hook a second time."""
     source = tmp_path / "calls.c"
     source.write_text("""
 #include "client.h"

@@ -1,4 +1,4 @@
-"""Warnings that only the driver's doors can give: right where they belong,
+"""Warnings that only hooks of the driver can give: right where they belong,
 and silence everywhere else."""
 
 import json

@@ -164,7 +164,7 @@ VARIABLES = [
 @pytest.mark.parametrize("env", VARIABLES, ids=str)
 def test_settings_are_those_that_pytorch_reads(env, tmp_path):
     """Which variable counts, and how it is read, depends on the release: PyTorch
-    itself is the oracle (issue F, B9)."""
+    itself is the oracle."""
     source = "import json, torch; x = torch.empty(9, device='cuda'); print(json.dumps(torch.cuda.memory._snapshot()['allocator_settings']))"
     native, ours = (
         json.loads(support.must(inline(start + source, env, cwd=tmp_path)).stdout) for start in ("", "import memtrace; memtrace.install();")

@@ -1,5 +1,5 @@
 """Where the virtual GPU puts memory, against the addresses that real drivers
-gave PyTorch's segments (issue F, B16).
+gave PyTorch's segments.
 
 Absolute addresses differ from run to run on a real card. What a program can see is
 which of two segments lies lower, so that is compared: for every segment, with each

@@ -64,7 +64,7 @@ for _ in range(3):
 
 
 def test_what_a_linear_layer_leaves_is_a_workspace_and_no_leak(tmp_path):
-    """T44: all that is left of a layer, if anything, is told as its library's."""
+    """T44: all that is left of a layer, if anything, is reported as its library's."""
     path = tmp_path / "after.pickle"
     program = f"""
 import ctypes, torch
@@ -157,7 +157,7 @@ PINNED = {
 
 
 @pytest.mark.parametrize("conf", PINNED.values(), ids=PINNED)
-def test_pinned_memory_is_told_beside_what_was_asked_for(conf, tmp_path):
+def test_pinned_memory_is_reported_beside_what_was_asked_for(conf, tmp_path):
     """T53: PyTorch rounds requests for page-locked memory up, and uses
     again what it was given back."""
     path, released = tmp_path / "held.pickle", tmp_path / "released.pickle"

@@ -41,7 +41,7 @@ def python(code, *args, spec="h100", out=None, env=None, stacks="none", record="
 
 
 @pytest.mark.parametrize("program", [p for p in corpus.PROGRAMS if not p.compared], ids=lambda p: p.name)
-def test_carries_what_pytorch_cannot_judge(program, tmp_path):
+def test_carries_what_pytorch_cannot_compare(program, tmp_path):
     done = support.must(support.record(program.command(support.PYTHON), tmp_path, spec=program.spec, env=program.env))
     assert any(line.startswith(program.closing) for line in done.stdout.splitlines()), done.stdout
 
@@ -205,8 +205,8 @@ def test_nvidia_libraries_are_never_mapped():
         record="off",
     )
     mapped = set(support.must(done).stdout.split())
-    strangers = {path for path in mapped if os.path.dirname(path) != str(support.build_dir()) and "/nvidia/" in path}
-    assert not strangers, strangers
+    foreign = {path for path in mapped if os.path.dirname(path) != str(support.build_dir()) and "/nvidia/" in path}
+    assert not foreign, foreign
 
 
 def test_nvidia_wheels_need_not_be_installed(tmp_path):

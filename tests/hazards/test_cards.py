@@ -1,4 +1,4 @@
-"""The processes of a run share its virtual cards (issue F, B13): the one that
+"""The processes of a run share its virtual cards: the one that
 is refused is the one that would be.
 
 Whatever becomes of a process (it is killed, forks, becomes another program), what it held is given

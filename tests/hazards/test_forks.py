@@ -1,5 +1,5 @@
 """A program forks while its other threads are inside memtrace: no child waits for a
-thread that isn't there (issue F, A4)."""
+thread that isn't there."""
 
 import pytest
 import support

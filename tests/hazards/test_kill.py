@@ -172,8 +172,8 @@ def test_deferred_frees_in_high_pools(gpu, tmp_path, pytestconfig):
                     if block["state"] != "inactive":
                         recovered[block["address"]] = block["state"]
             for thread, n in enumerate(done):
-                told = support.must(support.execute([program, "expect", seed, thread, n])).stdout.splitlines()
-                expect = [dict((int(b.split()[0]), b.split()[1]) for b in line.split(",") if b) for line in told]
+                printed = support.must(support.execute([program, "expect", seed, thread, n])).stdout.splitlines()
+                expect = [dict((int(b.split()[0]), b.split()[1]) for b in line.split(",") if b) for line in printed]
                 assert len(expect) == 2
                 own = {a: s for a, s in recovered.items() if a >> 40 == thread + 1}
                 assert own in expect, f"seed {seed}, thread {thread}, after {n} events"
@@ -226,10 +226,10 @@ def test_ends_that_write(how, programs, gpu, tmp_path, pytestconfig):
         assert not list(out.glob("*.blackbox")) and not list(out.glob(".*"))
 
 
-def test_what_the_device_says_stands_beside_the_books_of_that_moment(programs, gpu, tmp_path):
+def test_what_the_device_says_stands_beside_the_ledger_of_that_moment(programs, gpu, tmp_path):
     """A thread asks how much is free while another one takes and gives back: an
-    answer counts only where the books are those of its moment. What came in between
-    was "unexplained" (issue F, B9)."""
+    answer counts only where the ledger is that of its moment. What came in between
+    was "unexplained"."""
     seen = 0
     for i in range(12):
         out = tmp_path / str(i)

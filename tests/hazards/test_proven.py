@@ -1,4 +1,4 @@
-"""A tracer follows no pointer that it has not proven (issue F, A1): stacks and
+"""A tracer follows no pointer that it has not proven: stacks and
 tables that are wrong, gone or too small.
 
 `programs/stacks.c` allocates where a walk has nothing to hold on to; `programs/tables.c` changes
@@ -99,7 +99,7 @@ def test_tables_that_never_end_cost_a_bounded_time(traced, programs):
 
 @pytest.mark.parametrize("size", [1024, 2048, 4096, 8192, 16384])
 def test_fibers(traced, programs, size):
-    """ucontext, on memory of any sort: between guard pages, in the heap with
+    """ucontext, on memory of any kind: between guard pages, in the heap with
     something beside it, on the stack itself."""
     (calls, _), stacks = traced(programs / "stacks", "fiber", size)
     assert len(stacks) == calls == 5

@@ -1,4 +1,4 @@
-"""Files of recorded programs, as commands read them (issue F, A6, B11 and B14): JSON with
+"""Files of recorded programs, as commands read them: JSON with
 each stack once, names of programs and folders that no terminal should obey, and names of
 libraries that must not be opened."""
 

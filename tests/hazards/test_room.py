@@ -1,6 +1,6 @@
 """Little room: for the black box, for files, for memory. What is alive stays exact as long as there
 is room anywhere, the program never waits for room that doesn't come, no limit of its own kills it,
-and what is missing is said (issue F, A2, A4)."""
+and what is missing is said."""
 
 import os
 import re
@@ -166,7 +166,7 @@ OPTIONS = {"fsize": "ulimit -f", "as": "ulimit -v", "data": "ulimit -d", "nofile
 @pytest.mark.parametrize("name, value, leaves", [("as", 100 * MIB, "the last"), ("data", 64 * MIB, "the last"), ("as", 1000 * MIB, "all")])
 def test_a_limit_of_which_much_is_taken(name, value, leaves, room):
     """What counts is what is left of it. An eighth of the whole was more than that: no
-    box could be made (issue F, A4)."""
+    box could be made."""
     taken = 4 << 30
     said, [snapshot], _, _ = room("limit", name, taken + value, 20_000, 10, taken, MEMTRACE_STACKS="all")
     assert live(snapshot) == 2000
@@ -243,7 +243,7 @@ def test_a_handler_that_allocates(by, room):
 @pytest.mark.parametrize("stacks", ["none", "all"])
 def test_a_handler_inside_a_call_of_the_runtime(stacks, room):
     """The driver call that the runtime makes is part of the program's own call; that of a handler
-    is one more, whatever it interrupts (issue F, A4)."""
+    is one more, whatever it interrupts."""
     calls = 1000
     _, [snapshot], _, _ = room("inside", calls, MEMTRACE_STACKS=stacks, runtime=("libover", "libunder"))
     blocks = list(hazard.driver_blocks(snapshot).values())

@@ -23,12 +23,12 @@ def autograd():
     for task in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/status") as file:
-                told = dict(line.split(":", 1) for line in file)
+                status = dict(line.split(":", 1) for line in file)
         except OSError:  # it ended meanwhile
             continue
-        if told["Name"].strip().startswith("pt_autograd"):
-            switches = told["voluntary_ctxt_switches"], told["nonvoluntary_ctxt_switches"]
-            threads[task] = (told["State"].split()[0], *(s.strip() for s in switches))
+        if status["Name"].strip().startswith("pt_autograd"):
+            switches = status["voluntary_ctxt_switches"], status["nonvoluntary_ctxt_switches"]
+            threads[task] = (status["State"].split()[0], *(s.strip() for s in switches))
     return threads
 
 

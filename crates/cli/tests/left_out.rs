@@ -1,4 +1,4 @@
-//! What can't be read is said, and the rest is answered (issue F, A5, A6, B11):
+//! What can't be read is said, and the rest is answered:
 //! files of a folder that are passed by, things among the snapshots of a file,
 //! pipes, names that are commands, padding.
 
