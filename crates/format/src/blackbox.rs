@@ -15,14 +15,14 @@
 //! | entry points | how often each entry point was called, and by which libraries ([`entry_point_uses`]) | by every hook |
 //! | labels | what the program says it is doing ([`crate::labels`]) | at first sight |
 //!
-//! **State = live table + the events of the ring from `retired` on.** A slot counts if its
-//! first word is its ticket + 1; a slot that was being written when the process died has 0
-//! there and is counted as torn, never guessed. An entry of the live table counts if its first
-//! word is [`LIVE`]; applying the event at `retired` a second time changes nothing, so a
-//! process killed between the table and the counter loses nothing either. The table's sequence
-//! number tells: it goes up by two for each event.
+//! **State = live table + the events of the ring from `retired` on.** A slot counts if its first
+//! word is its ticket + 1. A slot that was being written when the process died has 0 there. It is
+//! counted as torn, never guessed. An entry of the live table counts if its first word is
+//! [`LIVE`]. Applying the event at `retired` a second time changes nothing. So a process killed
+//! between the table and the counter loses nothing either. The table's sequence number goes up by
+//! two for each event, and is odd meanwhile.
 //!
-//! Here is where everything stands; [`read`](BlackBox) is the reader.
+//! This module has the layout; [`read`](BlackBox) is the reader.
 
 mod read;
 
@@ -245,8 +245,9 @@ fn plausible(event: &Event) -> bool {
         && (!is_block || tried || event.extra <= LARGEST)
 }
 
-/// Words of an entry point in its region: calls of those who found no place, and
-/// [`ENTRY_POINT_CALLERS`] places: first address of a library, the address after it, and its calls.
+/// Words of an entry point in its region. The first counts the calls of those who found
+/// no place. Then there are [`ENTRY_POINT_CALLERS`] places: first address of a library,
+/// the address after it, and its calls.
 pub const ENTRY_POINT_WORDS: usize = 16;
 /// Libraries that are counted apart for each entry point.
 pub const ENTRY_POINT_CALLERS: usize = 5;

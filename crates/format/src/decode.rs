@@ -1,11 +1,10 @@
 //! From the tree of a file to the snapshot it stands for.
 //!
-//! Accepts what every PyTorch since 2.1 writes: keys that an older release lacks are
-//! allowed to be missing, keys that a newer one adds are kept ([`Other`]). What every
-//! release has must be there and of its type, and the error names the place. A bare list of
-//! segments (`torch.cuda.memory_snapshot()`) is a snapshot without a history, as PyTorch's
-//! own tool takes it. `frames` is a list, or the number of a stack in the tables that the
-//! snapshot then has ([`crate::json`]).
+//! Accepts what every PyTorch since 2.1 writes. Keys that an older release lacks may be missing.
+//! Keys that a newer one adds are kept ([`Other`]). What every release has must be there and of its
+//! type, and the error names the place. A bare list of segments (`torch.cuda.memory_snapshot()`) is
+//! a snapshot without a history, as PyTorch's own tool takes it. `frames` is a list, or the number
+//! of a stack in the tables that the snapshot then has ([`crate::json`]).
 //!
 //! A file may hold several snapshots: one behind the other, in a list, or in a dictionary by
 //! rank. [`Snapshot::read_all`] finds them.
@@ -37,8 +36,8 @@ const LEAST_BYTES: usize = 16;
 const PIECE: usize = size_of::<TraceEntry>();
 /// What a part of another value takes, with what its dictionary or list adds.
 const VALUE: usize = 2 * size_of::<Value>();
-/// Texts of a snapshot, which stand in the file once and in memory for each use, have at most so
-/// many bytes for each byte of the file.
+/// Texts of a snapshot have at most so many bytes for each byte of the file: a text is in the
+/// file once, and in memory for each use.
 const TEXT: usize = 16;
 
 /// So much of the key of a snapshot is shown.
@@ -217,8 +216,8 @@ impl<'t, 'm> Decoder<'t, 'm> {
         parts
     }
 
-    /// Where they stand. If there is none, the root is taken for one, which says what is wrong with
-    /// it; if there is one, whatever stands beside it was meant to be another.
+    /// Where they stand. If there is none, the root is taken for one, and the error says what is
+    /// wrong with it. If there is one, whatever is beside it was meant to be another.
     fn members(&self) -> Vec<(Option<String>, Item)> {
         let alone = || vec![(None, self.tree.root())];
         match self.tree.root() {

@@ -1,6 +1,6 @@
 //! One fixed-size record of something that happened to GPU memory.
 //!
-//! An event is eight 64-bit words, because a word is what a processor publishes whole: the ring
+//! An event is eight 64-bit words, because a word is what a processor publishes whole. The ring
 //! keeps each slot as eight atomics and never needs a lock or an `unsafe` read. Word 0 belongs to
 //! the ring (it is the slot's sequence number); an event owns words 1 to 7. The layout is written
 //! to a file that outlives the process, so it changes only together with [`LAYOUT_VERSION`].
@@ -31,8 +31,8 @@ pub type LabelId = u32;
 /// The label of an event outside any named range.
 pub const NO_LABEL: LabelId = 0;
 
-/// An enumeration with a number for each variant, and what is the same for all: the list of them,
-/// and the way back from a number.
+/// An enumeration with a number for each variant. It has the list of its
+/// variants and the way back from a number.
 macro_rules! numbered {
     (
         $(#[$doc:meta])*
@@ -210,7 +210,7 @@ numbered! {
         Imported = 4,
         /// Memory of another API's or process's. `addr` is its handle.
         External = 5,
-        /// An address at which memory of others can be reached, and which is freed as one's own is:
+        /// An address at which memory of others can be reached, and which is freed like one's own:
         /// [`What::External`] memory, or a pool of another process's.
         View = 6,
         /// An address that a graph's allocation node will have; the memory
@@ -269,7 +269,7 @@ pub const FLAG_OF_BLOCKS: u8 = 32;
 pub const FLAG_ENDING: u8 = 64;
 
 /// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`,
-/// `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc` or `HandleCreate` that failed has the answer as its
+/// `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc` or `HandleCreate` that failed has the result as its
 /// `extra`, and as its `addr` the bytes that the device had free then (0: not known).
 pub const OUT_OF_MEMORY: u64 = 2;
 

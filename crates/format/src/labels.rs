@@ -1,9 +1,9 @@
 //! What the program says it is doing: names of ranges, as a tree.
 //!
-//! A label is a name inside another label (or inside nothing), and its id is the position of its
-//! record in the black box's region of labels, as code objects and libraries have theirs
-//! ([`crate::stacks`]). An event carries the id of the label that its thread was in, so that a
-//! range costs nothing per event, and a killed process leaves the names behind.
+//! A label is a name inside another label, or inside nothing. Its id is the position of its record
+//! in the black box's region of labels, as for code objects and libraries ([`crate::stacks`]). An
+//! event carries the id of the label that its thread was in. So a range costs nothing per event,
+//! and a killed process leaves the names behind.
 
 use crate::event::{LABEL_BITS, LabelId, NO_LABEL};
 use crate::stacks::{Words, bytes, record};

@@ -1,15 +1,15 @@
 //! Recorded call stacks: how they lie in memory and in a file, and how to read them back.
 //!
-//! Three regions of 64-bit words. The *depot* is a trie: a node is a frame and the node of its
-//! caller, a stack is the id of its innermost node, and stacks that share their outer part share
-//! its nodes. The *code* region holds what is known of each Python code object, the *module* region
-//! what is known of each loaded library; both are rows of records that only ever grow. A hook
-//! writes frames raw (a program counter, or a code object and a position in it); names and lines
-//! are worked out by whoever writes them down.
+//! Three regions of 64-bit words. The *depot* is a trie. A node is a frame and the node of its
+//! caller. A stack is the id of its innermost node. Stacks that share their outer part share its
+//! nodes. The *code* region holds what is known of each Python code object, the *module* region
+//! what is known of each loaded library. Both are rows of records that only ever grow. A hook
+//! writes frames raw: a program counter, or a code object and a position in it. Names and lines are
+//! worked out by whoever writes the snapshot.
 //!
-//! Regions hold positions and no pointers, so they mean the same in the process that wrote them, in
-//! another one that maps the same file, and after a crash. A reader trusts nothing: every position
-//! is checked, and a record that was cut short by the end of the process reads as absent.
+//! Regions hold positions and no pointers. So they mean the same in the process that wrote them, in
+//! another that maps the same file, and after a crash. A reader trusts nothing: every position is
+//! checked, and a record that was cut short by the end of the process reads as absent.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,12 +1,12 @@
 //! Reading a black box, of a dead process or of a living one.
 //!
 //! A reader trusts nothing in the file: every position and length is checked. It
-//! reads only what is in use, and the ring a batch at a time. What it stands for is
-//! worked out by who reads the recording.
+//! reads only what is in use, and the ring a batch at a time. What it means is worked
+//! out by whoever reads the recording.
 //!
 //! **A living process** goes on writing, and is not asked to wait. The live table is believed if
-//! its sequence number was even and the same before and after it was read; an event if its slot was
-//! published when it was read a first time, and not overwritten after a second time.
+//! its sequence number was even, and the same before and after it was read. An event is believed if
+//! its slot was published at a first read and not overwritten after a second one.
 
 use std::io;
 use std::ops::Range;
@@ -204,9 +204,9 @@ impl<B: Bytes> BlackBox<B> {
         Ok(bytes)
     }
 
-    /// What is in use of one of the regions of stacks. Everything that an event refers
-    /// to is complete before the event has its ticket: of a living process it is
-    /// there, if this is read after the ticket.
+    /// What is in use of one of the regions of stacks. Everything that an event refers to
+    /// is complete before the event has its ticket. So it is there in a living process,
+    /// too, if it is read after the ticket.
     ///
     /// # Errors
     /// The file can't be read, or the region is damaged.
@@ -240,8 +240,8 @@ impl<B: Bytes> BlackBox<B> {
         Some(about)
     }
 
-    /// The settings of PyTorch's allocator that were read last: those that it has read since the
-    /// description was written, or those of the description, as `of_description` understands
+    /// The settings of PyTorch's allocator that were read last. They are those read since the
+    /// description was written, or else those of the description, as `of_description` understands
     /// them. `None`: they are not recorded.
     pub fn settings(&self, of_description: impl Fn(&Memtrace) -> Option<Read>) -> Option<Read> {
         const TIMES: usize = 10;

@@ -1,5 +1,5 @@
-//! Single values: those of known keys in the types that they must have, those of other keys as they
-//! are, and what all of them may take.
+//! Single values. Those of known keys have the types that they must have, those of other keys stay
+//! as they are. All are counted against a budget.
 
 use std::collections::HashMap;
 

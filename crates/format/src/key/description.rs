@@ -1,5 +1,5 @@
-//! What a black box says of its process: the key as far as it is known when recording begins, and two things that only
-//! the reader of the box needs.
+//! What a black box says of its process. It is the key as far as it is known when recording begins,
+//! and two things that only the box's reader needs.
 
 use serde_json::Value;
 

@@ -1,11 +1,11 @@
 //! The reader of pickles: protocols 2 to 5, Python's own output and that of PyTorch's C++ pickler.
 //!
-//! A pickle is a program for a small stack machine, and this one comes from anywhere. So: only
-//! opcodes that build plain data, nothing is ever called or imported; lengths are checked
-//! against what is left before anything is reserved; the memo's numbers are bounded by the
-//! file's length; what is built is counted against a budget ([`crate::tree`]). Strings that
-//! Python could hold and Rust can't (lone surrogates, in names of files that are not UTF-8)
-//! are read with a replacement character.
+//! A pickle is a program for a small stack machine, and this one comes from anywhere. So only
+//! opcodes that build plain data are known, and nothing is ever called or imported. Lengths
+//! are checked against what is left before anything is reserved. The memo's numbers are
+//! bounded by the file's length. What is built is counted against a budget ([`crate::tree`]).
+//! Strings that Python could hold and Rust can't (lone surrogates, in names of files that are
+//! not UTF-8) are read with a replacement character.
 
 use super::op;
 use crate::error::ReadError;
@@ -363,8 +363,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// How high the stack may be and how many numbers the memo may have: what is pushed or numbered
-    /// by an honest file takes two bytes of it at least.
+    /// How high the stack may be and how many numbers the memo may have. In an honest file, what is
+    /// pushed or numbered takes at least two bytes.
     fn room(&self) -> usize {
         4096 + self.bytes.len() / 2
     }
