@@ -1,10 +1,11 @@
 //! Will PyTorch's viewers show this file, and does it agree with itself?
 //!
-//! The viewers say nothing useful when they don't like a file: a page stays blank, an assertion
-//! names a line of somebody else's script. Each rule here is one of theirs, or one without which
-//! the picture is wrong: blocks fill their segment, sums are sums, addresses are in order, integers
-//! fit, and the history can be taken back from the segments ([`crate::history`]). What they survive
-//! but the user should know is a warning or a note: a history that begins late is not damage.
+//! The viewers say nothing useful when they don't like a file: a page stays blank, an
+//! assertion names a line of somebody else's script. Each rule here is one of theirs, or one
+//! without which the picture is wrong. Blocks fill their segment, sums are sums, addresses are
+//! in order and integers fit. And the history can be taken back from the segments
+//! ([`crate::history`]). What they survive but the user should know is a warning or a note: a
+//! history that begins late is not damage.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
 //! The settings that were in force when a program ran, and which limit refused a request.
 //!
 //! PyTorch writes the value of each setting into its snapshots. memtrace knows the variable
-//! that the user set, by either of its names, and sees what the allocator does: an expandable
-//! segment shows that they are on, also where the program itself has set that under way. Advice
-//! to set what is set already helps nobody.
+//! that the user set, by either of its names. It also sees what the allocator does. An
+//! expandable segment shows that they are on, even where the program has set that under way.
+//! Advice to set what is set already helps nobody.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,11 +1,11 @@
 //! A device's history, run backwards and forwards.
 //!
-//! A trace tells what changed, the segments tell how it ended, and only the two together tell
-//! what there was when the trace began: memory that the program took before recording was
-//! switched on, or whose entries a bounded ring has dropped, shows in no `alloc`. So [`rewind`]
-//! starts from the segments and takes the entries back, last to first, as PyTorch's viewer does
-//! for its *Allocator State History*. What is left at the front is the [`Beginning`]: without it
-//! every total would be too low by exactly that much.
+//! A trace says what changed, and the segments say how it ended. Only the two together say what
+//! there was when the trace began. Memory that the program took before recording was switched on,
+//! or whose entries a bounded ring has dropped, shows in no `alloc`. So [`rewind`] starts from
+//! the segments and takes the entries back, last to first, as PyTorch's viewer does for its
+//! *Allocator State History*. What is left at the front is the [`Beginning`]: without it every
+//! total would be too low by exactly that much.
 //!
 //! The same walk shows whether segments and trace belong together. Where they contradict each other
 //! it says so and goes on with the most plausible state; it never panics, whatever the numbers.

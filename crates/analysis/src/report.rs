@@ -1,8 +1,8 @@
 //! Who has the rest: memory by owner, and whether it adds up to what each device says.
 //!
-//! The sums and the table were worked out when the snapshot was written (its `memtrace` key); here
-//! they are put beside what the segments show, and it is said what a reader should look at. A
-//! snapshot of PyTorch's own has no such key, and so no owner but PyTorch.
+//! The sums and the table were worked out when the snapshot was written, and are in its `memtrace`
+//! key. Here they are put beside what the segments show, with a note on what a reader should look
+//! at. A snapshot of PyTorch's own has no such key, and so no owner but PyTorch.
 
 mod pinned;
 
@@ -330,8 +330,8 @@ fn reconcile(table: &key::Reconciled) -> Reconcile {
     }
 }
 
-/// What PyTorch took for a library to work in: it stays when the tensors are gone, or comes with
-/// each call and goes with it, and is no leak.
+/// What PyTorch took for a library to work in. It stays when the tensors are gone, or comes and
+/// goes with each call, and is no leak.
 fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Workspace> {
     let library = |frames: Option<StackIx>| {
         let stack = frames.and_then(|s| snapshot.stacks.get(s as usize));

@@ -1,10 +1,10 @@
 //! Which line of the program a stack is about.
 //!
 //! An allocation's innermost frame is always the allocator; what a user wants is the innermost
-//! frame of *their* code ([`memtrace_origin`] says whose a frame is). If the whole
-//! program is an installed package, it is the innermost frame of a package, and only without
-//! that one of PyTorch or of the standard library. Without any Python (a backward thread) it is
-//! the autograd node that runs, then the operator, then the innermost native frame that is not
+//! frame of *their* code ([`memtrace_origin`] says whose a frame is). If the whole program is an
+//! installed package, it is the innermost frame of a package. Only without such a frame is it one
+//! of PyTorch or of the standard library. Without any Python, as on a backward thread, it is the
+//! autograd node that runs. Else it is the operator, else the innermost native frame that is not
 //! part of the recorder or the allocator.
 //!
 //! A trainer's whole memory may be one line of the user's. So there is a second line,

@@ -1,8 +1,8 @@
 //! The cards of this machine.
 //!
 //! CUDA's driver is asked in a process of its own, which is this program once more. A driver that
-//! is broken may hang or end the process, and a recorder that is preloaded into this one would
-//! record the question: there it is not loaded. What else is preloaded stays, so under
+//! is broken may hang or end the process. And a recorder that is preloaded into this process would
+//! record the question, so it is not loaded there. What else is preloaded stays, so under
 //! `memtrace run --virtual` the cards are the virtual ones, and are called so.
 
 use std::env;

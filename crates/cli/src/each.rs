@@ -1,9 +1,9 @@
 //! One question, asked of each snapshot of each file.
 //!
-//! A question is a function from a snapshot to an [`Answer`]; files, folders, order, headings,
-//! lists and exit codes are here, so that every command takes them in the same way. A single file
-//! is answered as it is. Of several, each answer is printed as soon as it is known, under the name
-//! of its file, or all of them as one JSON list. The exit code is the worst.
+//! A question is a function from a snapshot to an [`Answer`]. Files, folders, order, headings,
+//! lists and exit codes are here, so that every command treats them alike. A single file is
+//! answered as it is. Of several files, each answer is printed as soon as it is known, under the
+//! name of its file. Or all of them are one JSON list. The exit code is the worst.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! Can something be preloaded into this program? Asked before it is started, because the answer of
-//! the system is silence: a static or setuid program simply runs unrecorded, and one of another
-//! architecture fills the terminal with the loader's complaints.
+//! Can something be preloaded into this program? It is asked before the start, because the system
+//! says nothing. A static or setuid program simply runs unrecorded. One of another architecture
+//! fills the terminal with the loader's complaints.
 //!
 //! A script is what its first line says, so the interpreter is looked at, and through `env` the
 //! program that it will find. What a program starts later can't be known here.

@@ -2,7 +2,7 @@
 //! and whether it is still written.
 //!
 //! `/proc/PID/maps` lists the mapping as long as the process runs, whatever happened to the file's
-//! name; a number that was given to another process, a zombie, and a process that became another
+//! name. A number that was given to another process, a zombie, and a process that became another
 //! program by `exec` don't list it. Nothing is stopped and nothing attached to.
 
 use std::fs::{self, File};

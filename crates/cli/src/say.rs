@@ -1,6 +1,6 @@
 //! What goes to the user: answers on standard output, trouble on standard error. Nothing of the
-//! command is printed past this module, and all that it prints is a [`Page`], a line that is made
-//! one, JSON, or the command's own words; see [`memtrace_format::screen`].
+//! command is printed past this module. All that it prints is a [`Page`], a text made one line,
+//! JSON, or the command's own words; see [`memtrace_format::screen`].
 
 use std::io::{self, Write};
 

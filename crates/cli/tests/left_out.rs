@@ -1,6 +1,5 @@
-//! What can't be read is said, and the rest is answered:
-//! files of a folder that are passed by, things among the snapshots of a file,
-//! pipes, names that are commands, padding.
+//! What can't be read is said, and the rest is answered. That holds for files of a folder that are
+//! passed by, things among the snapshots of a file, pipes, names that are commands, and padding.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]

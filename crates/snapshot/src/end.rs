@@ -4,7 +4,7 @@
 //! A snapshot of the end shows the first, because after it Python frees what the program held until
 //! then ([`memtrace_state::recording::ending`] finds it). What was left at the second stands beside
 //! it, under `end` of the `memtrace` key. What a device says of itself at the very end still goes
-//! into the accounts, as long as nothing was given back to it in between.
+//! into the accounts, unless something was given back to it in between.
 
 use std::io;
 use std::ops::Range;

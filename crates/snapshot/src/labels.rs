@@ -1,11 +1,11 @@
-//! Sub-totals by label: who, in the program's own words, holds the memory of PyTorch's allocator,
-//! now and at the peak; and who holds what is taken past it, from the driver.
+//! Sub-totals by label: which of the program's own labels hold the memory of PyTorch's allocator,
+//! now and at the peak. And which hold memory that was taken past it, from the driver.
 //!
-//! The peak is known only afterwards. So beside what is held now it is kept how much of that
-//! has changed since the highest total so far, which is forgotten at each new one; the
+//! The peak is known only afterwards. So two numbers are kept: what is held now, and how much of
+//! that has changed since the highest total so far. The second starts again at each new peak. The
 //! difference is what was held at the peak.
 //!
-//! And the points that the program marked, each with what was allocated then.
+//! The points that the program marked are here, too, each with what was allocated then.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;

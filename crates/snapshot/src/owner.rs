@@ -1,18 +1,18 @@
 //! Whose memory it is: the library that asked for it.
 //!
-//! The owner of an allocation is the first library on its native stack, seen from the call, that is
-//! not the CUDA runtime or driver, memtrace itself, or plumbing that calls functions for others
-//! (libffi, the loader). It follows from the recorded stack alone, so the process, `recover` and
-//! `snapshot PID` give the same. Recorders keep the caller's return address in every stack of the
-//! device and the host layer, also where the user wants no native frames.
+//! The owner of an allocation is the first library on its native stack, seen from the call. The
+//! CUDA runtime and driver, memtrace itself, and libraries that call functions for others (libffi,
+//! the loader) are passed over. It follows from the recorded stack alone, so the process, `recover`
+//! and `snapshot PID` give the same. Recorders keep the caller's return address in every stack of
+//! the device and the host layer, also where the user wants no native frames.
 //!
-//! - Python's ctypes and cffi are plumbing, too, and so are NVIDIA's own bindings,
-//!   the package `cuda`: whoever called through them is the package (or the
-//!   script) of the innermost Python frame.
+//! - Python's ctypes and cffi call for others, too, and so do NVIDIA's own
+//!   bindings, the package `cuda`. Whoever called through them is the package (or
+//!   the script) of the innermost Python frame.
 //! - On a virtual GPU all of NVIDIA's libraries are one, under the driver's name. There the
 //!   function says whose call it is: the real driver has none that begins with `nccl` or `cublas`.
-//! - A library that only plumbing is known of is named as it is: an honest
-//!   "libcudart" rather than a guess.
+//! - If only such libraries are known, the library itself is named: an
+//!   honest "libcudart" rather than a guess.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};

@@ -2,11 +2,11 @@
 //!
 //! What is slow comes first: the names of functions are read from the libraries before the live
 //! table is copied. Then the ring is read from that table's ticket on, a batch at a time, and each
-//! event's entries go straight into the file; the state at the end, which the reader of the file
+//! event's entries go straight into the file. The state at the end, which the reader of the file
 //! sees first, is written last ([`memtrace_format::stream`]).
 //!
 //! A program that makes events faster than they are written here would overwrite what has not been
-//! read. When it gains on the reader, the rest is first copied as it is into a scratch file, which
+//! read. When it gains on the reader, the rest is first copied as it is into a scratch file. That
 //! is several times faster than any program makes events. A reader that is overtaken all the same,
 //! because it did not get a processor for that long, begins again and copies at once. So the state
 //! is exact whatever happens, and what the history lacks at its beginning is counted.
@@ -87,8 +87,8 @@ impl Counts {
 pub enum Moment {
     /// The state before this ticket, or the present one if that is lower.
     Ticket(u64),
-    /// Of a process that ends or has ended: the state in which Python began to end, if it did and
-    /// that is still in the history; the last one if not.
+    /// Of a process that ends or has ended. It is the state in which Python began to end, if that
+    /// is still in the history. Else it is the last one.
     End,
 }
 
@@ -122,7 +122,7 @@ pub fn write<W: Words>(
         let (mut state, first) = recording.live()?;
         let oldest = *oldest.get_or_insert(first);
         // Whoever asks for the present gets that of the last beginning, and with it a ring full of
-        // history; but what is asked for must not go on for ever.
+        // history. But this must not go on for ever.
         if tries < NEW_PRESENTS {
             present = recording.written()?;
         }

@@ -1,8 +1,8 @@
 //! The framework's ledger: what an event means for the blocks and segments of PyTorch's allocator.
 //!
-//! There is one set of rules ([`apply`]) for everybody: the live table of a recording process, a
-//! dump of it, and the reader of a dead process's file. Each keeps what is alive in its own way
-//! ([`Waits`]), so they can't disagree. The rules of the driver's layer are [`crate::ledger`]'s.
+//! There is one set of rules ([`apply`]) for the live table of a recording process, for a dump of
+//! it, and for the reader of a dead process's file. Each stores what is alive in its own way
+//! ([`Waits`]), but they can't disagree. The rules of the driver's layer are [`crate::ledger`]'s.
 //!
 //! The rules (PyTorch 2.x's native allocator, checked entry for entry against its own recorder):
 //!

@@ -8,12 +8,13 @@
 //! - memory belongs to the device that it was taken from, whatever device
 //!   a later call has selected;
 //! - *physical* memory (`cuMemCreate`) goes when its last reference is released **and** its
-//!   last mapping is gone, in whichever order; a *mapping* takes addresses and no memory,
+//!   last mapping is gone, in whichever order. A *mapping* takes addresses and no memory,
 //!   however often the same memory is mapped;
 //! - what another process or another API shares (IPC, pool pointers, external memory) is in use
-//!   here and held there: it has a column of its own and is in no sum;
-//! - a call that can't have worked (a range that isn't made of whole mappings, host memory given to
-//!   `cuMemFree`) changes nothing: hooks record a free before they know how it ends;
+//!   here and held there. It has a column of its own and is in no sum;
+//! - a call that can't have worked changes nothing, because hooks record a free
+//!   before they know how it ends. Such are a range that isn't made of whole
+//!   mappings, and host memory given to `cuMemFree`;
 //! - a context takes with it what was allocated in it; a reset does so for the primary context.
 //!
 //! Memory in stream order is counted as used from the call that gives it to the

@@ -1,8 +1,8 @@
 //! The recorded run itself, again: the same settings, and the answers of the recorded driver.
 //!
 //! What comes out is compared with the trace, event for event. A difference is a fact about this
-//! file: something that the trace does not tell (settings changed under way, blocks older than the
-//! trace whose size is not known) or another release of PyTorch.
+//! file. The trace lacks something (settings changed under way, or blocks older than the trace have
+//! no known size), or PyTorch was of another release.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -127,8 +127,8 @@ fn total_of(expected: &[Event]) -> u64 {
     apart.unwrap_or(1 << 50) / 9 * 8
 }
 
-/// Where the expandable segments of the beginning have their reservations: from the lowest address
-/// that is ever mapped in one, which may be higher than its true base.
+/// Where the expandable segments of the beginning have their reservations. Each is taken to start
+/// at its lowest address that is ever mapped, which may be higher than its true base.
 fn reservations(
     before: &[Segment],
     expected: &[Event],
@@ -255,8 +255,8 @@ fn segments_before(
             let next = live.peek().map_or(end, |(addr, _)| **addr);
             let size = block.rounded.unwrap_or_else(|| {
                 let rounded = sizes::round(settings, block.requested);
-                // What is too little to be cut off stayed with the block: up to the next one, or to
-                // where the next one is going to be while this one lives.
+                // What was too little to be cut off stayed with the block. It reaches up to the
+                // next block, or to where the next one will be while this one lives.
                 let next = first_alloc.next_while_alive(addr, next).unwrap_or(next);
                 let rest = (next - addr).saturating_sub(rounded);
                 let cut = small || expandable || rest > sizes::SMALL_LIMIT;

@@ -6,8 +6,8 @@
 //! asks it of one that gets the answers of the recorded driver, and must come out with the recorded
 //! events: how well that goes is how far the rest can be trusted. [`tune`] tries settings.
 //!
-//! What a replay can't know, it says in its notes: what was there before the trace
-//! begins has sizes and addresses but no order; a program that would have gone on after
+//! What a replay can't know, it says in its notes. What was there before the trace
+//! begins has sizes and addresses but no order. A program that would have gone on after
 //! an out-of-memory error stops at it.
 
 pub mod exact;

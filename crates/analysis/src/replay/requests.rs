@@ -301,8 +301,8 @@ impl Reader {
         end
     }
 
-    /// Whether the allocator itself made room: then the next thing is a segment or an `oom`, none
-    /// of the segments that went would have done for it, and there was no room for it beside them.
+    /// Whether the allocator itself made room. Then the next thing is a segment or an `oom`, none
+    /// of the segments that went was large enough for it, and there was no room for it beside them.
     fn needed(&self, gone: &[TraceEntry], after: &[TraceEntry]) -> bool {
         let Some(next) = after.first() else { return false };
         let wanted = match next.action {

@@ -162,8 +162,8 @@ pub fn listen<L: Listener>(
     replay.end(requests.device as i64)
 }
 
-/// The smallest capacity on which the requests run to their end, to 2 MiB: found by bisection
-/// between what they use at once and what they take where there is enough.
+/// The smallest capacity on which the requests run to their end, to 2 MiB. It is found by
+/// bisection, between what they use at once and what they take where there is enough.
 pub fn smallest_capacity(requests: &Requests, settings: &Settings, overhead: u64) -> Option<u64> {
     let fits =
         |capacity: u64| run(requests, settings, Card { capacity: Some(capacity), overhead }).fits();

@@ -1,12 +1,12 @@
 //! What happened to the memory of each device, in numbers.
 //!
 //! Bytes are what the program asked for, unless a name says otherwise: that is what a trace holds.
-//! The allocator's own count, of rounded blocks, is somewhat larger; it is known for blocks that
-//! are alive at the end, and for the others at least the next multiple of 512. *Allocated* ends
+//! The allocator's own count, of rounded blocks, is somewhat larger. It is known for blocks that
+//! are alive at the end. For the others it is at least the next multiple of 512. *Allocated* ends
 //! when a free is requested, *active* when it is completed, as PyTorch counts.
 //!
-//! Memory that the device layer shows (no framework's allocator asked for it) is added up apart: it
-//! lies in no pool, and PyTorch's own numbers don't hold it.
+//! Memory that the device layer shows is added up apart, because no framework's allocator asked for
+//! it. It is in no pool, and PyTorch's own numbers don't include it.
 
 mod device;
 

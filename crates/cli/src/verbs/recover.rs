@@ -1,7 +1,7 @@
 //! `memtrace recover`: snapshots from the black boxes of dead processes.
 //!
-//! Exit codes: 0, each black box of a dead process is a snapshot now; 1, nothing was
-//! there to recover, or some could be read and others not; 2, nothing could be read or written.
+//! Exit codes: 0 if each black box of a dead process is a snapshot now. 1 if nothing was there to
+//! recover, or some could be read and others not. 2 if nothing could be read or written.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,8 +45,8 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
     Ok(Answer::page(all.page, all.written > 0 && all.bad == 0))
 }
 
-/// How many of the paths may be seen to together: a folder alone, since what is in it may be named,
-/// too, or files that are not the same.
+/// How many of the paths may be handled together: files that are not the same. A folder is handled
+/// alone, since what is in it may be named, too.
 fn at_once(paths: &[PathBuf]) -> usize {
     let mut seen = BTreeSet::new();
     let is_new =

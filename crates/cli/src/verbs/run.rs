@@ -1,8 +1,8 @@
 //! `memtrace run`: sets the stage and becomes the program.
 //!
 //! There is no parent that waits. The environment is prepared, then this process is
-//! replaced, so the program's id, its signals, its terminal and its exit code are what they
-//! would be without memtrace. Everything that could go wrong is looked at before, because
+//! replaced. So the program's id, signals, terminal and exit code are what they would be
+//! without memtrace. Everything that could go wrong is looked at before, because
 //! afterwards there is nobody left to explain.
 
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ use crate::stand_ins::Folder;
 use crate::{HandOn, boxes, leftovers};
 
 /// What PyTorch and Triton compile and time on one GPU they keep for the next run. What
-/// they find out on a virtual one must not be found by a run on a real card, so it is kept
+/// they find out on a virtual card must not be used by a run on a real one. So it is kept
 /// apart, unless the user has said where.
 const CACHES: [(&str, &str); 3] = [
     ("PYTORCH_KERNEL_CACHE_PATH", "torch-kernels"),
@@ -261,9 +261,9 @@ pub(crate) fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(out)
 }
 
-/// Where the processes of a run say what they hold of its virtual cards: a name that nobody can
-/// guess, in memory if there is a folder for that. The first process that needs it makes the
-/// file, and the last one takes it away.
+/// Where the processes of a run say what they hold of its virtual cards. The name can't be guessed,
+/// and the file is in memory if there is a folder for that. The first process that needs it makes
+/// the file, and the last one takes it away.
 fn cards_of_run() -> PathBuf {
     let random = || RandomState::new().hash_one(std::process::id());
     let name = format!("memtrace-cards1-{}-{:016x}{:016x}", std::process::id(), random(), random());

@@ -117,8 +117,8 @@ fn listed<'a>(tried: &'a [Tried], always: &[&'a Tried]) -> Vec<&'a Tried> {
     rows
 }
 
-/// Worth a change: it fits where it did not, or the card may be smaller by a hundredth, or, on no
-/// larger a card, what is reserved is.
+/// Worth a change: it fits where it did not, or the card may be smaller by a hundredth. Or, on a
+/// card no larger, less is reserved by a hundredth.
 fn gain(now: &Tried, best: &Tried) -> bool {
     if now.outcome.fits() != best.outcome.fits() {
         return best.outcome.fits();

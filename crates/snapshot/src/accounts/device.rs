@@ -75,8 +75,8 @@ pub(super) struct Measured {
     pub(super) pools_most: u64,
 }
 
-/// Managed memory that was taken for one device. It lies with the host or on a device, wherever it
-/// was touched last, so it is part of no sum of what the device holds.
+/// Managed memory that was taken for one device. It is with the host or on a device, wherever it
+/// was touched last. So it is part of no sum of what the device holds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Managed {
     pub(super) bytes: u64,
@@ -264,9 +264,9 @@ impl Device {
         });
     }
 
-    /// What is charged to which kinds, and the drift, all told: what one kind has given
-    /// back of what it was charged with others is theirs, and where one keeps or gives up
-    /// memory at any time (a pool), so is drift.
+    /// What is charged to which kinds, and the drift, at the end. What one kind has given back of
+    /// what it was charged with others is credited to all of them. Where one keeps or gives up
+    /// memory at any time, as a pool does, drift counts as theirs, too.
     pub(super) fn settled(&self) -> (BTreeMap<u8, i64>, i64) {
         let (mut all, mut drift) = (self.overhead.clone(), self.drift);
         let kinds: Vec<u8> = all.keys().copied().collect();

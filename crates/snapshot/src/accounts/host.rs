@@ -1,9 +1,9 @@
 //! Page-locked host memory: sums, its highest point, and how much of it was asked for.
 //!
 //! Of what a framework's allocator took, the blocks in use say what was asked for
-//! ([`MemoryKind::Requested`]) and what rounding adds to that ([`MemoryKind::RoundedUp`]); everybody else has
-//! asked for what they have. A program gives its tensors back before it ends, so the highest point
-//! (of the recorded history) has the stacks, too.
+//! ([`MemoryKind::Requested`]) and what rounding adds ([`MemoryKind::RoundedUp`]). Everybody else
+//! has asked for exactly what they have. A program gives its tensors back before it ends, so the
+//! highest point (of the recorded history) has the stacks, too.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -1,21 +1,20 @@
 //! Who holds what, and whether it adds up to what the device itself says.
 //!
-//! The state tells of everything that comes and goes ([`Move`]); here it is added up by *owner*
+//! The state reports everything that comes and goes ([`Move`]). Here it is added up by *owner*
 //! ([`crate::owner`]), with a copy of the sums at each device's highest point. Where a device has
-//! said how full it is (an answer that the program itself asked for, or NVML's between calls), the
-//! sums are put beside it. What is between them has no size in any API. It is known by what changed
-//! between two measurements, and by what the process did in between:
+//! said how full it is, the sums are put beside that number. (The program asked for it, or NVML did
+//! between calls.) The difference has no size in any API. It is inferred from what changed between
+//! two measurements, and from what the process did in between:
 //!
-//! - if contexts, modules or graphs came or went and nothing else of the kind, the difference is
-//!   theirs (*measured*); if several kinds did, it is theirs together, and what one of them alone
-//!   gives back later is credited to both;
-//! - memory that is not where its name is counts as such a kind beside them: what a pool keeps
-//!   beyond what is in use, managed memory, graphs';
+//! - if contexts, modules or graphs came or went, the difference is theirs (*measured*). If several
+//!   kinds did, it is theirs together. What one of them alone gives back later is credited to both;
+//! - memory without a fixed place counts as such a kind, too: what a pool keeps beyond what is in
+//!   use, managed memory, and that of graphs;
 //! - before the first measurement there was at least the context;
-//! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so that as much of it as
-//!   that can make is *estimated* to be rounding; likewise as much as there is of managed memory,
-//!   of graphs' and of what pools keep: what they have said, or what was once in use of them. The
-//!   rest is **unexplained**, and is always reported.
+//! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so as much of it as that
+//!   can explain is *estimated* to be rounding. Likewise managed memory, graphs and what pools keep
+//!   explain as much as there is of them. That is what they have said, or what was once in use of
+//!   them. The rest is **unexplained**, and is always reported.
 //!
 //! So the lines of the table add up to what the device said, at the moment when it said it.
 

@@ -1,11 +1,12 @@
-//! What only a recorder at the driver's doors can warn of, worked out when a snapshot is written.
+//! Warnings that only a recorder with hooks in the driver can give. They are
+//! worked out when a snapshot is written.
 //!
 //! - *A stray context*: the process set foot on a device of which it never held more than next to
 //!   nothing, while it worked on another. A context takes hundreds of megabytes of a card that
-//!   another rank needs. It goes by the most that was ever held ([`memtrace_state::past`]), not by
+//!   another rank needs. What counts is the most that was ever held ([`memtrace_state::past`]), not
 //!   what is there at the end or in the recorded part of the history.
 //! - *Memory that a library took beside the pool just before it ran out*: within [`JUST_BEFORE_US`]
-//!   before the failure, still held then, and without it the request would have fitted.
+//!   before the failure, and still held then. Without it the request would have fitted.
 //! - *Growth beside the pool*, step by step ([`super::growth`]).
 //!
 //! A warning that is wrong is worse than none: each says what was seen, and nothing is

@@ -1,14 +1,14 @@
 //! Page-locked memory of a framework's allocator, and the blocks that it hands out of it.
 //!
 //! PyTorch's allocator of pinned memory rounds requests up (to powers of two, mostly) and keeps
-//! what is given back. The driver hears of the first only, so what was asked for is in events of
-//! its own ([`memtrace_format::event::What::HostBlock`]), and a segment shows them as a device's
-//! does: memory that nobody uses is an inactive block, what rounding adds is the difference
-//! between a block's size and its request.
+//! what is given back. The driver sees only the rounded request, so what was asked for is in
+//! events of its own ([`memtrace_format::event::What::HostBlock`]). A segment shows them as a
+//! device's does. Memory that nobody uses is an inactive block. What rounding adds is the
+//! difference between a block's size and its request.
 //!
-//! How large a block is nobody says. It ends where its memory ends, unless PyTorch was told to
-//! take a large piece in advance (`pinned_reserve_segment_size_mb`): in that a block is the
-//! next power of two, and at least a page.
+//! The size of a block is never reported. It ends where its memory ends, unless PyTorch
+//! takes a large piece in advance (`pinned_reserve_segment_size_mb`). In that, a block is
+//! the next power of two, and at least a page.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! What comes and what goes, one thing at a time, for whoever adds it up in
+//! What comes and what goes, one thing at a time. It is for those who add up memory in
 //! another way than the ledger's columns do.
 //!
-//! What is in the sum `held` of a device, each byte once, and the host's memory; and beside them
-//! what may lie on the device or not, which is in no sum.
+//! It covers what is in the sum `held` of a device, each byte once, and the host's memory. It also
+//! covers what may be on the device or not, which is in no sum.
 
 use super::host::is_of_blocks;
 use memtrace_format::blackbox::Class;

@@ -1,8 +1,8 @@
 //! `memtrace doctor`: does recording work here, and what did it see of a program?
 //!
-//! Nothing is guessed. Each check does what a recorded program would do (load the library, make a
-//! file of a black box's size, read Python's objects) or reads what the recorder wrote down of
-//! itself, and says what it saw. A finding is something that makes a record wrong or impossible,
+//! Nothing is guessed. Each check does what a recorded program would do: load the library, make a
+//! file of a black box's size, read Python's objects. Or it reads what the recorder wrote down of
+//! itself. It says what it saw. A finding is something that makes a record wrong or impossible,
 //! with what to do about it; a note is worth knowing and no more. The program runs under
 //! `memtrace run` as ever, and nothing is attached to it.
 
