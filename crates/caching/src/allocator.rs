@@ -1,13 +1,14 @@
 //! The allocator of one device: requests, and what follows from each, in PyTorch's order.
 //!
-//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Driver`]: the same
-//! requests and the same answers of the device give the same addresses, the same events in the same
-//! order, the same statistics. It is one state machine behind `&mut self`: whoever shares it
-//! between threads puts one lock around each device's.
+//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Driver`]. The
+//! same requests and the same answers of the device give the same addresses, events, order and
+//! statistics. It is one state machine behind `&mut self`. Whoever shares it between threads
+//! puts one lock around each device's.
 //!
-//! A request goes: finish frees that waited ([`crate::deferred`]); round the size; look for the
-//! best fit ([`crate::fit`]); or get a new segment, giving others back if that is needed
-//! ([`crate::segments`], [`crate::expandable`]); split; tell.
+//! A request first finishes frees that waited ([`crate::deferred`]). Its size is rounded,
+//! and the best fit is looked for ([`crate::fit`]). Else it gets a new segment, for which
+//! others are given back if need be ([`crate::segments`], [`crate::expandable`]). The
+//! block is split, and the event reported.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -234,8 +235,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         new
     }
 
-    /// From now on, free blocks of one size stand in the order of their addresses alone, whatever
-    /// the age of their segments: as in older releases of PyTorch.
+    /// From now on, free blocks of one size are ordered by their addresses alone, whatever the age
+    /// of their segments, as in older releases of PyTorch.
     pub fn ignore_age(&mut self) {
         self.ignore_age = true;
     }

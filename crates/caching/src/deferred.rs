@@ -131,8 +131,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    /// Gives a block back whose work on other streams is known to go on
-    /// until [`Allocator::complete_free`]: for a replay, which knows when it
+    /// Gives a block back whose work on other streams is known to go on until
+    /// [`Allocator::complete_free`]. It is for a replay, which knows when the work
     /// ended but not on which streams it was.
     ///
     /// # Errors

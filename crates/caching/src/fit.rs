@@ -49,8 +49,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// A block at exactly this address, out of one free block of the stream
-    /// (`UntypedStorage._resize_with_addr_`): what lies before it there is handed out first and
-    /// given back afterwards. Looks at all free blocks of the stream.
+    /// (`UntypedStorage._resize_with_addr_`). What is before it there is handed out first and given
+    /// back afterwards. Looks at all free blocks of the stream.
     ///
     /// # Errors
     /// No block can begin there, or not all of it is free.

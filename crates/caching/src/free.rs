@@ -1,11 +1,11 @@
 //! The free blocks of a pool, in the order in which they are looked for.
 //!
-//! Every request looks for the first block that is large enough, and every free takes neighbours
-//! out and puts one block in: five searches for a request and its free. So each stream has its
-//! blocks in *bins* by size, 32 for each doubling, and a bit for each bin that has some: the first
-//! bin that can hold what is wanted follows from the size, the next one that does from the bits.
-//! Inside a bin the order is exact, by the whole key. A bin is a short list, and a tree where a
-//! program has many blocks of one size.
+//! Every request looks for the first block that is large enough. Every free takes neighbours out
+//! and puts one block in. That makes five searches for a request and its free. So each stream has
+//! its blocks in *bins* by size, 32 for each doubling, and a bit for each bin that has some. The
+//! first bin that can hold what is wanted follows from the size, the next one that does from the
+//! bits. Inside a bin the order is exact, by the whole key. A bin is a short list, and a tree where
+//! a program has many blocks of one size.
 
 use std::collections::BTreeSet;
 

@@ -16,8 +16,8 @@ fn hash(id: PoolId) -> u64 {
     if id.0 != 0 { id.0 } else { id.1 }
 }
 
-/// What stands for an id in a table: ids of users count up, and so do those of
-/// graphs, so that half a word is plenty.
+/// What represents an id in a table. Ids of users count up, and so do those
+/// of graphs, so half a word is plenty.
 fn key(id: PoolId) -> u64 {
     (id.0 << 32) | (id.1 & 0xffff_ffff)
 }

@@ -2,10 +2,10 @@
 //!
 //! PyTorch keeps waiting events by stream, and pools that nobody holds any more, in hash tables,
 //! and walks them as they lie. Which free completes first, and which pool gives its segments back
-//! first, follows from that. So the table here places its keys the same way: open addressing over a
-//! power of two of slots, the slot from Fibonacci hashing, a richer entry makes room for a poorer
-//! one (Robin Hood), removal shifts back what follows, and the table grows before it is more than
-//! half full. That the order is the same is checked against PyTorch, in
+//! first, follows from that. So the table here places its keys the same way. It has open addressing
+//! over a power of two of slots, with the slot from Fibonacci hashing. A richer entry makes room
+//! for a poorer one (Robin Hood), and removal shifts back what follows. The table grows before it
+//! is more than half full. That the order is the same is checked against PyTorch, in
 //! `tests/e2e/allocator_differential.py`.
 
 /// 2^64 divided by the golden ratio.

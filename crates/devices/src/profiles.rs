@@ -1,10 +1,10 @@
 //! The cards.
 //!
 //! Sources: NVIDIA's data sheets and architecture white papers (multiprocessors, memory clock, bus
-//! width, L2), the public PCI id list (device ids), and what the cards themselves report when users
-//! publish the output of `deviceQuery`, `torch.cuda.get_device_properties` or PyTorch's
-//! out-of-memory message (usable memory, clock limits, copy engines). Usable memory moves by some
-//! MiB from one driver to the next; `memory_source` says which report was taken.
+//! width, L2) and the public PCI id list (device ids). The rest is what the cards themselves report
+//! (usable memory, clock limits, copy engines). Users publish the output of `deviceQuery`,
+//! `torch.cuda.get_device_properties` or PyTorch's out-of-memory message. Usable memory moves by
+//! some MiB from one driver to the next; `memory_source` says which report was taken.
 //!
 //! The memory that a context takes can't be looked up: it grows with the driver, the
 //! number of multiprocessors and the loaded code. All `context_mib` here are estimates

@@ -2,7 +2,7 @@
 //!
 //! The recorder, the virtual GPU and the command read by it. Help, completions, the manual page and
 //! the table in `docs/running.md` are written from it. So a new variable is a row of [`ALL`] and a
-//! line where it is read, and a test fails where one of the two is missing.
+//! line where it is read. A test fails where one of the two is missing.
 //!
 //! This crate is data. It reads no environment and prints nothing.
 

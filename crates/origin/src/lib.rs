@@ -1,23 +1,23 @@
 //! Whose code a frame is: native, PyTorch's, the standard library's, an
 //! installed package's, or the user's.
 //!
-//! This is the one place that decides it; a line of code, an owner and a report all ask
-//! here. A frame has a name, a file and a number, and nothing in it says of what kind it is.
-//! So what is known for certain comes first: a snapshot of memtrace's names the libraries
-//! that its native frames lie in, and the folders of PyTorch and of the standard library,
-//! which follow from the libraries that the process had loaded. Without that, they follow
-//! from the other frames: a file and function that only PyTorch has say where its folder is.
-//! Only then does the shape of a path count.
+//! This is the one place that decides it. A line of code, an owner and a report all ask here.
+//! A frame has a name, a file and a number, and nothing in it says of what kind it is. So what
+//! is known for certain comes first. A snapshot of memtrace's lists the libraries that its
+//! native frames are in. It also lists the folders of PyTorch and of the standard library,
+//! which follow from the libraries that the process had loaded. Without that, they follow from
+//! the other frames: a file and function that only PyTorch has say where its folder is. Only
+//! then does the shape of a path count.
 //!
 //! - A frame is Python's unless it is a native one, whatever its file is
 //!   called: a script needs no `.py`.
 //! - A folder is known from its beginning, never by a part in the middle:
 //!   `/home/me/torch/optim` is the user's.
-//! - A folder counts only if Python runs from it: the path of a library is the real
-//!   one, that of a Python file need not be.
-//! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line, and
-//!   neither is what only starts a program: the script that pip makes for a command, the
-//!   text that `multiprocessing` gives a new process. Nor is memtrace's own Python,
+//! - A folder counts only if Python runs from it. The path of a library is the real
+//!   one; that of a Python file need not be.
+//! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line. Neither
+//!   is what only starts a program, such as the script that pip makes for a command or
+//!   the text that `multiprocessing` gives a new process. Nor is memtrace's own Python,
 //!   which wraps functions that it watches.
 
 mod paths;

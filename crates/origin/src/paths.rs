@@ -3,7 +3,7 @@
 //!
 //! Parts are compared whole, and from a place that is known: a folder of packages is one only where
 //! an interpreter would look for it. Paths may come from another machine, so none is looked up on
-//! this one; those of Windows have a drive or two backslashes in front, and both kinds of slash.
+//! this one. Those of Windows have a drive or two backslashes in front, and both kinds of slash.
 
 /// Files in which native code is.
 const LIBRARIES: [&str; 5] = ["so", "dll", "pyd", "dylib", "exe"];

@@ -1,8 +1,8 @@
 //! Which files are meant, and in which order.
 //!
-//! A folder stands for the snapshots in it. Files that memtrace has named, whether a folder or a
-//! shell's pattern stands for them, come by rank and then by number, 2 before 10; if one has
-//! another name, all come in the order in which they were given.
+//! A folder stands for the snapshots in it. Files that memtrace has named come by rank and then by
+//! number, 2 before 10. That holds for a folder and for a shell's pattern. If one has another name,
+//! all come in the order in which they were given.
 
 use std::cmp::Ordering;
 use std::ffi::OsStr;

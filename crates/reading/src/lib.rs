@@ -1,12 +1,12 @@
 //! Files from a disk, as every command takes them.
 //!
 //! A user names files, several files or a folder, gzipped or not, and now and then something that
-//! is no snapshot. Here is worked out which files are meant and in which order ([`find`]), what is
-//! in them ([`snapshots`]), and what it is if it is something else ([`kind`]).
+//! is no snapshot. [`find`] works out which files are meant, and in which order. [`snapshots`]
+//! reads what is in them. [`kind`] says what a file is if it is something else.
 //!
-//! A file comes from anywhere. So what is read of it, what it unpacks to and what is built of that
-//! is bounded by a [`Limit`], and nothing but a file that was named is waited for, for some
-//! seconds: a pipe in a folder is passed by.
+//! A file comes from anywhere. So a [`Limit`] bounds what is read of it, what it unpacks
+//! to and what is built of that. Only a file that was named is waited for, for some
+//! seconds. A pipe in a folder is passed by.
 
 #![forbid(unsafe_code)]
 // Product names in prose are not code.
