@@ -3,15 +3,15 @@ own that records nothing.
 
     bench/allocator [--rounds N] [--pairs N]
 
-One process for each way, the ways taken in turn, round after round, so that a slow minute of the
-machine hits all of them. A process measures each kind of sizes with each number of threads: the
-time of one pair of a request and its free, in batches of 50, asked of the allocator as C++ asks
-it (`caching_allocator_alloc`, without the making of a tensor) and as Python programs do
-(`torch.empty`). A request comes while 200 other blocks of its kind are held, so that the
-allocator has something to look through. It is the thread's own processor time. Printed is the
-median of a stretch of ten batches, the least of all stretches and rounds, because what else runs
-adds and never takes away (see `steady.py`), and the ratio to PyTorch's own; ratios are what
-counts, the times belong to the machine.
+There is one process for each way. The ways are taken in turn, round after round, so that a slow
+minute of the machine hits all of them. A process measures each kind of sizes with each number of
+threads. What is measured is the time of one pair of a request and its free, in batches of 50. The
+allocator is asked as C++ asks it (`caching_allocator_alloc`, without the making of a tensor) and
+as Python programs do (`torch.empty`). A request comes while 200 other blocks of its kind are
+held, so that the allocator has something to look through. It is the thread's own processor time.
+Printed is the median of a stretch of ten batches, the least of all stretches and rounds. Other
+load only adds to it (see `steady.py`). Beside it is the ratio to PyTorch's own. Ratios are what
+counts; the times belong to the machine.
 """
 
 import argparse

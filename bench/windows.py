@@ -6,9 +6,9 @@ the last process left it. Two kinds:
 
 * `python`: Python frames that call each other without C between, as a program's
   own code does, window after window;
-* `cold`: the same with other work between the windows (tensors that are larger than the caches, and
-  objects that come and go), which is what a step does between two allocations: what the first pair
-  of a window finds cold, it pays for.
+* `cold`: the same with other work between the windows: tensors that are larger than the caches, and
+  objects that come and go. That is what a step does between two allocations. The first pair of a
+  window pays for what it finds cold.
 """
 
 import gc

@@ -1,6 +1,6 @@
-//! One source for what others read: the C functions in `src/` are written down a second
-//! time for C and a third time for Python, the settings in `crates/options` for people and
-//! for Python, and none of that by hand.
+//! One source for what others read. The C functions in `src/` are written down a second time for C
+//! and a third time for Python. The settings in `crates/options` are written for people and for
+//! Python. None of that is done by hand.
 //!
 //! The tests fail where a written file is of another day than its source. With `UPDATE_INTERFACE=1`
 //! they write it: `UPDATE_INTERFACE=1 cargo test -p memtrace --test interface`.

@@ -1,12 +1,12 @@
 """The ledger that `MemTracker` keeps: which block is what, how much of each there
 is, and how it was at certain moments.
 
-Made from the library's records in their order, and from what is said about addresses in between
+It is made from the library's records in their order, and from statements about addresses in between
 ("at this position that block is a parameter"). A block's category counts from its birth, however
-late it is known: sums of the moments since are put right.
+late it is known. Sums of the moments since are corrected.
 
-Gradients: what a backward pass takes and leaves behind is one; so is what it took and a hook gives
-back while the node that puts a gradient into its place is running.
+What a backward pass takes and leaves behind is a gradient. So is what it took and a hook gives back
+while the node that puts a gradient into its place is running.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Statistics, history and snapshots, in PyTorch's shape.
 
-The state comes from the allocator itself. The history is what the recorder has written down,
-which is always on; what PyTorch calls "record memory history" only says from when on, and how
-much of it, a snapshot shows. So turning it on costs nothing that was not paid before, and
+The state comes from the allocator itself. The history is what the recorder has written
+down, which is always on. What PyTorch calls "record memory history" only decides which
+part of it a snapshot shows. So turning it on costs nothing that was not paid before, and
 turning it off loses nothing but the view.
 """
 

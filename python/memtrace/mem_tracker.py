@@ -1,11 +1,10 @@
 """Memory by what it is for: what PyTorch's
 `torch.distributed._tools.mem_tracker.MemTracker` offers, by the same names.
 
-The library writes down every block that is handed out or taken back and every change of a
-thread's label; nothing runs in Python while the model does. The ledger (`_ledger.py`) is made
-from that when somebody asks, or when two million records have come together. So totals are
-the allocator's own, to the byte, and the first and last word on a block is the allocator's;
-only what it is for is ours to say:
+The library writes down every block that is handed out or taken back, and every change of a thread's
+label. Nothing runs in Python while the model does. The ledger (`_ledger.py`) is made from that when
+somebody asks, or when two million records have come together. So totals, and the beginning and end
+of each block, are the allocator's own, to the byte. Only what a block is for is worked out here:
 
 - a block has the category of the tensor in it: parameter, buffer, gradient, optimizer state, input.
   It has that from its beginning, also in the peak, however late it was known;
@@ -14,15 +13,15 @@ only what it is for is ours to say:
 - what PyTorch's FSDP and its collectives take, inside the ranges that they
   name themselves, is *communication*;
 - what is no such tensor's is an *activation* if it was taken outside a backward pass, or inside one
-  by a module's forward (a checkpoint computes it again), and *temporary* if a backward pass took it
-  and gave it back, or an optimizer step took it;
+  by a module's forward (a checkpoint computes it again). It is *temporary* if a backward pass took
+  it and gave it back, or an optimizer step took it;
 - what was there before and is nobody's is *other*, and so is a workspace
   that PyTorch takes for cuBLAS.
 
 Known limits: a gradient that the program puts in place itself (`p.grad = ...`) is known at the next
-snapshot, one of a tensor subclass also at the next optimizer step; modules must be handed to
-`track_external`, or their parameters are unknown; DDP's buckets have no range of their own, so they
-are activations, or other if they were there before.
+snapshot. One of a tensor subclass is known at the next optimizer step, too. Modules must be handed
+to `track_external`, or their parameters are unknown. DDP's buckets have no range of their own, so
+they are activations, or other if they were there before.
 """
 
 from __future__ import annotations

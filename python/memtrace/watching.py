@@ -1,7 +1,7 @@
 """Phases and modules by themselves: `memtrace.watch(model, optimizer)`.
 
-Each call of a module passes through the library (`_calls.py`), which knows then which forward is
-running; nothing is put into the graph or the modules. Whose work a backward node undoes is found by
+Each call of a module passes through the library (`_calls.py`), which then knows which forward is
+running. Nothing is put into the graph or the modules. Whose work a backward node undoes is found by
 the library from the node's own number, and optimizers name their steps themselves. So a step costs
 some 200 nanoseconds per module call, and the backward pass nothing.
 

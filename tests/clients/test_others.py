@@ -1,5 +1,5 @@
 """What the virtual GPU doesn't have: memory of others, several devices writing together, devices
-that nobody named, and (T25) physical memory that lies with the host."""
+that nobody named, and (T25) physical memory on the host."""
 
 import client
 import support

@@ -1,6 +1,6 @@
-"""A program prints the same and ends the same with and without memtrace, also where another tool
-has put itself between the program and CUDA, before memtrace or behind it; the other tool sees the
-same calls, and memtrace's ledger stays right."""
+"""A program prints the same and ends the same with and without memtrace. That holds where another
+tool has put itself between the program and CUDA, too, before memtrace or behind it. The other tool
+sees the same calls, and memtrace's ledger stays right."""
 
 import ctypes
 import re
@@ -79,9 +79,10 @@ def test_the_oracle_finds_the_same(spy, env, programs, gpu, tmp_path):
 
 
 def test_each_of_two_cublas_is_called_by_its_own_user(tmp_path):
-    """A handle is good for the library that made it: a framework with CUDA 12 beside one with CUDA
-    13, which may be there for everybody; and two NCCLs. Their symbols have versions, as NVIDIA's.
-    Calls at a function's end are jumps. Nor does memtrace keep open what the program closes."""
+    """A handle is good for the library that made it. There is a framework with CUDA 12
+    beside one with CUDA 13, which may be there for everybody. And there are two NCCLs. Their
+    symbols have versions, as NVIDIA's. Calls at a function's end are jumps. Nor does
+    memtrace keep open what the program closes."""
     header = "int cublasSetWorkspace_v2(void *, void *, unsigned long), ncclGroupStart(void);\n"
     header += "int cublasLtMatmul(" + ", ".join(["void *"] * 14 + ["unsigned long", "void *"]) + ");\n"
     named = [f"void *p{i}" for i in range(14)] + ["unsigned long size", "void *stream"]

@@ -1,5 +1,5 @@
 """The major version of CUDA that a program's PyTorch is linked with decides what some functions
-mean; the virtual GPU takes one that it doesn't know for no other, and says what to do."""
+mean. The virtual GPU takes an unknown version for no other, and says what to do."""
 
 import client
 import pytest

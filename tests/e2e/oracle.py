@@ -3,24 +3,24 @@
     memtrace run --virtual h100 --stacks python -- python oracle.py SCRIPT [ARGS…]
 
 PyTorch's own recorder (`torch.cuda.memory._record_memory_history`) is switched on before
-the first allocation, then SCRIPT runs in this process, then both are asked for a snapshot
+the first allocation. Then SCRIPT runs in this process. Then both are asked for a snapshot
 at the same point. They must agree:
 
 * the trace of each device, entry for entry: action, addr, size, stream
   (for `oom`: device_free and size);
-* the Python frames of each entry: name, filename, line, innermost first (but for lines that were on
-  no stack: next to a frame of code that inductor generated, PyTorch writes the user's lines it was
-  made from, out of inductor's memory);
+* the Python frames of each entry: name, filename, line, innermost first. Lines that were
+  on no stack are left out: next to a frame of code that inductor generated, PyTorch
+  writes the user's lines it was made from;
 * with --native (and `--stacks all`) the C++ frames, too, in one list with the Python ones:
-  library, offset in it, and the name where PyTorch knows one (it knows exported names only).
+  library, offset in it, and the name where PyTorch knows one. (It knows exported names only.)
   Taken off before are the innermost frames, of the two recorders and of the allocator, inside
   which each takes the stack at another place;
 * the segments and blocks at the end: addresses, sizes, states, sums, stream, kind;
 * the shape of the file: every key that PyTorch of this version writes is there.
 
-Left out on both sides is only what the other can't know: PyTorch's own `snapshot`
-entries, and memtrace's entries of the device layer (their `user_metadata` begins with
-"driver: "), which are counted instead.
+Left out on both sides is only what the other can't know. That is PyTorch's own `snapshot`
+entries, and memtrace's entries of the device layer, which are counted instead. (Their
+`user_metadata` begins with "driver: ".)
 
 Exit code 0: they agree. 1: they don't; the first difference of each kind is printed with
 what surrounds it. 2: nothing could be compared. The last line printed is the verdict.

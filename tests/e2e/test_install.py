@@ -15,9 +15,9 @@ as_2_15 = pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="
 
 RUNNER = support.HERE / "installed.py"
 PACKAGE = support.ROOT / "python"
-# Programs whose history is another one each time, also with PyTorch alone: threads race for memory;
-# autocast gives its copies back in the order of a hash of pointers; the compiler finds or does not
-# find what it has kept; several ranks.
+# Programs whose history is another one each time, also with PyTorch alone. Threads race for memory.
+# Autocast gives its copies back in the order of a hash of pointers. The compiler finds or does not
+# find what it has kept. Or there are several ranks.
 CHANCE = {"backward-threads", "python-threads", "python-threads-lazy", "dataloader", "sites", "amp", "compiled", "ddp", "fsdp2"}
 
 

@@ -1,9 +1,9 @@
 """Where the virtual GPU puts memory, against the addresses that real drivers
 gave PyTorch's segments.
 
-Absolute addresses differ from run to run on a real card. What a program can see is
-which of two segments lies lower, so that is compared: for every segment, with each
-other one that lives when it comes.
+Absolute addresses differ from run to run on a real card. What a program can see is which of two
+segments has the lower address, so that is compared. It is compared for every segment with each
+other one that is alive when it comes.
 """
 
 import gzip

@@ -13,8 +13,8 @@ import support
 
 GIB = 1 << 30
 
-# Published facts: compute capability, multiprocessors, and the memory on the card (the data sheet
-# prints a little less for H200 and B200, whose stacks hold 144 and 192 GiB).
+# Published facts: compute capability, multiprocessors, and the memory on the card. (The data sheet
+# prints a little less for H200 and B200, whose stacks hold 144 and 192 GiB.)
 CARDS = {
     "v100-16": ((7, 0), 80, 16 * GIB),
     "v100-32": ((7, 0), 80, 32 * GIB),

@@ -124,7 +124,7 @@ def killed(programs, gpu, folder):
 
 
 def test_traps_do_not_hang_recover(programs, gpu, tmp_path):
-    """FIFOs, devices, folders, links to them, sparse files of any size: a line each, nothing is
+    """FIFOs, devices, folders, links to them, sparse files of any size: each has a line. Nothing is
     taken away, and what is a black box is recovered."""
     pid = killed(programs, gpu, tmp_path)
     (whole,) = tmp_path.glob("*.blackbox")

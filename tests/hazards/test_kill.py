@@ -1,12 +1,12 @@
 """A process that is killed loses nothing: what it held is in the black box, block for block.
 
-Each client (`programs/client.c`) allocates and frees in four threads and notes before and
-after each call, in a file of its own, what it holds. Then it ends, at a random moment. Of each
-one is checked: its black box can be read and passes `memtrace check`; the blocks recovered are
-those that it had noted, address and size, but for the at most four calls that were under way;
-there are as many events as calls returned, and at most four more; no event is missing, none is
-torn but those under way, nothing contradicts anything. Rings of 1,024, 16,384 and a million
-events, with and without stacks, in turn.
+Each client (`programs/client.c`) allocates and frees in four threads and notes before and after
+each call, in a file of its own, what it holds. Then it ends, at a random moment. For each one
+these are checked. Its black box can be read and passes `memtrace check`. The blocks recovered are
+those that it had noted, address and size, but for the at most four calls that were under way.
+There are as many events as calls returned, and at most four more. No event is missing, none is
+torn but those under way, and nothing contradicts anything. There are rings of 1,024, 16,384 and a
+million events, with and without stacks, in turn.
 
 With --extended these are 1,000 SIGKILLs, and 100 of each other end. Last run whole on 2026-11-28,
 on two busy cores, with all of 1,000 + 500 + 400 processes as they should be, in 26 minutes.
@@ -140,8 +140,8 @@ def test_killed_at_any_moment(programs, gpu, tmp_path, pytestconfig):
 
 
 def test_deferred_frees_in_high_pools(gpu, tmp_path, pytestconfig):
-    """Issue F, B8: frees that wait for events, in pools of any number from 128 on, killed 40 times
-    (1,000 with --extended): what is recovered of each thread is what its model says, after its last
+    """Frees that wait for events, in pools of any number from 128 on, killed 40 times (1,000
+    with --extended). What is recovered of each thread is what its model says, after its last
     event that it has noted or one more."""
     count = 1000 if pytestconfig.getoption("--extended") else 40
     program = support.example("deferred")
@@ -227,7 +227,7 @@ def test_ends_that_write(how, programs, gpu, tmp_path, pytestconfig):
 
 
 def test_what_the_device_says_stands_beside_the_ledger_of_that_moment(programs, gpu, tmp_path):
-    """A thread asks how much is free while another one takes and gives back: an
+    """A thread asks how much is free while another one takes and gives back. An
     answer counts only where the ledger is that of its moment. What came in between
     was "unexplained"."""
     seen = 0

@@ -107,8 +107,8 @@ def test_fibers(traced, programs, size):
 
 
 def test_a_hook_takes_little_of_the_programs_stack(traced, programs):
-    """What lies around a fiber's stack stays as it was, and of the stack itself a hook takes little
-    (704 bytes when this was written), at its first call as later."""
+    """What is around a fiber's stack stays as it was. Of the stack itself a hook takes little (704
+    bytes when this was written), at its first call as later."""
     alone = support.execute([programs / "stacks", "fiber_in_heap", 4096], env={"LD_PRELOAD": str(programs / "libsmall.so")})
     before = int(support.must(alone).stdout.split()[2])
     for size in (1024, 4096, 16384):

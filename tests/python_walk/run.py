@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Is the Python stack that memtrace reads, without the GIL, the one that the interpreter has?
 
-Runs in the interpreter that is to be checked (CPython 3.9 to 3.13; on any other it checks that memtrace says so). Each
-check makes calls of one kind, has libmemtrace take the stack in the innermost one, with the GIL held or released at
-random, and compares with what `sys._getframe` saw there: names, files and lines, frame by frame. Names are asked for at
-the end, when most of the code objects are gone.
+Runs in the interpreter that is to be checked (CPython 3.9 to 3.13; on any other it checks that
+memtrace says so). Each check makes calls of one kind. libmemtrace takes the stack in the
+innermost one, with the GIL held or released at random. The check compares it with what
+`sys._getframe` saw there: names, files and lines, frame by frame. Names are asked for at the end,
+when most of the code objects are gone.
 
     python tests/python_walk/run.py [--library libmemtrace.so] [check ...]
     python tests/python_walk/run.py --all        # every CPython that can be found
@@ -74,7 +75,8 @@ def find_library():
 
 
 def find_pythons():
-    """Every CPython of a supported version: from MEMTRACE_PYTHON3_<minor>, pyenv, or the search path."""
+    """Every CPython of a supported version: from MEMTRACE_PYTHON3_<minor>,
+    pyenv, or the search path."""
     found = {}
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for version in SUPPORTED:

@@ -1,12 +1,12 @@
 """What a tracer reports, worked out from what the library wrote down.
 
 Nothing here runs while the program does. The journal of changes says, in order, which
-block was handed out or taken back, on which thread, under which label and inside which
-operator; `MemTracker` says what each block was for. One pass over both gives each device,
+block was handed out or taken back. It has the thread, the label and the operator of
+each. `MemTracker` says what each block was for. One pass over both gives each device,
 phase, module and operator its numbers.
 
-A phase is a stretch of the process's life, whatever thread something happens on: a backward pass
-runs on threads of autograd's. Those that the program names begin and end where it says so. Those
+A phase is a stretch of the process's life, whatever thread something happens on, because a backward
+pass runs on autograd's threads. Those that the program names begin and end where it says so. Those
 that it doesn't name are found: `forward`, `optimizer_step` and `zero_grad` by a thread's label,
 `backward` from the first to the last change that autograd's nodes made.
 """

@@ -2,8 +2,8 @@
 
 On a virtual GPU a collective moves no data between processes: what a rank receives is what it would
 have sent. For memory that is right, as long as the program does not take a size out of what it
-received. Where it does, as pipeline stages that tell each other their shapes, the plugins send
-these few bytes this way, so that what is allocated then is what would be.
+received. Where it does, as pipeline stages that send each other their shapes, the plugins send
+these few bytes this way. So what is allocated then is what would be on a card.
 
 Every rank must be inside a tracer when it sends or receives, at the same points of the program.
 """
