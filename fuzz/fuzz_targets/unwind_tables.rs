@@ -1,5 +1,6 @@
-//! Unwind tables, as the recorder reads them of whatever is loaded: `.eh_frame_hdr`, and what it leads to, by a rule and by a whole
-//! step. The stack that the step reads is made of the same bytes.
+//! Unwind tables, as the recorder reads them of whatever is loaded:
+//! `.eh_frame_hdr`, and what it leads to, by a rule and by a whole step. The stack
+//! that the step reads is made of the same bytes.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-"""What the checks share: the library, the interpreter's own view of a stack, and the comparison of both."""
+"""What the checks share: the library, the interpreter's own view of a
+stack, and the comparison of both."""
 
 import ctypes
 import json
@@ -47,7 +48,8 @@ class Bench:
         self.taken.append((stack, truth(sys._getframe(1))))
 
     def compare(self):
-        """Compares everything taken since the last time; the first difference is an AssertionError."""
+        """Compares everything taken since the last time; the first
+        difference is an AssertionError."""
         known = {}
         taken, self.taken = self.taken, []
         for stack, expect in taken:

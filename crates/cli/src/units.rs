@@ -4,7 +4,8 @@
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     for (unit, shift) in UNITS {
-        // A size is printed in the largest unit of which it is a tenth or more, small ones in bytes.
+        // A size is printed in the largest unit of which it is a tenth or
+        // more, small ones in bytes.
         if bytes >= 1 << shift {
             let n = bytes as f64 / (1_u64 << shift) as f64;
             let digits = if n < 9.995 { 2 } else { 1 };

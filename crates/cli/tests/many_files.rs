@@ -1,4 +1,5 @@
-//! Several files, folders, several snapshots in a file, and files that are something else, in every command that reads snapshots.
+//! Several files, folders, several snapshots in a file, and files that are something else, in
+//! every command that reads snapshots.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]

@@ -1,4 +1,5 @@
-//! What a snapshot says of the recorder itself: which entry points were called, by whom, and what that cost.
+//! What a snapshot says of the recorder itself: which entry points were
+//! called, by whom, and what that cost.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +8,8 @@ use memtrace_format::key::{Caller, Cost, EntryPoint, Kept};
 use memtrace_format::stacks::Words;
 use memtrace_symbols::Namer;
 
-/// Each entry point that was called, with its calls by library; those of libraries that found no place
-/// (or are no longer known) have none.
+/// Each entry point that was called, with its calls by library; those of libraries that found no
+/// place (or are no longer known) have none.
 pub fn entry_point_calls<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
     used: &[EntryPointUse],
     api: &A,

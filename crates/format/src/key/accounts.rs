@@ -1,4 +1,5 @@
-//! Who holds what, and whether it adds up. The rules are those of the crate that writes snapshots; here is what stands in the file.
+//! Who holds what, and whether it adds up. The rules are those of the crate that writes
+//! snapshots; here is what stands in the file.
 
 records! {
     /// The driver's ledger at the end: each column is a sum, and what is in one is in no other.
@@ -17,8 +18,8 @@ records! {
     LedgerDevice {
         /// Its ordinal; −1 is one that no call has named.
         device: i64,
-        /// Bytes that the process holds of the device, each counted once: the sum of `framework`, `device_bytes`, `pool_used`,
-        /// `arrays` and `physical`.
+        /// Bytes that the process holds of the device, each counted once: the sum of `framework`,
+        /// `device_bytes`, `pool_used`, `arrays` and `physical`.
         held: u64,
         /// Bytes that PyTorch's allocator has reserved.
         framework: u64,
