@@ -36,7 +36,7 @@ impl FreeKey {
     }
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeBlocks {
     /// By stream; one stays when its last block has gone.

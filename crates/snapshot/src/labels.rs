@@ -75,7 +75,7 @@ struct Mark {
     allocated: Vec<u64>,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Labels {
     devices: Vec<Device>,
     /// Blocks that have not been given back: device, label, bytes.

@@ -1,4 +1,4 @@
-"""`memtrace.Tracer`: see the package's essay."""
+"""`memtrace.Tracer`: see the package's documentation."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ use super::{Memtrace, Part};
 const ENTRY_POINTS: &str = "entry_points";
 const OUT: &str = "out";
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Description {
     /// What the snapshots say, too.

@@ -30,7 +30,7 @@ struct Sums {
     rounded: BTreeMap<StackId, Amount>,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) by: ByOwner,

@@ -69,7 +69,7 @@ struct Amount {
 /// Sums by owner, by the owner's number.
 type ByOwner = Vec<Amount>;
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     owners: Vec<Rc<str>>,

@@ -29,7 +29,7 @@ struct Wait {
     left: u32,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waits {
     /// By address.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Distributed(Plugin):
-    """See the module's essay."""
+    """See the module's documentation."""
 
     name = "torch.distributed"
     library = "torch.distributed"

@@ -25,7 +25,7 @@ _METHOD = "_communicate_shapes"
 
 
 class Megatron(Plugin):
-    """See the module's essay."""
+    """See the module's documentation."""
 
     name = "megatron-core"
     library = _MODULE
