@@ -161,7 +161,7 @@ def compared(fours):
 
 
 def interval(values):
-    """The ranks between which the median lies with 95 % confidence,
+    """The ranks between which the median is with 95 % confidence,
     whatever the values are spread like."""
     n = len(values)
     low = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))

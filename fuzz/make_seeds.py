@@ -31,7 +31,7 @@ def snapshots():
 
 
 def shared(snapshot):
-    """As JSON has it when stacks stand in tables."""
+    """As JSON has it when stacks are in tables."""
     frames, stacks = [], []
 
     def number(table, item):

@@ -43,7 +43,7 @@ fn the_documentation_has_the_keys_of_a_snapshot() {
     settle_table(FILE_FORMAT, KEYS_BEGIN, &keys());
 }
 
-/// Settles what stands in a file between two remarks.
+/// Settles what is in a file between two remarks.
 fn settle_table(file: &str, begins: &str, table: &str) {
     let there = read(file);
     let (before, rest) = there.split_once(begins).expect("where the table begins");
@@ -333,7 +333,7 @@ struct Function {
 }
 
 impl Function {
-    /// What stands above it, in C's words.
+    /// What is above it, in C's words.
     fn says(&self) -> String {
         let docs = self.docs.iter().take_while(|line| *line != "# Safety");
         let text = docs.map(String::as_str).collect::<Vec<_>>().join(" ");

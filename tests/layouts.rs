@@ -1,5 +1,5 @@
 //! Every record of the recorder's that CUDA, NCCL or NVTX fills in is held against
-//! theirs, or stands here with the reason.
+//! theirs, or is here with the reason.
 
 use std::collections::BTreeSet;
 use std::path::Path;

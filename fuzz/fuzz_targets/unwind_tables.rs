@@ -12,7 +12,7 @@ use memtrace::os::checked::{Memory, Window};
 use memtrace::stack::native::odd;
 use memtrace::stack::{rules, tables};
 
-/// Where the bytes seem to lie.
+/// Where the bytes seem to be.
 const AT: u64 = 0x10_0000;
 
 struct Made<'a>(&'a [u8]);

@@ -94,7 +94,7 @@ class Ledger:
         self.peaks: dict[int, Moment] = {}
         self._live: dict[int, Block] = {}
         self._said: list[tuple[int, list[tuple[int, str]]]] = []
-        # Moments by when they were fixed; a peak may lie before that.
+        # Moments by when they were fixed; a peak may be before that.
         self._moments: list[tuple[int, Moment]] = []
         self._open: dict[tuple[int, str], list[str]] = {}  # thread and kind of work → modules that are open
         self._open_peaks: dict[tuple[str, str], tuple[int, Moment]] = {}

@@ -309,7 +309,7 @@ def _what_operators_are() -> str:
 
 def _is_composite(operator: str) -> bool:
     """Is it made of others, and taken apart before a dispatch mode sees it? That is done where
-    autograd's kernels stand, by which an operator that takes no tensor does not come."""
+    autograd's kernels are, by which an operator that takes no tensor does not come."""
     import torch
 
     try:

@@ -45,7 +45,7 @@ def watch(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     """Labels what the model's modules allocate, by phase and module:
     `forward/layers.0.attention`, `backward/head`.
 
-    `name` stands before the modules' names, for programs with several models. The optimizer's
+    `name` is put before the modules' names, for programs with several models. The optimizer's
     phases, `optimizer_step` and `zero_grad`, PyTorch says itself, so `optimizer` may be left out;
     given, it is checked. Where memtrace is not in the process nothing is done.
     """

@@ -1,4 +1,4 @@
-"""NCCL's memory by communicator, where its calls tell; a small NCCL stands
+"""NCCL's memory by communicator, where its calls tell; a small NCCL is
 in front of the virtual one."""
 
 import json

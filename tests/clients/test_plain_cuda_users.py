@@ -104,7 +104,7 @@ must(cuda.cuMemGetInfo_v2(ref(free), ref(total)))
 
 
 def test_what_the_driver_refuses_is_the_programs_own(tmp_path):
-    """T24, T25: no place for an answer, memory that is to lie with the host (`test_others.py`:
+    """T24, T25: no place for an answer, memory that is to be on the host (`test_others.py`:
     where a driver has it), a thread without a context."""
     program = """
 import ctypes, threading

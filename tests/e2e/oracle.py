@@ -91,7 +91,7 @@ def show_frames(frames):
 
 
 def python_frames(frames, native):
-    """The Python part of a stack; with `native`, C++ frames stand among
+    """The Python part of a stack; with `native`, C++ frames are among
     the Python ones and are taken out.
 
     Where memtrace has no frame it says why, as a frame of the file

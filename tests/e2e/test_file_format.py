@@ -28,7 +28,7 @@ def documented():
 
 
 def walk(value, at=""):
-    """Each key with what stands there."""
+    """Each key with what is there."""
     if isinstance(value, dict) and at not in NAMES:
         for key, inner in value.items():
             here = f"{at}.{key}" if at else key

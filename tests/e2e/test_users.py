@@ -82,7 +82,7 @@ assert ctypes.CDLL(None).memtrace_dump({str(path)!r}.encode()) == 0
 
 
 def test_the_blocks_that_pin_a_segment_are_named(tmp_path):
-    """T45: half the card is idle, and small live blocks lie in it."""
+    """T45: half the card is idle, and small live blocks are in it."""
     program = """
 import torch
 big = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")

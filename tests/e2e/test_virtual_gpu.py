@@ -132,7 +132,7 @@ def test_a_size_that_nothing_computed_is_a_warning():
 
 def test_eager_and_lazy_streams_give_the_range():
     """Blocks that wait for a side stream are reused at once or only after a
-    wait: the real card lies between."""
+    wait: the real card is in between."""
     code = (
         "import torch\n"
         "side = torch.cuda.Stream()\n"

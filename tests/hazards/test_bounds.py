@@ -1,4 +1,4 @@
-"""How much of the program's stack a hook takes, wherever its end is, and that what lies on a stack
+"""How much of the program's stack a hook takes, wherever its end is, and that what is on a stack
 for signals stays."""
 
 import subprocess

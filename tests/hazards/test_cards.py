@@ -156,7 +156,7 @@ def state(process):
 
 
 class Slots:
-    """The file as it lies there (`card.rs`): a head, and a place for each process."""
+    """The file's layout (`card.rs`): a head, and a place for each process."""
 
     HEAD, START, LEAVING = 64, 8, 24
 

@@ -84,7 +84,7 @@ def test_another_root_folder(programs, gpu, tmp_path):
 
 
 def test_a_stack_without_limit(programs, tmp_path):
-    """Libraries lie low then, in the middle of where the devices' addresses would be."""
+    """Libraries have low addresses then, in the middle of where the devices' addresses would be."""
     if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
         pytest.skip("the stack's limit can't be raised here")
     command = ["sh", "-c", f"ulimit -s unlimited && exec '{programs / 'around'}' none"]

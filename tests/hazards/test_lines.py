@@ -81,7 +81,8 @@ def lines(path, *options):
 )
 def test_a_users_script_is_the_users_wherever_it_lies(run, tmp_path, script):
     put(tmp_path, {script: ONE})
-    # What lies beside a script hides the standard library's from it: not what is tested here.
+    # A file beside a script hides the standard library's of the same name,
+    # which is not what is tested here.
     path = tmp_path / script
     files, _ = run(sys.executable, "-P", path, stacks="all")
     assert lines(files[-1]) == {(str(path), 1, "<module>"): 4 * MIB}

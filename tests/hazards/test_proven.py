@@ -72,7 +72,7 @@ def test_what_can_be_proven_is_whole(traced, programs, what):
 
 @pytest.mark.parametrize("what", ["astray", "unsteady", "registered_unmapped"])
 def test_pointers_that_lead_astray(traced, programs, what):
-    """Frames that lie, says their table, where the program can't read: also
+    """Frames whose table puts them where the program can't read: also
     one that comes and goes meanwhile."""
     (calls, _), stacks = traced(programs / "stacks", what)
     assert len(stacks) == calls and any(names[-1] == CUT for names in stacks)

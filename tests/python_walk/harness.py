@@ -42,7 +42,7 @@ class Bench:
         self.rng = random.Random(1)
 
     def here(self, *_):
-        """Takes the caller's stack. Returns None, so that it can stand anywhere."""
+        """Takes the caller's stack. Returns None, so that it can be anywhere."""
         lib = self.library.held if self.rng.random() < 0.5 else self.library.released
         stack = lib.memtrace_debug_capture(PYTHON)
         self.taken.append((stack, truth(sys._getframe(1))))

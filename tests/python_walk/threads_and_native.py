@@ -171,7 +171,7 @@ MAIN_LOOP = "_PyEval_EvalFrameDefault"
 
 
 def among_native(bench):
-    """Each Python frame stands inside the main loop that runs it."""
+    """Each Python frame is inside the main loop that runs it."""
     results = []
 
     def take():

@@ -72,15 +72,15 @@ pub enum Contradiction {
     NeverFreed(u64),
     /// A `free_requested` of a block that nobody holds afterwards.
     NotPending(u64),
-    /// A block is freed while, by what follows, another one lies at the same addresses.
+    /// A block is freed while, by what follows, another one is at the same addresses.
     Overlap(u64, u64),
-    /// A block that lies in no segment at that time.
+    /// A block that is in no segment at that time.
     OutsideSegments(u64, u64),
     /// A `segment_alloc` or `segment_map` of a range that is not there afterwards.
     NoSegment(Action, u64, u64),
-    /// A segment appears while, by the entries before, a block already lies in it.
+    /// A segment appears while, by the entries before, a block already is in it.
     BlockBefore(u64, u64),
-    /// A segment goes while, by what follows, another one lies at the same addresses.
+    /// A segment goes while, by what follows, another one is at the same addresses.
     SegmentOverlap(u64, u64),
 }
 
@@ -247,7 +247,7 @@ impl Rewind<'_> {
             .is_some_and(|(start, s)| addr.saturating_add(size) <= start.saturating_add(s.size))
     }
 
-    /// Says so if a block lies in a range that is about to go.
+    /// Says so if a block is in a range that is about to go.
     fn empty(&mut self, addr: u64, size: u64) {
         let block = self.at.blocks.range(addr..addr.saturating_add(size)).next();
         if let Some((&block, _)) = block {

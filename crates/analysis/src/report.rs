@@ -85,7 +85,7 @@ pub struct Labelled {
     pub count: u64,
 }
 
-/// Managed memory (`cudaMallocManaged`), which lies with the host or on a
+/// Managed memory (`cudaMallocManaged`), which is on the host or on a
 /// device, wherever it was touched last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Managed {
@@ -254,8 +254,8 @@ fn labelled(rows: &[key::Labelled]) -> Vec<Labelled> {
     rows.iter().filter_map(row).collect()
 }
 
-/// The same memory by labels in which numbers that stand by themselves are `*`:
-/// `layers.7/attention` is `layers.*/attention`, unless it is the only one.
+/// The same memory by labels in which separate numbers are `*`: `layers.7/attention` is
+/// `layers.*/attention`, unless it is the only one.
 pub fn rolled_up(rows: &[Labelled]) -> Vec<Labelled> {
     let mut sums: BTreeMap<String, (usize, Labelled)> = BTreeMap::new();
     for row in rows {

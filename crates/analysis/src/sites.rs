@@ -113,7 +113,7 @@ impl Lines {
         found.map_or(Site::NoStack, |i| line(frames[i], whose[i]))
     }
 
-    /// The line of frames that stand in the `memtrace` key.
+    /// The line of frames that are in the `memtrace` key.
     pub(crate) fn of_code_lines(&self, frames: &[CodeLine]) -> Site {
         let frames: Vec<Frame> = frames.iter().map(Frame::from).collect();
         self.of_frames(&frames.iter().collect::<Vec<_>>())

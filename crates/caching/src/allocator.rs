@@ -432,7 +432,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.flush(None);
     }
 
-    /// Where a block lies.
+    /// Where a block is.
     pub fn allocation(&self, id: BlockId) -> Option<Allocation> {
         let ix = self.blocks.find(id)?;
         let block = &self.blocks[ix];

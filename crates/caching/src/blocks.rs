@@ -31,7 +31,7 @@ pub(crate) struct Block {
     pub prev: Ix,
     pub next: Ix,
     pub pool: Ix,
-    /// The reservation it lies in, if it is expandable.
+    /// The reservation it is in, if it is expandable.
     pub reservation: Ix,
     /// Events that its free waits for.
     pub events: u32,
@@ -70,7 +70,7 @@ impl Block {
         }
     }
 
-    /// Where it stands among the free.
+    /// Its place among the free blocks.
     pub fn key(&self, ix: Ix) -> FreeKey {
         FreeKey { stream: self.stream, size: self.size, birth: self.birth, addr: self.addr, ix }
     }

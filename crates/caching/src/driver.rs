@@ -9,7 +9,7 @@ use memtrace_format::snapshot::PoolId;
 /// A block that was given back during a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AfterCapture {
-    /// Where it lies.
+    /// Where it is.
     pub addr: u64,
     /// It waits for nothing.
     pub done: bool,

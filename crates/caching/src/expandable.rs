@@ -2,7 +2,7 @@
 //!
 //! One reservation belongs to one stream of one pool. Memory comes and goes in chunks of 2
 //! MiB (small pool) or one large segment's size. A block without memory behind it is
-//! *unmapped*, and stands in a set of its own.
+//! *unmapped*, and is kept in a set of its own.
 
 use crate::allocator::{Allocator, Request};
 use crate::blocks::{Block, Ix, NONE};
@@ -134,7 +134,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// Takes the memory behind the whole chunks of a free block back; what
-    /// lies around them stays free.
+    /// is around them stays free.
     pub(crate) fn unmap(&mut self, ix: Ix) {
         let block = &self.blocks[ix];
         let (addr, size, stream, pool, number) =

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use crate::blocks::Ix;
 use crate::sizes::MIN_BLOCK;
 
-/// Where a free block stands: streams apart, small before large, older
+/// The order of free blocks: streams apart, small before large, older
 /// segments first, low addresses first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FreeKey {

@@ -68,8 +68,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         segment
     }
 
-    /// Begins with these segments: what a program had when recording began. Expandable ones lie in
-    /// `reservations` (base, size); one that lies in none is left out. Gives the blocks that are
+    /// Begins with these segments: what a program had when recording began. Expandable ones are in
+    /// `reservations` (base, size); one that is in none is left out. Gives the blocks that are
     /// in use. Statistics begin with them.
     pub fn begin_with(
         &mut self,
@@ -188,7 +188,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    /// The segment that a block lies in: of an expandable one, the mapped range.
+    /// The segment that a block is in: of an expandable one, the mapped range.
     pub fn segment_of(&self, id: BlockId) -> Option<(u64, u64)> {
         let mut head = self.blocks.find(id)?;
         while let Some(before) = self.mapped(self.blocks[head].prev) {

@@ -1,7 +1,7 @@
 //! The order in which PyTorch visits streams and pools.
 //!
 //! PyTorch keeps waiting events by stream, and pools that nobody holds any more, in hash tables,
-//! and walks them as they lie. Which free completes first, and which pool gives its segments back
+//! and walks them slot by slot. Which free completes first, and which pool gives its segments back
 //! first, follows from that. So the table here places its keys the same way. It has open addressing
 //! over a power of two of slots, with the slot from Fibonacci hashing. A richer entry makes room
 //! for a poorer one (Robin Hood), and removal shifts back what follows. The table grows before it
@@ -25,7 +25,7 @@ struct Entry<V> {
 #[derive(Clone, Debug)]
 pub(crate) struct Visit<V> {
     slots: Vec<Option<Entry<V>>>,
-    /// Slots that a hash can name; behind them lies room for the longest walk.
+    /// Slots that a hash can name; behind them is room for the longest walk.
     capacity: usize,
     len: usize,
 }

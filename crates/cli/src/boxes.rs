@@ -25,7 +25,7 @@ use crate::units::{many, size, span};
 
 /// More than this is worth a line at the next run.
 const MUCH: u64 = 256 << 20;
-/// Or this part of the file system that they lie in: one in so many.
+/// Or this part of the file system that they are in: one in so many.
 const PART: u64 = 20;
 
 /// A black box as the list shows it.

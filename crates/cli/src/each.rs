@@ -20,7 +20,7 @@ use crate::say::{Answer, tell};
 pub(crate) struct Asked<'a> {
     pub(crate) name: &'a str,
     pub(crate) snapshot: &'a Snapshot,
-    /// Its name does not stand above the answer.
+    /// Its name is not printed above the answer.
     alone: bool,
 }
 

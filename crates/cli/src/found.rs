@@ -1,5 +1,4 @@
-//! Black boxes that lie about: which a path stands for, whose they are,
-//! whether their processes live.
+//! Black boxes in folders: which a path stands for, whose they are, whether their processes live.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

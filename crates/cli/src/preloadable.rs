@@ -174,7 +174,7 @@ fn interpreter(script: &Path, line: &[u8]) -> Result<PathBuf, Refusal> {
     let first = OsStr::from_bytes(words.next().unwrap_or_default());
     let mut name = first;
     if Path::new(first).file_name() == Some(OsStr::new("env")) {
-        // Options and variables stand before the program; -u and -C take a word with them.
+        // Options and variables are before the program; -u and -C take a word with them.
         let mut options = words.skip_while({
             let mut value_follows = false;
             move |word| {

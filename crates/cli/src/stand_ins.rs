@@ -120,7 +120,7 @@ impl Folder {
 
     /// Each file appears complete under its name or not at all, so two runs may fill one
     /// folder at once. A file that a cleaner of temporary folders took away comes back. What
-    /// stands there and is something else goes.
+    /// is there and is something else is removed.
     fn fill(&self, library: &Path) -> io::Result<()> {
         for (name, target) in [(DRIVER, library), (DRIVER_UNVERSIONED, Path::new(DRIVER))] {
             if fs::read_link(self.path.join(name)).ok().as_deref() != Some(target) {
@@ -218,7 +218,7 @@ fn versions(soname: &str) -> Vec<&str> {
 fn shared_object(soname: &str, needed: &str) -> Vec<u8> {
     const PARTS: u32 = 4;
     let elf = Encoder::new(Endianness::Little, true, MACHINE);
-    // Where everything lies; addresses are offsets, in the second part a page further on.
+    // Where everything is; addresses are offsets, in the second part a page further on.
     let hash = elf.file_header_size() + u64::from(PARTS) * elf.program_header_size();
     let symbols = hash + elf.hash_size(1, 1);
     let names = symbols + elf.sym_size();

@@ -78,7 +78,7 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// The last row of a table that is cut: how many rows are not listed, whose sum stands beside it.
+/// The last row of a table that is cut: how many rows are not listed, whose sum is beside it.
 pub(crate) fn more(rows: usize, thing: &str, all: usize) -> String {
     let s = if rows == 1 { "" } else { "s" };
     format!("({rows} more {thing}{s}, --top {all} shows them)")

@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// A card's name carries its data-sheet size; what it can use lies below, by at most a tenth.
+    /// A card's name carries its data-sheet size; what it can use is below, by at most a tenth.
     #[test]
     fn usable_memory_lies_just_below_the_data_sheet() {
         let gb = [16, 32, 16, 24, 40, 80, 24, 48, 24, 24, 32, 80, 141, 180];

@@ -39,7 +39,7 @@ pub const VERSION: u64 = (4 << 32) | LAYOUT_VERSION as u64;
 /// Words of the header page.
 pub const HEADER_WORDS: usize = 512;
 
-/// Positions of the header's words. Counters that many threads write stand
+/// Positions of the header's words. Counters that many threads write are
 /// in cache lines of their own.
 pub mod at {
     /// [`super::MAGIC`], stored last when the file is ready.
@@ -59,7 +59,7 @@ pub mod at {
     /// Slots of the ring in use: a power of two that doubles while the
     /// ring fills for the first time.
     pub const RING_CAPACITY: usize = 32;
-    /// Entries of the live table that have ever been in use: nothing stands behind them.
+    /// Entries of the live table that have ever been in use: nothing is behind them.
     pub const LIVE_ROOM: usize = 33;
     /// Entries that are there, in the file or outside.
     pub const LIVE_USED: usize = 34;
@@ -77,7 +77,7 @@ pub mod at {
     pub const LIVE_OUTSIDE_BYTES: usize = 39;
     /// Bytes of the memory that the refused entries stand for.
     pub const LIVE_REFUSED_BYTES: usize = 40;
-    /// Where behind the description the settings stand that PyTorch's allocator has read since: the
+    /// Where behind the description the settings are that PyTorch's allocator has read since: the
     /// first byte and, from bit 32, the length of the text; [`super::NOT_NOTED`] where there was no
     /// room. 0: it has read none since the description was written.
     pub const SETTINGS: usize = 41;
@@ -110,7 +110,7 @@ pub const PAST_WORDS: usize = 4;
 /// that no call has named (−1).
 pub const PAST_DEVICES: usize = 64;
 
-/// In place of where the settings stand: they are unknown.
+/// In place of where the settings are: they are unknown.
 pub const NOT_NOTED: u64 = 1;
 
 /// Settings of PyTorch's allocator, as it has read them.

@@ -49,11 +49,11 @@ const MAX_DEPTH: u32 = 32;
 /// One of the snapshots of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// The key that it stands under, where a dictionary holds the snapshots.
+    /// The key that it is under, where a dictionary holds the snapshots.
     pub key: Option<String>,
     /// How its pickle was written, if it is the first in one.
     pub facts: Option<pickle::Facts>,
-    /// Its stacks stand in tables ([`crate::json`]).
+    /// Its stacks are in tables ([`crate::json`]).
     pub has_tables: bool,
     /// What it says, or why it says nothing: among several, one may be
     /// damaged, and another no snapshot at all.
@@ -84,7 +84,7 @@ impl Snapshot {
     }
 
     /// Reads all snapshots of a file, at least one, in so many bytes of memory (and
-    /// those of the file). What stands among them and can't be read has its place in the
+    /// those of the file). What is among them and can't be read has its place in the
     /// list, so that nothing goes missing.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
         }
     }
 
-    /// The snapshots that the tree holds, and what stands among them.
+    /// The snapshots that the tree holds, and what is among them.
     fn all(mut self) -> Vec<Part> {
         let mut parts = Vec::new();
         let members = self.members();
@@ -216,7 +216,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
         parts
     }
 
-    /// Where they stand. If there is none, the root is taken for one, and the error says what is
+    /// Where they are. If there is none, the root is taken for one, and the error says what is
     /// wrong with it. If there is one, whatever is beside it was meant to be another.
     fn members(&self) -> Vec<(Option<String>, Item)> {
         let alone = || vec![(None, self.tree.root())];

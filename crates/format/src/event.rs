@@ -183,7 +183,7 @@ numbered! {
     /// Who says so: the layer of truth an event belongs to.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Layer {
-        /// PyTorch's caching allocator: its blocks and the segments they lie in.
+        /// PyTorch's caching allocator: its blocks and the segments they are in.
         Framework = 0,
         /// A driver or runtime call that no framework allocator made.
         Device = 1,
@@ -234,7 +234,7 @@ numbered! {
         /// `stream` which one this is.
         Communicator = 15,
         /// A block of a framework's allocator of page-locked memory, in which it
-        /// lies; the driver never hears of it.
+        /// is; the driver never hears of it.
         HostBlock = 16,
     }
 }

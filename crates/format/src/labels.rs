@@ -17,7 +17,7 @@ pub const LABEL_WORDS: usize = 1 << 17;
 pub const LABEL_FIXED: usize = 3;
 /// No label is deeper: a damaged region can't lead a reader in a circle.
 pub const DEEPEST: usize = 64;
-/// What stands between the names of a path.
+/// What is between the names of a path.
 pub const SEPARATOR: &str = "/";
 
 const _: () = assert!(LABEL_WORDS <= 1 << LABEL_BITS);

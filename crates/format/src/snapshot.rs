@@ -221,7 +221,7 @@ impl Action {
     }
 }
 
-/// Which dictionary of the file a key stands in.
+/// Which dictionary of the file a key is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// The snapshot itself.
@@ -247,7 +247,7 @@ pub enum Place {
 /// that what is read can be written again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
-    /// Where it stands.
+    /// Where it is.
     pub place: Place,
     /// The key.
     pub key: String,

@@ -1,4 +1,4 @@
-//! Recorded call stacks: how they lie in memory and in a file, and how to read them back.
+//! Recorded call stacks: their layout in memory and in a file, and how to read them back.
 //!
 //! Three regions of 64-bit words. The *depot* is a trie. A node is a frame and the node of its
 //! caller. A stack is the id of its innermost node. Stacks that share their outer part share its
@@ -53,7 +53,7 @@ pub enum Reason {
     Finalizing = 6,
     /// memtrace was already inside a hook on this thread.
     InHook = 7,
-    /// What lies further out could not be walked.
+    /// What is further out could not be walked.
     Truncated = 8,
     /// Stacks are switched off.
     Disabled = 9,
@@ -218,7 +218,7 @@ impl<W: Words + ?Sized> Words for &W {
     }
 }
 
-/// Where things lie in a depot of a given size.
+/// Where things are in a depot of a given size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DepotShape {
     /// Ids below this have room for their node.
@@ -239,7 +239,7 @@ impl DepotShape {
         (capacity >= 8).then_some(DepotShape { capacity, table: HEADER + 2 * capacity, slots })
     }
 
-    /// Where a node lies: its frame, and then its parent (low half) and its depth (high half).
+    /// Where a node is: its frame, and then its parent (low half) and its depth (high half).
     pub fn node(&self, id: StackId) -> Option<usize> {
         let id = id as usize;
         (id != 0 && id < self.capacity).then_some(HEADER + 2 * id)
@@ -388,7 +388,7 @@ pub(crate) fn record<W: Words + ?Sized>(
     (head & RECORD_READY != 0 && fits).then_some(head)
 }
 
-/// The byte strings of a record, which lie one after the other behind its fixed part.
+/// The byte strings of a record, which follow each other behind its fixed part.
 pub(crate) fn bytes<W: Words + ?Sized, const N: usize>(
     region: &W,
     at: usize,

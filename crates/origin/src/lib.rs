@@ -61,7 +61,7 @@ impl Whose {
 pub const NO_FILE: &str = "memtrace";
 
 /// Functions that only PyTorch has, by their file in its folder. They say
-/// where it lies when nothing else does.
+/// where it is when nothing else does.
 const ONLY_PYTORCH: [(&str, &[&str]); 9] = [
     ("nn/modules/module.py", &["_call_impl", "_wrapped_call_impl", "_apply"]),
     ("utils/_contextlib.py", &["decorate_context"]),
@@ -89,9 +89,9 @@ enum Outside {
 /// Where a process has its Python: what tells its frames apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// The libraries and programs that native frames lie in.
+    /// The libraries and programs that native frames are in.
     native: HashSet<String>,
-    /// What lies outside of `native`.
+    /// What is outside of `native`.
     outside: Outside,
     /// Files with a function that only Python's have, whatever they are called.
     scripts: HashSet<String>,
@@ -105,7 +105,7 @@ pub struct Places {
     packed: bool,
     /// The program is a text, such as that of `python -c`.
     typed: bool,
-    /// Scripts that do more than to call one function, though they lie where commands do.
+    /// Scripts that do more than to call one function, though they are where commands do.
     busy: HashSet<String>,
 }
 
@@ -115,7 +115,7 @@ impl Places {
         Places::from_key(snapshot.memtrace.as_deref(), snapshot.tables())
     }
 
-    /// From a snapshot's `memtrace` key, its frames and its stacks, where these lie apart.
+    /// From a snapshot's `memtrace` key, its frames and its stacks, where these are apart.
     pub fn from_key(about: Option<&Memtrace>, tables: Tables<'_>) -> Places {
         let libraries = about.and_then(|about| about.libraries.as_ref()).into_iter().flatten();
         let native = libraries.map(|(path, _)| path.clone()).collect();
@@ -157,12 +157,12 @@ impl Places {
         pytorch: Vec<String>,
         standard: Vec<String>,
     ) {
-        // A folder that no Python frame lies in may be another name of the right one.
+        // A folder that no Python frame is in may be another name of the right one.
         let is_used = |folder: &String| python.iter().any(|f| paths::is_in(&f.filename, folder));
         let loaded = folders_of_libraries(all.iter().map(|f| &*f.filename)).0;
         let is_loaded = !pytorch.is_empty() || !loaded.is_empty();
         self.pytorch = pytorch.into_iter().filter(is_used).collect();
-        // Packages lie in the standard library's folder, too, and say nothing of it.
+        // Packages are in the standard library's folder, too, and say nothing of it.
         let is_used_itself = |folder: &String| {
             let mut own = python.iter().filter(|f| package(&f.filename).is_none());
             own.any(|f| paths::is_in(&f.filename, folder))
@@ -183,14 +183,14 @@ impl Places {
         }
     }
 
-    /// What whole stacks say: where the program lies, and whether it is a text.
+    /// What whole stacks say: where the program is, and whether it is a text.
     fn look_at_programs(&mut self, tables: Tables<'_>) {
         let beside = self.pytorch.iter().filter_map(|f| Path::new(f).parent_of_packages());
         let mut packages = unique(beside);
         if !packages.is_empty() {
             let is_module: Vec<bool> = tables.frames.iter().map(|f| f.name == "<module>").collect();
             let is_outer: Vec<bool> = tables.frames.iter().map(|f| self.is_outer(f)).collect();
-            // Only a machinery of Python's lies outside of the program's own module.
+            // Only a machinery of Python's is outside of the program's own module.
             let program = |stack: &Vec<FrameIx>| {
                 let mut frames = stack.iter().rev().map(|f| *f as usize);
                 let inner = frames.find(|f| is_outer.get(*f) != Some(&true))?;
@@ -354,7 +354,7 @@ impl Places {
 }
 
 /// PyTorch's folders, and those of the standard library, by the libraries
-/// that lie in them or beside them.
+/// that are in them or beside them.
 fn folders_of_libraries<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<String>, Vec<String>) {
     let (mut pytorch, mut standard) = (Vec::new(), Vec::new());
     for file in files {
@@ -365,7 +365,7 @@ fn folders_of_libraries<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<String
     (unique(pytorch.into_iter()), unique(standard.into_iter()))
 }
 
-/// Where PyTorch lies, by a function that only it has.
+/// Where PyTorch is, by a function that only it has.
 fn folder_of_pytorch(frame: &Frame) -> Option<String> {
     let is_known = |part: &str| {
         let known = ONLY_PYTORCH.iter().find(|(file, _)| *file == part);

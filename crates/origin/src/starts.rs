@@ -56,7 +56,7 @@ pub(super) fn is_import(frame: &Frame) -> bool {
     frame.filename.starts_with("<frozen importlib.")
 }
 
-/// The module of a script that lies where commands do.
+/// The module of a script that is where commands do.
 pub(super) fn is_command(frame: &Frame) -> bool {
     frame.name == "<module>" && Path::new(&frame.filename).command_prefix().is_some()
 }

@@ -178,10 +178,10 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
         frame("c:\\deps\\TORCH\\optim\\adam.py", "step", 3),
     ];
     let places = places_of(&about, &frames);
-    // Beside PyTorch lie other packages.
+    // Beside PyTorch are other packages.
     let whose = frames.each_ref().map(|f| places.whose(f));
     assert_eq!(whose, [PyTorch, Installed, User, PyTorch, PyTorch]);
-    // What is no library of PyTorch's, or lies elsewhere, says nothing.
+    // What is no library of PyTorch's, or is elsewhere, says nothing.
     let others =
         ["/me/torch/lib/mine.so", "/me/build/lib/libtorch_cpu.so", "/me/torch/lib/torch.py"];
     assert_eq!(Places::of_libraries(others.into_iter()), Places::default());

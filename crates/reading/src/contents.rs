@@ -66,7 +66,7 @@ impl Contents {
         parts.map_err(|error| kind(&self.bytes, &self.path).map_or(error, ReadError::NotASnapshot))
     }
 
-    /// The one snapshot that is in it, and whether its stacks stand in tables.
+    /// The one snapshot that is in it, and whether its stacks are in tables.
     ///
     /// # Errors
     /// It has none, or several.

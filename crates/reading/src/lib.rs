@@ -108,7 +108,7 @@ pub struct Named {
 /// Of so many things in a file that are no snapshots each is named.
 const UNREAD: usize = 10;
 
-/// All snapshots of a file, at least one, and what stands among them.
+/// All snapshots of a file, at least one, and what is among them.
 ///
 /// # Errors
 /// The file can't be read, or is something else.

@@ -1,7 +1,7 @@
 //! The snapshot that a black box holds, as its process would have written it.
 //!
 //! Nothing here knows whether the process lives: the caller has read the file and says
-//! why. What the process said of itself when it began stands in the file; what it would
+//! why. What the process said of itself when it began is in the file; what it would
 //! have counted since then is worked out.
 
 use std::io;

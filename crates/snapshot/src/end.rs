@@ -2,7 +2,7 @@
 //! to end, and when the process did.
 //!
 //! A snapshot of the end shows the first, because after it Python frees what the program held until
-//! then ([`memtrace_state::recording::ending`] finds it). What was left at the second stands beside
+//! then ([`memtrace_state::recording::ending`] finds it). What was left at the second is beside
 //! it, under `end` of the `memtrace` key. What a device says of itself at the very end still goes
 //! into the accounts, unless something was given back to it in between.
 

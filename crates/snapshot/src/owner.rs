@@ -132,7 +132,7 @@ fn of_library(path: &str) -> String {
     if let Some(name) = known(file) {
         return name.to_owned();
     }
-    // Kernels' launchers lie in Triton's cache, modules written with Cython in their package.
+    // Kernels' launchers are in Triton's cache, modules written with Cython in their package.
     let package = (path.contains("/triton/") || path.contains("/.triton/")).then_some("Triton");
     // A module's own name says little if it is a private one.
     let installed = self::package(path);

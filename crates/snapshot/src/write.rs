@@ -92,7 +92,7 @@ pub enum Moment {
     End,
 }
 
-/// Writes the state of a moment, and the history until then, into a new file. Scratch files lie
+/// Writes the state of a moment, and the history until then, into a new file. Scratch files are
 /// beside it, without a name. `rest` puts the `memtrace` key into the snapshot: what was worked out
 /// here, and what only the caller knows.
 ///

@@ -107,7 +107,7 @@ pub fn apply<B: Waits>(entries: &mut B, event: &Event) -> Change {
     }
 }
 
-/// What lies on no device is no framework's.
+/// What is on no device belongs to no framework.
 fn comes(entries: &mut impl Waits, class: Class, event: &Event) -> Change {
     if event.device < 0 {
         return Change::default();

@@ -207,7 +207,7 @@ fn destroy(entries: &mut dyn LiveEntries, event: &Event, gone: &mut dyn FnMut(&E
     true // what the runtime has made for itself is not known, and holds nothing that was counted
 }
 
-/// What lies in a context: allocations (`extra` says which context) and what was loaded into it.
+/// What is in a context: allocations (`extra` says which context) and what was loaded into it.
 fn remove_all(
     entries: &mut dyn LiveEntries,
     gone: &mut dyn FnMut(&Event),

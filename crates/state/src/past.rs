@@ -2,7 +2,7 @@
 //! all, and how much was held at most.
 //!
 //! The live table knows what is there and the ring what happened lately. Whether a device
-//! was *ever* used, and what its highest point was, can lie before both. So the header of
+//! was *ever* used, and what its highest point was, can be before both. So the header of
 //! the black box keeps four words for each device, which whoever retires events changes
 //! with the table ([`Past::note`]). A process that is killed between the table and these
 //! words leaves them wrong by one event.

@@ -2,7 +2,7 @@
 //!
 //! The hooks write down only what they see: an address given back, a CUDA event that has
 //! completed. What follows from it is worked out here, once, by applying events in the order of
-//! their tickets: how large the block was, whose free is now complete, which blocks lie in which
+//! their tickets: how large the block was, whose free is now complete, which blocks are in which
 //! segment. The same code serves the ring's retirement, a dump of a living process and the file of
 //! a dead one, so the three can't disagree.
 //!
@@ -71,7 +71,7 @@ pub struct LiveSegment {
 /// One mapped page of an expandable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappedPage {
-    /// First address of the reservation it lies in.
+    /// First address of the reservation it is in.
     pub reservation: u64,
     /// Raw handle of the stream.
     pub stream: u64,
@@ -341,7 +341,7 @@ impl State {
 }
 
 impl DeviceState {
-    /// The pool of the segment that an address lies in; `None` if no segment is known there. A
+    /// The pool of the segment that an address is in; `None` if no segment is known there. A
     /// search for each block, so it is made only where there is more than one pool.
     fn pool_of(&self, addr: u64) -> Option<Pool> {
         if !self.private {

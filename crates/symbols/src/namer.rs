@@ -31,7 +31,7 @@ use crate::file;
 use crate::lines::line;
 use crate::release;
 
-/// How Python frames stand among native ones.
+/// How Python frames are merged into native ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Splice {
     /// Each inside the evaluation that runs it.
@@ -141,14 +141,14 @@ impl<W: Words> Namer<W> {
         Some(words.into_iter().filter_map(RawFrame::unpack).collect())
     }
 
-    /// The name of the function that a native call stands in.
+    /// The name of the function that a native call is in.
     pub fn function(&mut self, pc: u64, epoch: u16) -> &str {
         let raw = RawFrame::Native { pc, epoch };
         let frame = self.frame(raw.pack(), raw);
         &self.frames[frame as usize].name
     }
 
-    /// The path of the library that a native call stands in, if it is known.
+    /// The path of the library that a native call is in, if it is known.
     pub fn library_of(&self, pc: u64, epoch: u16) -> Option<&str> {
         self.library(pc.saturating_sub(1), epoch).map(|i| &*self.libraries[i].path)
     }
@@ -158,7 +158,7 @@ impl<W: Words> Namer<W> {
         (id != NO_CODE).then(|| code(&self.codes, id))?.map(|record| record.filename)
     }
 
-    /// The libraries that frames lie in, each with its build id (or none), for
+    /// The libraries that frames are in, each with its build id (or none), for
     /// whoever looks for more in their files.
     pub fn build_ids(&self) -> BTreeMap<String, String> {
         let used = self.symbols.keys().map(|i| &self.libraries[*i]);
@@ -244,7 +244,7 @@ impl<W: Words> Namer<W> {
         let empty = !raw.iter().any(|(_, f)| is_code(f));
         let raw = raw.into_iter().filter(|(_, f)| match f {
             // Why Python frames are missing is told where nothing else is; in a stack of native
-            // frames it would stand under every C++ thread.
+            // frames it would be under every C++ thread.
             RawFrame::Missing(reason) => empty || *reason == Reason::Truncated,
             _ => true,
         });

@@ -1,4 +1,4 @@
-//! Which release of PyTorch a process runs: beside its libraries lies the file that says so. Which
+//! Which release of PyTorch a process runs: beside its libraries is the file that says so. Which
 //! settings it knows, and how it reads them, depends on that.
 
 use std::fs::{self, File};

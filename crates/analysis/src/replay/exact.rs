@@ -37,7 +37,7 @@ pub struct Exact {
     pub peak_active: u64,
     /// The first difference, in words.
     pub difference: Option<String>,
-    /// Blocks of one size stand by the age of their segments, or by
+    /// Blocks of one size are ordered by the age of their segments, or by
     /// address alone as in older releases.
     pub by_age: bool,
 }
@@ -101,7 +101,7 @@ fn repeat(
 }
 
 /// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it,
-/// so that no two lie nearer than that. Maps that are as far apart as all memory in use is
+/// so that no two are nearer than that. Maps that are as far apart as all memory in use is
 /// large are of different reservations.
 fn total_of(expected: &[Event]) -> u64 {
     let (mut mapped, mut peak) = (0_u64, 0);
@@ -219,8 +219,7 @@ fn segments_before(
         let small = match at_end {
             Some(segment) => segment.small,
             None if !expandable => range.size == sizes::SMALL_SEGMENT,
-            // The range grew or shrank: part of it may be there at the
-            // end, or what lies in it tells.
+            // The range grew or shrank: part of it may be there at the end, or what is in it says.
             None => {
                 let end = address + range.size;
                 let overlaps = |s: &&Segment| s.address < end && address < s.address + s.total_size;
@@ -298,7 +297,7 @@ impl Firsts {
     }
 
     /// The lowest address behind `addr` at which something is handed out
-    /// before what lies at `addr` goes.
+    /// before what is at `addr` goes.
     fn next_while_alive(&self, addr: u64, end: u64) -> Option<u64> {
         let goes = self.frees.get(&addr).copied().unwrap_or(usize::MAX);
         self.allocs.range(addr + 1..end).find(|(_, n)| **n < goes).map(|(a, _)| *a)

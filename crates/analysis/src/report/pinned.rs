@@ -2,7 +2,7 @@
 //! where the rest of it went.
 //!
 //! It rounds requests up to powers of two and keeps what it is given back. So what it holds is what
-//! was asked for by those who have it, what rounding adds to that, and what lies idle.
+//! was asked for by those who have it, what rounding adds to that, and what is idle.
 
 use std::collections::BTreeMap;
 

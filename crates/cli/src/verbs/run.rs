@@ -216,7 +216,7 @@ fn loadable(library: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A library of ours lies beside this program, or where an installation puts libraries.
+/// A library of ours is beside this program, or where an installation puts libraries.
 pub(crate) fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failure> {
     let me = env::current_exe()
         .and_then(fs::canonicalize)

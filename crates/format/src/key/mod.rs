@@ -1,6 +1,6 @@
 //! The key `memtrace`: all that a snapshot of ours says beside what PyTorch's own would say.
 //!
-//! [`Memtrace`] is what stands in the file, key by key. Whoever writes a snapshot fills it in,
+//! [`Memtrace`] is what is in the file, key by key. Whoever writes a snapshot fills it in,
 //! and whoever reads one asks it; nobody looks a key up by its name. `docs/file-format.md` is
 //! written from the words beside the fields.
 //!
@@ -35,7 +35,7 @@ pub use virtual_gpu::{Cudnn, VirtualDevice, VirtualGpu};
 use crate::snapshot::Frame;
 
 records! {
-    /// All that stands under the key.
+    /// All that is under the key.
     Memtrace {
         /// The release of memtrace that recorded the process.
         version: Option<String>,

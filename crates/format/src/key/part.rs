@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Something that stands under the key.
+/// Something that is under the key.
 pub trait Part: Serialize + Default {
     /// Its type in words, for the documentation.
     const TYPE: &'static str;
@@ -51,7 +51,7 @@ pub trait Part: Serialize + Default {
 /// A key in the documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Where it stands: `owners.devices[].held`.
+    /// Where it is: `owners.devices[].held`.
     pub key: String,
     /// Its type in words.
     pub kind: String,
@@ -130,7 +130,7 @@ impl Part for String {
     }
 }
 
-/// Where something lies, and when: a pair of numbers.
+/// Where something is, and when: a pair of numbers.
 impl Part for (i64, u64) {
     const TYPE: &'static str = "pair";
 

@@ -25,9 +25,9 @@ pub struct Pickle<'a> {
 pub struct Facts {
     /// The protocol that the file names.
     pub protocol: u8,
-    /// The largest number of items in one APPENDS, and the byte where it stands.
+    /// The largest number of items in one APPENDS, and the byte where it is.
     pub largest_batch: (usize, usize),
-    /// The first opcode that the viewer doesn't know, and the byte where it stands.
+    /// The first opcode that the viewer doesn't know, and the byte where it is.
     pub unknown_to_viewer: Option<(u8, usize)>,
     /// Both MEMOIZE and BINPUT are used; the viewer numbers them apart.
     pub mixed_memo: bool,
@@ -90,7 +90,7 @@ fn wrong<T>(what: &str) -> Result<T, Wrong> {
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where the current opcode stands.
+    /// Where the current opcode is.
     op_at: usize,
     stack: Vec<Item>,
     /// Heights of the stack at each MARK.
@@ -357,7 +357,7 @@ impl<'a> Machine<'a> {
         if self.stack.len() >= self.room() {
             return Err(Greedy::ForItsLength.into());
         }
-        // Whatever stands on the stack is paid for when it is put into something.
+        // Whatever is on the stack is paid for when it is put into something.
         self.tree.has_room_for(self.stack.len() + self.memo.len())?;
         self.stack.push(item);
         Ok(())

@@ -194,8 +194,7 @@ fn the_folder_that_pytorch_lies_in_has_packages() {
             ("D:\\me\\train.py:9 <module>", User),
         ]],
     );
-    // There the program lies, beside PyTorch: under `python -m`, too, and
-    // below a thread's machinery.
+    // The program is there, beside PyTorch: under `python -m`, too, and below a thread's machinery.
     for script in ["/srv/app/train.py", "/srv/app/acme/deep/train.py"] {
         let module = format!("{script}:40 <module>");
         let in_thread: &[Row<'_>] = &[

@@ -44,7 +44,7 @@ impl Rounding {
         }
     }
 
-    /// If those that share pieces lie side by side.
+    /// If those that share pieces are side by side.
     pub(super) fn least(&self) -> u64 {
         self.large + self.small.next_multiple_of(PIECE) - self.small
     }
@@ -124,7 +124,7 @@ pub(super) struct Device {
     /// The highest `held`, when, and by whom; the last only if it has been left since.
     pub(super) peak: u64,
     pub(super) peak_us: Option<u64>,
-    /// Not known if the highest point lies before the history.
+    /// Not known if the highest point is before the history.
     pub(super) peak_by: Option<ByOwner>,
     pub(super) at_peak: bool,
     /// Kinds of things that came or went since the last measurement.
@@ -206,7 +206,7 @@ impl Device {
         self.entered = if first { Some(*way) } else { self.entered };
     }
 
-    /// What lies between what the device says and what is booked.
+    /// The difference between what the device says and what the ledger has.
     fn between(&self, used: u64, others: Option<u64>, nobodys: i64) -> i64 {
         let booked =
             self.held.saturating_add(self.rounding.least()).saturating_add(others.unwrap_or(0));

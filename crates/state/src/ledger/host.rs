@@ -56,7 +56,7 @@ impl Ledger {
         }
     }
 
-    /// The memory that blocks are handed out of in which this one lies.
+    /// The memory that blocks are handed out of in which this one is.
     fn memory_of(&self, block: &Event) -> Option<&Event> {
         let below = (Class::Driver, 0)..=(Class::Driver, block.addr);
         let (_, memory) = self.entries.range(below).next_back()?;
@@ -88,7 +88,7 @@ fn size_in(memory: &Event, block: &Event) -> u64 {
     rounded.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX).min(rest)
 }
 
-/// Memory of an allocator's as a segment with these blocks, of which some may lie elsewhere.
+/// Memory of an allocator's as a segment with these blocks, of which some may be elsewhere.
 pub(super) fn segment_of_blocks(
     memory: &Event,
     blocks: &BTreeMap<u64, Event>,

@@ -28,7 +28,7 @@ pub fn assemble(live: &State, stack: &mut dyn FnMut(StackId) -> Option<StackIx>)
 }
 
 impl DeviceState {
-    /// Segments by address with their blocks. Blocks that lie in no known segment (their allocator
+    /// Segments by address with their blocks. Blocks that are in no known segment (their allocator
     /// got its memory around us) get a segment of their own.
     pub fn to_segments(
         &self,

@@ -123,7 +123,7 @@ fn is_in_memory(folder: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mounts = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
-        // A blank in a name stands as \040.
+        // A blank in a name is written as \040.
         let at = fields.next()?.replace("\\040", " ");
         folder.starts_with(&at).then(|| (at.len(), fields.next() == Some("tmpfs")))
     });
