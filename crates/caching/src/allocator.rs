@@ -338,7 +338,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             Err(why) => {
                 let failure = self.out_of_memory(size, rounded, request.segment, why);
                 let pool = self.pools[request.pool as usize].id;
-                self.tell(Action::Oom, failure.device_free, rounded, stream, pool);
+                self.emit(Action::Oom, failure.device_free, rounded, stream, pool);
                 self.stats.num_ooms += 1;
                 Err(failure)
             }
@@ -458,7 +458,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         if small { SMALL } else { LARGE }
     }
 
-    pub(crate) fn tell(&mut self, action: Action, addr: u64, size: u64, stream: u64, pool: PoolId) {
+    pub(crate) fn emit(&mut self, action: Action, addr: u64, size: u64, stream: u64, pool: PoolId) {
         self.sink.event(&self.saying(action, addr, size, stream, pool));
     }
 

@@ -129,7 +129,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.reserved_up(pool, mapped);
         self.stats.num_device_alloc += 1;
         let id = self.pools[pool as usize].id;
-        self.tell(Action::SegmentMap, addr, mapped, stream, id);
+        self.emit(Action::SegmentMap, addr, mapped, stream, id);
         true
     }
 
@@ -183,7 +183,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             private.segments = private.segments.saturating_sub(1);
         }
         self.stats.num_device_free += 1;
-        self.tell(Action::SegmentUnmap, start, end - start, stream, id);
+        self.emit(Action::SegmentUnmap, start, end - start, stream, id);
     }
 
     /// Nothing is mapped in it any more: the addresses go back.

@@ -171,7 +171,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         block.active = false;
         let pool = &self.pools[block.pool as usize];
         let (small, id) = (pool.small, pool.id);
-        self.tell(Action::FreeCompleted, addr, requested, stream, id);
+        self.emit(Action::FreeCompleted, addr, requested, stream, id);
         let mut split_blocks = 0_i64;
         let mut split_bytes = 0_i64;
         for neighbour in [before, after] {

@@ -78,7 +78,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             self.stats.oversize_segments.up(1);
         }
         self.stats.num_device_alloc += 1;
-        self.tell(Action::SegmentAlloc, addr, r.segment, r.stream, id);
+        self.emit(Action::SegmentAlloc, addr, r.segment, r.stream, id);
         Ok(Some(ix))
     }
 
@@ -103,7 +103,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         let block = &self.blocks[key.ix];
         let (addr, size, stream, pool) = (block.addr, block.size, block.stream, block.pool);
         let (small, id) = (self.pools[pool as usize].small, self.pools[pool as usize].id);
-        self.tell(Action::SegmentFree, addr, size, stream, id);
+        self.emit(Action::SegmentFree, addr, size, stream, id);
         self.device.free(addr, size, id);
         self.reserved -= size;
         if let Some(private) = self.private.get_mut(&id) {

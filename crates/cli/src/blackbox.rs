@@ -19,7 +19,7 @@ use memtrace_snapshot::{Counts, Encoding};
 use crate::args::Format;
 use crate::failure::Failure;
 use crate::output::{self, Unnamed};
-use crate::say::tell;
+use crate::say::eprint_line;
 
 /// How long a process may take to make its black box.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -137,7 +137,7 @@ impl Written {
     pub(crate) fn place(self, folder: &Path) -> Result<PathBuf, Trouble> {
         let path = self.file.place().map_err(|e| cannot_write(&e, folder))?;
         if self.overwritten > 0 {
-            tell(&format!(
+            eprint_line(&format!(
                 "{}: its program overwrote the {} oldest events before they were read",
                 path.display(),
                 self.overwritten

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::args::Files;
 use crate::failure::Failure;
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 
 /// A snapshot that is asked about.
 pub(crate) struct Asked<'a> {
@@ -89,7 +89,7 @@ impl Answers {
         mut ask: impl FnMut(&Path, &mut Answers) -> Result<(), Failure>,
     ) -> Result<Answer, Failure> {
         let found = find(&files.files)?;
-        found.notes.iter().for_each(|note| tell(note));
+        found.notes.iter().for_each(|note| eprint_line(note));
         self.several = found.several;
         for trouble in found.troubles {
             self.fail(&trouble.path.display().to_string(), trouble.clone().into())?;
@@ -133,7 +133,7 @@ impl Answers {
         }
         self.failed = true;
         if let Some(line) = failure.line() {
-            tell(line);
+            eprint_line(line);
             if let Some(list) = &mut self.list {
                 list.push(json!({"file": name, "error": line}));
             }
@@ -166,8 +166,8 @@ impl From<Trouble> for Failure {
 }
 
 /// A pipe is waited for.
-pub(crate) fn tell_of_pipe(path: &Path) {
-    tell(&format!(
+pub(crate) fn report_silent_pipe(path: &Path) {
+    eprint_line(&format!(
         "{}: still waiting for a writer of this pipe (FIFO): whoever has it open writes nothing (Ctrl-C ends)",
         path.display()
     ));
@@ -176,6 +176,6 @@ pub(crate) fn tell_of_pipe(path: &Path) {
 impl Files {
     /// How much each file may take.
     pub(crate) fn limit(&self) -> Limit {
-        Limit::new(self.max_memory).among(self.files.len() > 1).telling(tell_of_pipe)
+        Limit::new(self.max_memory).among(self.files.len() > 1).on_silent_pipe(report_silent_pipe)
     }
 }

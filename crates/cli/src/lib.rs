@@ -64,7 +64,7 @@ pub fn main(hand_on: HandOn) -> ExitCode {
         Ok(false) => ExitCode::from(1),
         Err(failure) => {
             if let Some(line) = failure.line() {
-                say::tell(line);
+                say::eprint_line(line);
             }
             ExitCode::from(2)
         }

@@ -74,7 +74,7 @@ fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// One line on standard error, now: what follows may take a while.
-pub(crate) fn tell(line: &str) {
+pub(crate) fn eprint_line(line: &str) {
     // Nobody may be listening; there is nobody else to tell.
     let _ = writeln!(io::stderr(), "memtrace: {}", shown(line));
 }

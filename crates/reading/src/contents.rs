@@ -114,7 +114,7 @@ pub fn contents(path: &Path, limit: Limit) -> Result<Contents, Trouble> {
         (bounded(io::stdin().lock(), 0, limit.of(0)).map_err(unread)?, 0)
     } else {
         let Opened { bytes, length, on_disk } =
-            open(path, limit.several, limit.tell).map_err(trouble)?;
+            open(path, limit.several, limit.silent).map_err(trouble)?;
         (bounded(bytes, length, limit.of(on_disk)).map_err(unread)?, on_disk)
     };
     let memory = limit.of(length);

@@ -33,7 +33,7 @@ pub use kind::kind;
 pub struct Limit {
     bytes: Option<u64>,
     several: bool,
-    tell: fn(&Path),
+    silent: fn(&Path),
 }
 
 impl Default for Limit {
@@ -51,7 +51,7 @@ impl Limit {
     /// So many bytes; `None`: [`Limit::USUAL`], or sixteen times what the
     /// file has on the disk if that is more.
     pub fn new(bytes: Option<u64>) -> Limit {
-        Limit { bytes, several: false, tell: |_| {} }
+        Limit { bytes, several: false, silent: |_| {} }
     }
 
     /// The file is one of several: a pipe to which nobody writes is passed by sooner.
@@ -63,8 +63,8 @@ impl Limit {
     /// What to do once if the file is a pipe that somebody has open and
     /// writes nothing to: it is waited for.
     #[must_use]
-    pub fn telling(self, tell: fn(&Path)) -> Limit {
-        Limit { tell, ..self }
+    pub fn on_silent_pipe(self, silent: fn(&Path)) -> Limit {
+        Limit { silent, ..self }
     }
 
     /// For a file of this length.

@@ -48,7 +48,7 @@ pub(crate) fn measured(after: &[Event], note: &mut dyn FnMut(&Event)) {
 }
 
 /// Both ends, by device; `state` is that of the first, before `ticket`.
-pub(crate) fn tell(mut state: State, ticket: u64, after: &[Event], api: ApiName<'_>) -> Ends {
+pub(crate) fn ends(mut state: State, ticket: u64, after: &[Event], api: ApiName<'_>) -> Ends {
     let time_us = |event: Option<&Event>| event.map(|event| event.time_ns / 1000);
     let python = end_state(&state, ticket, time_us(after.first()));
     for event in after {

@@ -46,7 +46,7 @@ impl Held {
         }
     }
 
-    fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> OutsideLabels {
+    fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> OutsideLabels {
         let before = |(label, sum): (&LabelId, &Sum)| {
             let (bytes, count) = self.since_peak.get(label).copied().unwrap_or_default();
             (*label, (sum.0 - bytes, sum.1 - count))
@@ -154,11 +154,11 @@ impl Labels {
     }
 
     /// Adds `labels` and `marks` to a snapshot's `memtrace` key, where there are any.
-    pub fn tell<W: Words>(&self, about: &mut Memtrace, namer: &mut Names<'_, W>) {
+    pub fn fill<W: Words>(&self, about: &mut Memtrace, namer: &mut Names<'_, W>) {
         if self.labelled {
             let devices = self.devices.iter().zip(0..).map(|(device, ordinal)| {
-                let OutsideLabels { peak, at_peak, now, .. } = device.blocks.tell(namer);
-                let (outside, kept) = (device.outside.tell(namer), Kept::NOTHING);
+                let OutsideLabels { peak, at_peak, now, .. } = device.blocks.describe(namer);
+                let (outside, kept) = (device.outside.describe(namer), Kept::NOTHING);
                 DeviceLabels { peak, at_peak, now, device: ordinal, outside, kept }
             });
             let devices = devices.collect();
@@ -166,7 +166,7 @@ impl Labels {
             about.labels = Some(key::Labels { devices, refused, kept: Kept::NOTHING });
         }
         if !self.marks.is_empty() {
-            about.marks = Some(self.marks.iter().map(|mark| mark.tell(namer)).collect());
+            about.marks = Some(self.marks.iter().map(|mark| mark.describe(namer)).collect());
         }
     }
 
@@ -210,7 +210,7 @@ impl Mark {
         namer.label(MarkEvent::of(&self.event).label as LabelId).unwrap_or_else(|| Rc::from(""))
     }
 
-    fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> key::Mark {
+    fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> key::Mark {
         let mark = MarkEvent::of(&self.event);
         let sort = match mark.point() {
             Some(Point::Step) => "step",

@@ -72,7 +72,7 @@ pub struct Counts {
 
 impl Counts {
     /// For a snapshot's `memtrace` key, beside what is in it already.
-    pub fn tell(&self, counters: &mut Counters) {
+    pub fn fill(&self, counters: &mut Counters) {
         counters.events = self.events;
         counters.events_kept = self.kept;
         counters.events_retired = self.first;
@@ -161,11 +161,11 @@ pub fn write<W: Words>(
             end::measured(&after, &mut |event| accounts.note(event, &[], namer));
             let mut snapshot = assemble(&state, &mut |id| namer.stack(id));
             let mut about = *snapshot.memtrace.take().unwrap_or_default();
-            counts.tell(about.counters.get_or_insert_default());
-            accounts.tell(&mut about, api, namer);
-            labels.tell(&mut about, namer);
+            counts.fill(about.counters.get_or_insert_default());
+            accounts.fill(&mut about, api, namer);
+            labels.fill(&mut about, namer);
             snapshot.external_annotations = labels.annotations(namer);
-            about.ends = ending.map(|ticket| end::tell(state, ticket, &after, api));
+            about.ends = ending.map(|ticket| end::ends(state, ticket, &after, api));
             rest(&mut snapshot, about, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);

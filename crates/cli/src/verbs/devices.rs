@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::args::Devices;
 use crate::cards::{self, Here};
 use crate::failure::Failure;
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 use crate::units;
 
 pub(crate) fn devices(args: &Devices) -> Result<Answer, Failure> {
@@ -27,7 +27,7 @@ pub(crate) fn devices(args: &Devices) -> Result<Answer, Failure> {
             cards::table(&here, &mut text);
             text.push_str("\n");
         }
-        Here::Trouble(why) => tell(&why),
+        Here::Trouble(why) => eprint_line(&why),
     }
     table(&mut text);
     Ok(Answer::page(text, true))

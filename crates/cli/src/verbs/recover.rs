@@ -15,7 +15,7 @@ use crate::args::Recover;
 use crate::blackbox::{self, Trouble, Written};
 use crate::failure::Failure;
 use crate::found::{Found, Writer, find, number, runs};
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 use crate::{boxes, leftovers, output, process};
 
 /// What became of a black box.
@@ -81,7 +81,7 @@ impl Recovery<'_> {
                 Ok(more) => jobs.extend(more),
                 Err(failure) => {
                     self.bad += 1;
-                    tell(&failure.to_string());
+                    eprint_line(&failure.to_string());
                 }
             }
         }
@@ -115,7 +115,11 @@ impl Recovery<'_> {
         };
         leftovers::clear(&folder);
         if found.is_empty() {
-            tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, path.display()));
+            eprint_line(&format!(
+                "no black box (*.{}) is in {}",
+                process::EXTENSION,
+                path.display()
+            ));
         }
         Ok(found.into_iter().map(|name| Job { name, folder: folder.clone(), named }).collect())
     }
@@ -128,13 +132,13 @@ impl Recovery<'_> {
                 self.written += 1;
                 let _ = writeln!(self.page, "{}", path.display());
             }
-            Ok(Fate::Empty) => tell(&format!("{name}: the process recorded nothing")),
-            Ok(Fate::Alive(pid)) => tell(&format!(
+            Ok(Fate::Empty) => eprint_line(&format!("{name}: the process recorded nothing")),
+            Ok(Fate::Alive(pid)) => eprint_line(&format!(
                 "{name}: process {pid} is alive and writes it; use `memtrace snapshot {pid}`"
             )),
             Err(Trouble::NoRoom(why) | Trouble::Other(why)) => {
                 self.bad += 1;
-                tell(&format!("{name}: {why}"));
+                eprint_line(&format!("{name}: {why}"));
             }
         }
     }
@@ -218,7 +222,7 @@ impl Read {
         match self.end {
             End::Keep => {}
             End::KeepBecause(why) => {
-                tell(&format!("{}: kept, since {why}", self.found.name.display()));
+                eprint_line(&format!("{}: kept, since {why}", self.found.name.display()));
             }
             End::Remove(out) => remove(&self.found, out.as_deref()),
         }
@@ -237,6 +241,6 @@ fn remove(found: &Found, out: Option<&Path>) {
         }
     }
     if let Err(e) = memtrace_files::remove(real, &found.file) {
-        tell(&format!("{} is recovered, but cannot be removed: {e}", real.display()));
+        eprint_line(&format!("{} is recovered, but cannot be removed: {e}", real.display()));
     }
 }

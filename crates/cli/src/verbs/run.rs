@@ -25,7 +25,7 @@ use memtrace_options::{
 use crate::args::{Run, Switch};
 use crate::failure::Failure;
 use crate::preloadable::{find, preloadable};
-use crate::say::tell;
+use crate::say::eprint_line;
 use crate::stand_ins::Folder;
 use crate::{HandOn, boxes, leftovers};
 
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
     if record || spec.is_some() {
         preloadable(&path).map_err(|r| Failure::new(r.to_string()))?;
     }
-    misspelt().for_each(|remark| tell(&remark));
+    misspelt().for_each(|remark| eprint_line(&remark));
     let mut command = Command::new(&path);
     command.arg0(name).args(rest);
     let mut preload = Vec::new();

@@ -74,11 +74,11 @@ impl Host {
     }
 
     /// The sums, for the `memtrace` key; by owner and by communicator the caller knows.
-    pub(super) fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> HostOwners {
+    pub(super) fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> HostOwners {
         let height = |s: &Sums| (s.held, s.requested);
         let left = self.peak.as_ref().filter(|p| height(p) >= height(&self.now));
-        let now = self.now.tell(namer);
-        let mut peak = left.unwrap_or(&self.now).tell(namer);
+        let now = self.now.describe(namer);
+        let mut peak = left.unwrap_or(&self.now).describe(namer);
         peak.time_us = self.peak_us;
         let HostPeak { held, framework, requested, rounding, rounded, .. } = now;
         let (by, communicators, kept) = (Vec::new(), Vec::new(), Kept::NOTHING);
@@ -87,7 +87,7 @@ impl Host {
 }
 
 impl Sums {
-    fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> HostPeak {
+    fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> HostPeak {
         let mut stacks: Vec<(StackId, Amount)> =
             self.rounded.iter().map(|(s, a)| (*s, *a)).collect();
         stacks.sort_by_key(|(_, a)| Reverse(a.bytes));

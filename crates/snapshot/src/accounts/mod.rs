@@ -232,7 +232,7 @@ impl Accounts {
     }
 
     /// Adds what was worked out to a snapshot's `memtrace` key.
-    pub(crate) fn tell<W: Words>(
+    pub(crate) fn fill<W: Words>(
         &self,
         about: &mut Memtrace,
         api: ApiName<'_>,
@@ -257,7 +257,7 @@ impl Accounts {
         let host = HostOwners {
             by: self.by(&self.host.by),
             communicators: self.by_communicator(None),
-            ..self.host.tell(namer)
+            ..self.host.describe(namer)
         };
         about.owners = Some(Owners { devices, host, kept: Kept::NOTHING });
         let reconciled = self.devices.iter().filter_map(|(o, d)| self.reconcile(*o, d, api));
@@ -272,7 +272,7 @@ impl Accounts {
             kept: Kept::NOTHING,
         });
         about.entered = Some(entered.collect());
-        about.deferred_frees = self.waits.tell(namer);
+        about.deferred_frees = self.waits.describe(namer);
         about.warnings = Some(self.warnings(api, namer));
         if let Some(oom) = &self.oom {
             about.out_of_memory = Some(out_of_memory(oom, self.oom_by_driver, api, namer));

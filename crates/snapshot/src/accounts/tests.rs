@@ -56,7 +56,7 @@ fn written(events: impl IntoIterator<Item = Event>) -> Value {
         accounts.note(&e, &state.take_moves(), owners);
     }
     let mut about = Memtrace::default();
-    accounts.tell(&mut about, &|_| "cudaMalloc", owners);
+    accounts.fill(&mut about, &|_| "cudaMalloc", owners);
     serde_json::to_value(about).expect("JSON")
 }
 

@@ -102,7 +102,7 @@ impl Waits {
     }
 
     /// For the `memtrace` key; `None` if no free has waited.
-    pub(super) fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> Option<DeferredFrees> {
+    pub(super) fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> Option<DeferredFrees> {
         if self.count == 0 {
             return None;
         }

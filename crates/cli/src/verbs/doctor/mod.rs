@@ -128,17 +128,17 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
         let answer = json!({"ok": yes, "checks": list, "cards": cards, "exit": exit, "processes": processes});
         return Answer::json(&answer, yes);
     }
-    Ok(Answer::page(tell(&checks, &processes, yes), yes))
+    Ok(Answer::page(page(&checks, &processes, yes), yes))
 }
 
-fn tell(checks: &[Check], processes: &[recorded::Process], yes: bool) -> Page {
+fn page(checks: &[Check], processes: &[recorded::Process], yes: bool) -> Page {
     let mut text = Page::default();
     for check in checks {
         let _ = writeln!(text, "{:5} {:12} {}", check.level.name(), check.about, check.text);
     }
     for about in processes {
         let _ = writeln!(text);
-        recorded::tell(about, &mut text);
+        recorded::print(about, &mut text);
     }
     let wrong = checks.iter().filter(|c| c.level == Level::Wrong).count();
     let end = match (yes, wrong) {

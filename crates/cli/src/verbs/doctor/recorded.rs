@@ -10,7 +10,7 @@ use memtrace_reading::{Limit, contents};
 use serde_json::{Value, json};
 
 use super::{Check, Level};
-use crate::each::tell_of_pipe;
+use crate::each::report_silent_pipe;
 use crate::failure::Failure;
 
 /// A table that is fuller than this will be full soon.
@@ -50,7 +50,8 @@ pub(super) struct Process(pub(super) Memtrace);
 impl Process {
     /// The process of this snapshot.
     pub(super) fn of(path: &Path) -> Result<Process, Failure> {
-        let snapshot = contents(path, Limit::default().telling(tell_of_pipe))?.one()?.0;
+        let snapshot =
+            contents(path, Limit::default().on_silent_pipe(report_silent_pipe))?.one()?.0;
         Ok(Process(snapshot.memtrace.map_or_else(Memtrace::default, |about| *about)))
     }
 
@@ -277,7 +278,7 @@ fn elsewhere(about: &Memtrace, bound: &BoundElsewhere) -> (Level, String) {
 }
 
 /// The tables of a process, for people.
-pub(super) fn tell(process: &Process, text: &mut Page) {
+pub(super) fn print(process: &Process, text: &mut Page) {
     let about = &process.0;
     let command = about.command.as_deref().unwrap_or_default();
     let command: String = command.join(" ").replace('\n', " ").chars().take(70).collect();
