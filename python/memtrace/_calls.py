@@ -105,7 +105,8 @@ def _make_method(known: Native) -> Any:
         python.PyFunction_SetVectorcall.argtypes = [ctypes.py_object, ctypes.c_void_p]
         python.PyFunction_SetVectorcall(_compiled_call_impl, known.module_called)
         return _compiled_call_impl
-    # What that does has no function of its own in older ones: the word is told by what is in it.
+    # What that does has no function of its own in older ones: the word is
+    # recognised by what is in it.
     usual = _address(python._PyFunction_Vectorcall)
     size = sys.getsizeof(_compiled_call_impl) // ctypes.sizeof(ctypes.c_void_p)
     words = (ctypes.c_void_p * min(size, 16)).from_address(id(_compiled_call_impl))

@@ -1,4 +1,4 @@
-"""NCCL's memory by communicator, where its calls tell; a small NCCL is
+"""NCCL's memory by communicator, where its calls say it; a small NCCL is loaded
 in front of the virtual one."""
 
 import json

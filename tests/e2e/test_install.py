@@ -322,7 +322,7 @@ def test_an_error_that_is_no_want_of_memory(refused, tmp_path):
 
 
 def test_the_profiler_sees_memory(tmp_path):
-    """PyTorch's profiler hears of each block, as it does from PyTorch's own allocator."""
+    """PyTorch's profiler sees each block, as it does with PyTorch's own allocator."""
     program = """
 import sys
 if sys.argv[1] == "installed":

@@ -39,7 +39,7 @@ pub fn since(conf: &str) -> Option<Release> {
 pub fn own_conf(snapshot: &Snapshot) -> String {
     let settings = &snapshot.allocator_settings;
     let known = |key: &str| settings[key].as_str().filter(|conf| !conf.is_empty());
-    // What memtrace has heard is everything that holds, PyTorch's own list
+    // What memtrace recorded is everything that holds, PyTorch's own list
     // has the words that were said last.
     let about = snapshot.memtrace.as_ref();
     let heard = about.and_then(|about| about.allocator_conf.as_deref());

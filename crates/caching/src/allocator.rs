@@ -248,7 +248,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.births
     }
 
-    /// The device, to ask or tell it things.
+    /// The device, to query or set it.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }

@@ -41,7 +41,7 @@ struct Listed {
     why: String,
 }
 
-/// Where the recorder puts black boxes that are kept in memory, as far as this environment tells.
+/// Where the recorder puts black boxes that are kept in memory, as far as this environment says.
 pub(crate) fn memory_folders() -> Vec<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let chosen = var(BLACKBOX.variable).filter(|path| path != Path::new(NO_BLACKBOX));

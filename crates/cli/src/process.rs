@@ -72,7 +72,7 @@ pub(crate) fn writes(pid: u64, path: &Path, file: &File) -> io::Result<bool> {
 pub(crate) fn writer(path: &Path, file: &File) -> io::Result<Option<u64>> {
     for entry in fs::read_dir("/proc")? {
         let number = entry?.file_name().to_str().and_then(|n| n.parse().ok());
-        // Of somebody else's processes it can't be told.
+        // Of another user's processes it isn't known.
         if let Some(pid) = number
             && writes(pid, path, file).unwrap_or(false)
         {

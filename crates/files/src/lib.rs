@@ -1,4 +1,5 @@
-//! Files that memtrace makes and opens, in folders where others may have put traps.
+//! Files that memtrace makes and opens in folders that others may write to, too. Links,
+//! FIFOs and devices there must do no harm.
 //!
 //! A file is made under a name that nobody can guess and that nothing has yet (`O_EXCL`). It gets
 //! its own name when it is complete ([`NewFile`]). So a link, a device or a FIFO at that name is

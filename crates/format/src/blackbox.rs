@@ -106,8 +106,8 @@ pub mod at {
 /// Words in the header for what one device has seen: held now, at most,
 /// taken in all, how many times.
 pub const PAST_WORDS: usize = 4;
-/// Devices that are told apart there; the last place is that of a device
-/// that no call has named (−1).
+/// Devices that have places of their own there; the last place is that of a
+/// device that no call has named (−1).
 pub const PAST_DEVICES: usize = 64;
 
 /// In place of where the settings are: they are unknown.

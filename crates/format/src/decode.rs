@@ -30,7 +30,7 @@ mod values;
 
 use place::{At, Fields, shape};
 
-/// No honest file spends fewer bytes on an entry, a block or a segment.
+/// No valid file spends fewer bytes on an entry, a block or a segment.
 const LEAST_BYTES: usize = 16;
 /// What one takes in memory.
 const PIECE: usize = size_of::<TraceEntry>();
@@ -542,7 +542,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
     }
 }
 
-/// An error in a frame, told from the list that holds it.
+/// An error in a frame, with its place in the list that holds it.
 fn inside(error: ReadError, place: impl Fn() -> String) -> ReadError {
     match error {
         ReadError::Shape { place: frame, what } => {

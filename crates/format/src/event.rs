@@ -115,7 +115,8 @@ numbered! {
         /// A device said how full it is: `size` bytes of `extra` are in use. With
         /// [`FLAG_PROCESSES`], `addr` of them by this process and `stream` by others.
         Measured = 22,
-        /// The process set foot on a device: from here on its primary context may be there.
+        /// The process used a device for the first time: from here on its
+        /// primary context may be there.
         Entered = 23,
         /// Somebody looked at the allocator's state through PyTorch's
         /// interface: `size` bytes are in active blocks.
@@ -233,8 +234,8 @@ numbered! {
         /// One of NCCL's communicators: `size` is how many ranks it has,
         /// `stream` which one this is.
         Communicator = 15,
-        /// A block of a framework's allocator of page-locked memory, in which it
-        /// is; the driver never hears of it.
+        /// A block of a framework's allocator of page-locked memory, in
+        /// which it is. The driver doesn't see it.
         HostBlock = 16,
     }
 }
@@ -260,7 +261,7 @@ pub const FLAG_FAILED: u8 = 2;
 pub const FLAG_PENDING: u8 = 4;
 /// Flag: a segment (or mapping) for requests of at most 1 MiB, PyTorch's "small" pool.
 pub const FLAG_SMALL: u8 = 8;
-/// Flag: the measurement tells processes apart.
+/// Flag: the measurement distinguishes processes.
 pub const FLAG_PROCESSES: u8 = 16;
 /// Flag: page-locked memory that a framework's allocator took, to hand out as [`What::HostBlock`]s.
 pub const FLAG_OF_BLOCKS: u8 = 32;
@@ -386,7 +387,7 @@ const WHAT: Bits = Bits::above(&LAYER, 6);
 const _: () = assert!(What::ALL.len() <= 1 << WHAT.count);
 
 /// The [`Event::part`] of what was made while several communicators were at
-/// work, so that nobody can tell for which.
+/// work, so that it isn't known for which.
 pub const ONE_OF_SEVERAL: u16 = u16::MAX;
 
 impl Event {
@@ -413,7 +414,7 @@ impl Event {
     }
 
     /// The number of NCCL's communicator that the thread was at work for: 0 if none,
-    /// [`ONE_OF_SEVERAL`] if it can't be told. A communicator itself is a
+    /// [`ONE_OF_SEVERAL`] if it isn't known. A communicator itself is a
     /// [`Kind::Create`] with its own number.
     pub fn part(&self) -> u16 {
         if self.layer == Layer::Framework { 0 } else { self.pool.0 }

@@ -291,7 +291,7 @@ pub const MODULE_FIXED: usize = 7;
 /// What is known of a Python code object.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct CodeRecord {
-    /// Minor version of the interpreter, which tells the format of `lines`.
+    /// Minor version of the interpreter, which decides the format of `lines`.
     pub minor: u8,
     /// First source line.
     pub first_line: i32,

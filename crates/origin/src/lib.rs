@@ -86,7 +86,7 @@ enum Outside {
     Sources,
 }
 
-/// Where a process has its Python: what tells its frames apart.
+/// Where a process has its Python, by which its frames are classified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     /// The libraries and programs that native frames are in.
@@ -99,7 +99,7 @@ pub struct Places {
     pytorch: Vec<String>,
     /// Folders of the standard library.
     standard: Vec<String>,
-    /// Folders of packages that only PyTorch's place tells.
+    /// Folders of packages that are known only by PyTorch's place.
     packages: Vec<String>,
     /// An application that keeps no folders: all files begin with their package.
     packed: bool,

@@ -57,7 +57,7 @@ pub(super) fn is_windows(file: &str) -> bool {
     drive || file.starts_with("\\\\")
 }
 
-/// Is the file in this folder? Windows doesn't tell large letters from small ones.
+/// Is the file in this folder? Windows ignores the case of letters.
 pub(super) fn is_in(file: &str, folder: &str) -> bool {
     let (file, folder) = (Path::new(file), Path::new(folder));
     file.parts.len() > folder.parts.len()

@@ -11,7 +11,7 @@ use crate::gzip::Members;
 use crate::open::{Opened, open};
 use crate::{Limit, Trouble, kind, too_large};
 
-/// How much of a file tells what it is.
+/// How much of a file is looked at to know what it is.
 const HEAD: u64 = 4096;
 
 /// How a file is packed.

@@ -11,8 +11,8 @@
 //!   the script) of the innermost Python frame.
 //! - On a virtual GPU all of NVIDIA's libraries are one, under the driver's name. There the
 //!   function says whose call it is: the real driver has none that begins with `nccl` or `cublas`.
-//! - If only such libraries are known, the library itself is named: an
-//!   honest "libcudart" rather than a guess.
+//! - If only such libraries are known, the library itself is named:
+//!   "libcudart" rather than a guess.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};

@@ -78,7 +78,7 @@ pub fn apply(
             });
             true
         }
-        // The first call on a device says who set foot on it.
+        // The first call on a device says who used it first.
         Kind::Entered => {
             let known = key(event).and_then(|(class, k)| entries.get(class, k));
             known.is_some() || enter(entries, event)

@@ -49,7 +49,7 @@ const BATCH: u64 = 1024;
 /// The ticket of the first event that Python's end has caused and after which nothing
 /// was allocated. `None` if there is none, or if it is no longer in the history.
 /// `is_of_end` says of a stack whether Python's end is on it, for versions where nothing
-/// else tells that `atexit` handlers run.
+/// else says that `atexit` handlers run.
 ///
 /// # Errors
 /// The file can't be read.

@@ -11,7 +11,7 @@ use memmap2::Mmap;
 
 /// The bytes of a file.
 pub fn map(path: &Path) -> io::Result<Mmap> {
-    // The name may come from a stranger's file: a pipe must not be waited
+    // The name may come from an untrusted file: a pipe must not be waited
     // for, a device not be touched.
     let is_file = |about: io::Result<Metadata>| match about {
         Ok(about) if !about.is_file() => Err(io::ErrorKind::InvalidInput.into()),

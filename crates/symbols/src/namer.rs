@@ -243,7 +243,7 @@ impl<W: Words> Namer<W> {
         let is_code = |f: &RawFrame| matches!(f, RawFrame::Native { .. } | RawFrame::Python { .. });
         let empty = !raw.iter().any(|(_, f)| is_code(f));
         let raw = raw.into_iter().filter(|(_, f)| match f {
-            // Why Python frames are missing is told where nothing else is; in a stack of native
+            // Why Python frames are missing is said where nothing else is. In a stack of native
             // frames it would be under every C++ thread.
             RawFrame::Missing(reason) => empty || *reason == Reason::Truncated,
             _ => true,

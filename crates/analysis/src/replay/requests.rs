@@ -125,7 +125,7 @@ fn many(n: usize, thing: &str) -> String {
     format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Before PyTorch 2.12 only the segments at the end tell their pool: the
+/// Before PyTorch 2.12 only the segments at the end have their pool: the
 /// pool of each one, by address.
 fn pools_by_address(
     snapshot: &Snapshot,

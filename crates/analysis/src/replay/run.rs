@@ -135,7 +135,7 @@ pub fn run(requests: &Requests, settings: &Settings, card: Card) -> Outcome {
     listen(requests, settings, card, ()).0
 }
 
-/// The same; gives what was heard and the segments at the end too.
+/// The same. It also gives the events and the segments at the end.
 pub fn listen<L: Listener>(
     requests: &Requests,
     settings: &Settings,

@@ -160,7 +160,7 @@ impl Peak {
 }
 
 impl Oom {
-    /// The failure that an entry of a device's tells of.
+    /// The failure that an entry of a device reports.
     fn new(
         known: &Known,
         (device, failed): (usize, &TraceEntry),

@@ -66,8 +66,8 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
         }
         preload.push(library);
         let out = out_folder(args.settings.of(&OUT).map(Path::new))?;
-        // The recorder tells this process, which the user started, from those that it starts; these
-        // say in the list what they have written.
+        // The recorder distinguishes this process, which the user started, from those that it
+        // starts; these say in the list what they have written.
         let root = if args.list.is_some() { parent_id() } else { std::process::id() };
         command.env(RUN_PID.variable, root.to_string());
         let list = RUN_LIST.variable;
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
 }
 
-/// Does the user want to hear of nothing but errors?
+/// Does the user want nothing printed but errors?
 fn quiet() -> bool {
     env::var_os(QUIET.variable).is_some_and(|v| v == Quiet::Yes.name())
 }

@@ -133,8 +133,8 @@ fn gain(now: &Tried, best: &Tried) -> bool {
     best < now - now / 100
 }
 
-/// What is reserved and never in use at once, as a share of it, from which on
-/// nobody should be told that all is well.
+/// What is reserved and never in use at once, as a share of it, from which on the
+/// answer must not say that all is well.
 const UNUSED: f64 = 0.25;
 /// And as bytes: less than one segment for large requests is no matter of settings.
 const SEGMENT: u64 = 20 << 20;

@@ -334,7 +334,7 @@ impl<B: Bytes> Reading<'_, B> {
         if self.alive { self.file.now(i) } else { Ok(self.file.header(i)) }
     }
 
-    /// Words that tell one state of the live table from another.
+    /// Words that differ between any two states of the live table.
     fn live_state(&self) -> Result<[u64; 3], OpenError> {
         Ok([self.word(at::LIVE_SEQUENCE)?, self.word(at::RETIRED)?, self.word(at::LIVE_ROOM)?])
     }

@@ -363,7 +363,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// How high the stack may be and how many numbers the memo may have. In an honest file, what is
+    /// How high the stack may be and how many numbers the memo may have. In a valid file, what is
     /// pushed or numbered takes at least two bytes.
     fn room(&self) -> usize {
         4096 + self.bytes.len() / 2

@@ -404,7 +404,7 @@ fn a_script_may_be_called_as_a_library_or_an_interpreter_is() {
             ("/lib/libother.so.1:9 f", Native),
         ]],
     );
-    // A program in C alone has no names that tell.
+    // A program in C alone has no names that say so.
     let c = json!({"python": {}, "libraries": {library: ""}, "symbolized": true});
     right(&c, &[&[("/src/engine.c:9 run", Native), ("/home/me/train:9 main", User)]]);
     let no_python = json!({"python": {"pytorch": [], "standard": []}, "libraries": {}});

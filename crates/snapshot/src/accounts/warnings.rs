@@ -1,10 +1,10 @@
 //! Warnings that only a recorder with hooks in the driver can give. They are
 //! worked out when a snapshot is written.
 //!
-//! - *A stray context*: the process set foot on a device of which it never held more than next to
-//!   nothing, while it worked on another. A context takes hundreds of megabytes of a card that
-//!   another rank needs. What counts is the most that was ever held ([`memtrace_state::past`]), not
-//!   what is there at the end or in the recorded part of the history.
+//! - *A stray context*: the process used a device of which it never held more than next to nothing,
+//!   while it worked on another. A context takes hundreds of megabytes of a card that another rank
+//!   needs. What counts is the most that was ever held ([`memtrace_state::past`]), not what is
+//!   there at the end or in the recorded part of the history.
 //! - *Memory that a library took beside the pool just before it ran out*: within [`JUST_BEFORE_US`]
 //!   before the failure, and still held then. Without it the request would have fitted.
 //! - *Growth beside the pool*, step by step ([`super::growth`]).

@@ -14,7 +14,7 @@ import io
 from collections import Counter
 from typing import Any
 
-# Number of messages so far by what tells them apart: it goes on from one tracer to the next.
+# Number of messages so far by their key: it goes on from one tracer to the next.
 _sent: Counter[str] = Counter()
 _taken: Counter[str] = Counter()
 

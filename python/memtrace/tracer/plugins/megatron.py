@@ -1,4 +1,4 @@
-"""megatron-core: pipeline stages that tell each other the shapes of what
+"""megatron-core: pipeline stages that send each other the shapes of what
 they send (`variable_seq_lengths`).
 
 They do it through the GPU, and a virtual one moves no data between processes: every tensor received

@@ -117,7 +117,7 @@ pub(super) fn program(command: &OsStr) -> Option<Check> {
 }
 
 /// A function of the runtime's that every program with a context calls is defined in the file
-/// itself. A program that was stripped of its symbols doesn't tell.
+/// itself. Of a program that was stripped of its symbols that isn't known.
 fn has_runtime(file: &ElfFile64) -> Option<bool> {
     let (elf, endian, data) = (file.elf_header(), file.endian(), file.data());
     let sections = elf.sections(endian, data).ok()?;
