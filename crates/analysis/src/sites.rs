@@ -14,7 +14,7 @@ use std::fmt;
 
 use memtrace_format::key::{CodeLine, Memtrace};
 use memtrace_format::snapshot::{Frame, NO_LINE, Snapshot, StackIx, Tables};
-use memtrace_origin::{Places, Whose, file_name};
+use memtrace_origin::{Origin, Places, file_name};
 
 /// A line of code that memory is charged to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,27 +90,27 @@ impl Lines {
     /// The innermost line of a stack that is neither PyTorch's nor the standard library's.
     pub fn module_line(&self, tables: Tables<'_>, stack: Option<StackIx>) -> Option<Site> {
         let frames = frames_of(tables, stack);
-        let whose = self.0.stack(&frames);
-        let is_module = |w: &Whose| matches!(w, Whose::User | Whose::Installed);
-        whose.iter().position(is_module).map(|i| line(frames[i], whose[i]))
+        let origins = self.0.stack(&frames);
+        let is_module = |w: &Origin| matches!(w, Origin::User | Origin::Installed);
+        origins.iter().position(is_module).map(|i| line(frames[i], origins[i]))
     }
 
     /// The line of these frames, innermost first.
     pub fn of_frames(&self, frames: &[&Frame]) -> Site {
-        let whose = self.0.stack(frames);
-        let first = |wanted: Whose| whose.iter().position(|w| *w == wanted);
-        let python = || whose.iter().position(|w| w.is_python());
+        let origins = self.0.stack(frames);
+        let first = |wanted: Origin| origins.iter().position(|w| *w == wanted);
+        let python = || origins.iter().position(|w| w.is_python());
         let native = |is: &dyn Fn(&Frame) -> bool| {
-            (0..frames.len()).find(|i| !whose[*i].is_python() && is(frames[*i]))
+            (0..frames.len()).find(|i| !origins[*i].is_python() && is(frames[*i]))
         };
-        let found = first(Whose::User)
-            .or_else(|| first(Whose::Installed))
+        let found = first(Origin::User)
+            .or_else(|| first(Origin::Installed))
             .or_else(python)
             .or_else(|| native(&|f| is_autograd_node(&f.name)))
             .or_else(|| native(&|f| f.name.starts_with("at::_ops::")))
             .or_else(|| native(&|f| !is_machinery(f)))
             .or_else(|| native(&|_| true));
-        found.map_or(Site::NoStack, |i| line(frames[i], whose[i]))
+        found.map_or(Site::NoStack, |i| line(frames[i], origins[i]))
     }
 
     /// The line of frames that are in the `memtrace` key.
@@ -126,9 +126,9 @@ fn frames_of(tables: Tables<'_>, stack: Option<StackIx>) -> Vec<&Frame> {
     indices.iter().filter_map(|f| tables.frames.get(*f as usize)).collect()
 }
 
-fn line(frame: &Frame, whose: Whose) -> Site {
+fn line(frame: &Frame, origin: Origin) -> Site {
     let Frame { name, filename, line } = frame.clone();
-    if whose.is_python() {
+    if origin.is_python() {
         Site::Line { filename, line, name }
     } else {
         Site::Native { filename, line, name }

@@ -33,7 +33,7 @@ use paths::{Path, is_interpreter, is_library, is_native_source, is_windows};
 
 /// Whose a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Whose {
+pub enum Origin {
     /// Machine code of a library or a program.
     Native,
     /// No code at all: why a stack is empty or cut.
@@ -50,10 +50,10 @@ pub enum Whose {
     User,
 }
 
-impl Whose {
+impl Origin {
     /// Has the frame a line of Python?
     pub fn is_python(self) -> bool {
-        !matches!(self, Whose::Native | Whose::Gap)
+        !matches!(self, Origin::Native | Origin::Gap)
     }
 }
 
@@ -207,12 +207,12 @@ impl Places {
         self.busy = self.busy_scripts(tables);
         let is_text: Vec<bool> = tables.frames.iter().map(starts::is_text).collect();
         if is_text.contains(&true) {
-            let whose: Vec<Whose> = tables.frames.iter().map(|f| self.whose(f)).collect();
+            let origins: Vec<Origin> = tables.frames.iter().map(|f| self.origin(f)).collect();
             self.typed = tables.stacks.iter().any(|stack| {
-                let known = || stack.iter().map(|f| *f as usize).filter(|f| *f < whose.len());
+                let known = || stack.iter().map(|f| *f as usize).filter(|f| *f < origins.len());
                 let frames = || known().map(|f| &tables.frames[f]).collect::<Vec<_>>();
-                let whose = || known().map(|f| whose[f]).collect::<Vec<_>>();
-                known().any(|f| is_text[f]) && starts::is_typed(&frames(), &whose(), &self.busy)
+                let origins = || known().map(|f| origins[f]).collect::<Vec<_>>();
+                known().any(|f| is_text[f]) && starts::is_typed(&frames(), &origins(), &self.busy)
             });
         }
     }
@@ -224,7 +224,7 @@ impl Places {
             return HashSet::new();
         }
         let is_python: Vec<bool> =
-            tables.frames.iter().map(|f| self.whose(f).is_python()).collect();
+            tables.frames.iter().map(|f| self.origin(f).is_python()).collect();
         let mut lines: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
         for stack in tables.stacks {
             let known =
@@ -246,8 +246,8 @@ impl Places {
 
     /// Does the frame run programs, whosever they are?
     fn is_outer(&self, frame: &Frame) -> bool {
-        let whose = self.whose(frame);
-        !whose.is_python() || whose == Whose::Standard
+        let origin = self.origin(frame);
+        !origin.is_python() || origin == Origin::Standard
     }
 
     /// Those of a process that has loaded these libraries.
@@ -282,47 +282,47 @@ impl Places {
     }
 
     /// Whose a frame is, taken by itself.
-    pub fn whose(&self, frame: &Frame) -> Whose {
+    pub fn origin(&self, frame: &Frame) -> Origin {
         if frame.filename == NO_FILE {
-            Whose::Gap
+            Origin::Gap
         } else if self.is_native(frame) {
-            Whose::Native
+            Origin::Native
         } else if is_generated(frame)
             || package(&frame.filename) == Some("memtrace")
             || (is_method_of_text(frame) && !self.typed)
         {
-            Whose::Generated
+            Origin::Generated
         } else {
             self.source(&frame.filename)
         }
     }
 
     /// Whose a Python source file is.
-    pub fn source(&self, file: &str) -> Whose {
+    pub fn source(&self, file: &str) -> Origin {
         let path = Path::new(file);
         let is_in = |folders: &[String]| folders.iter().any(|folder| paths::is_in(file, folder));
         let module = paths::frozen(file);
         let package = package(file);
         if is_in(&self.pytorch) || package == Some("torch") || module == Some("torch") {
-            return Whose::PyTorch;
+            return Origin::PyTorch;
         }
         if package.is_some() {
-            return Whose::Installed;
+            return Origin::Installed;
         }
         let looks = self.standard.is_empty() && path.is_standard();
         let is_module = module.is_some_and(paths::is_standard_module)
             || (self.packed && paths::is_standard_module(path.first()));
         if is_in(&self.standard) || looks || is_module {
-            return Whose::Standard;
+            return Origin::Standard;
         }
         let is_beside = self.packages.iter().any(|folder| path.is_package_in(folder));
-        if is_beside { Whose::Installed } else { Whose::User }
+        if is_beside { Origin::Installed } else { Origin::User }
     }
 
     /// Whose the frames of a stack are, innermost first. Here the ones
     /// count that only start a program.
-    pub fn stack(&self, frames: &[&Frame]) -> Vec<Whose> {
-        let mut all: Vec<Whose> = frames.iter().map(|f| self.whose(f)).collect();
+    pub fn stack(&self, frames: &[&Frame]) -> Vec<Origin> {
+        let mut all: Vec<Origin> = frames.iter().map(|f| self.origin(f)).collect();
         starts::mark(frames, &mut all, &self.busy);
         all
     }

@@ -3,7 +3,7 @@ mod programs;
 use serde_json::{Value, json};
 
 use super::*;
-use Whose::{Gap, Generated, Installed, Native, PyTorch, Standard, User};
+use Origin::{Gap, Generated, Installed, Native, PyTorch, Standard, User};
 
 fn frame(filename: &str, name: &str, line: u64) -> Frame {
     Frame { name: name.to_owned(), filename: filename.to_owned(), line }
@@ -16,15 +16,15 @@ fn places_of(about: &Value, frames: &[Frame]) -> Places {
 }
 
 /// As in a file of PyTorch's own: nothing is known but the frames.
-fn alone(filename: &str, name: &str) -> Whose {
+fn alone(filename: &str, name: &str) -> Origin {
     let frame = frame(filename, name, 12);
-    places_of(&Value::Null, std::slice::from_ref(&frame)).whose(&frame)
+    places_of(&Value::Null, std::slice::from_ref(&frame)).origin(&frame)
 }
 
 #[track_caller]
-fn all(whose: Whose, files: &[&str]) {
+fn all(origin: Origin, files: &[&str]) {
     for file in files {
-        assert_eq!(alone(file, "f"), whose, "{file}");
+        assert_eq!(alone(file, "f"), origin, "{file}");
     }
 }
 
@@ -129,7 +129,7 @@ fn pytorch_is_where_its_functions_or_its_libraries_are() {
         let users = frame("/home/me/proj/torch/optim/mine.py", "step", 5);
         let frames = [known, other, users];
         let places = places_of(&Value::Null, &frames);
-        assert_eq!(frames.each_ref().map(|f| places.whose(f)), [PyTorch, PyTorch, User], "{root}");
+        assert_eq!(frames.each_ref().map(|f| places.origin(f)), [PyTorch, PyTorch, User], "{root}");
     }
     // Its libraries say it better than a copy of one of its functions.
     let library = frame("/opt/torch/lib/libtorch_cpu.so", "at::empty()", 70000);
@@ -137,7 +137,7 @@ fn pytorch_is_where_its_functions_or_its_libraries_are() {
     let its = frame("/opt/torch/optim/adam.py", "step", 5);
     let frames = [library, copy, its];
     let places = places_of(&Value::Null, &frames);
-    assert_eq!(frames.each_ref().map(|f| places.whose(f)), [Native, User, PyTorch]);
+    assert_eq!(frames.each_ref().map(|f| places.origin(f)), [Native, User, PyTorch]);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
     let about = json!({"python": python, "libraries": libraries});
     let places = places_of(&about, &frames);
     assert_eq!(
-        frames.each_ref().map(|f| places.whose(f)),
+        frames.each_ref().map(|f| places.origin(f)),
         [PyTorch, Standard, User, Native, User, User, Native, Native, Gap]
     );
     // A folder is known by whole parts, on Windows in large letters or small.
@@ -179,8 +179,8 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
     ];
     let places = places_of(&about, &frames);
     // Beside PyTorch are other packages.
-    let whose = frames.each_ref().map(|f| places.whose(f));
-    assert_eq!(whose, [PyTorch, Installed, User, PyTorch, PyTorch]);
+    let origin = frames.each_ref().map(|f| places.origin(f));
+    assert_eq!(origin, [PyTorch, Installed, User, PyTorch, PyTorch]);
     // What is no library of PyTorch's, or is elsewhere, says nothing.
     let others =
         ["/me/torch/lib/mine.so", "/me/build/lib/libtorch_cpu.so", "/me/torch/lib/torch.py"];
@@ -189,7 +189,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
     let about = json!({"python": {"standard": ["/elsewhere/lib/python3.11"]}});
     let places = places_of(&about, &frames);
     let looks = frame("/opt/py/lib/python3.11/threading.py", "run", 3);
-    assert_eq!(places.whose(&looks), Standard);
+    assert_eq!(places.origin(&looks), Standard);
     for (loaded, standard) in [
         ("/opt/py/bin/python3.12", "/opt/py/lib/python3.12"),
         ("/opt/py/lib/libpython3.12.so.1.0", "/opt/py/lib/python3.12"),
@@ -221,9 +221,9 @@ fn native_frames_are_known_without_a_list() {
     }
     for line in [0, 70_000] {
         let server = frame("/opt/app/server", "main", line);
-        assert_eq!(Places::default().whose(&server), Native, "an offset is no line: {line}");
+        assert_eq!(Places::default().origin(&server), Native, "an offset is no line: {line}");
         let typed = frame("<stdin>", "main", line);
-        assert_eq!(Places::default().whose(&typed), User, "{line}");
+        assert_eq!(Places::default().origin(&typed), User, "{line}");
     }
 }
 
@@ -250,7 +250,7 @@ fn what_a_compiler_wrote_is_nobodys() {
     all(User, &["/home/me/ab/cabc.py", "/home/me/cd/cabcdefg.py", &other_folder, &no_hash]);
 }
 
-fn stack(frames: &[(&str, &str, u64)]) -> Vec<Whose> {
+fn stack(frames: &[(&str, &str, u64)]) -> Vec<Origin> {
     let frames: Vec<Frame> = frames.iter().map(|(f, n, l)| frame(f, n, *l)).collect();
     let stacks: [Vec<u32>; 1] = [(0..frames.len() as u32).collect()];
     let places = Places::from_key(None, Tables { frames: &frames, stacks: &stacks });

@@ -19,7 +19,7 @@ use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
 use memtrace_format::stacks::{RawFrame, StackId, Words};
-use memtrace_origin::{Whose, file_name, package};
+use memtrace_origin::{Origin, file_name, package};
 use memtrace_symbols::Namer;
 
 /// What a file's name (without `lib`) or a Python package's begins with, and what everybody
@@ -143,9 +143,9 @@ fn of_library(path: &str) -> String {
 }
 
 /// Whose a Python source file is.
-fn of_source(path: &str, whose: Whose) -> String {
+fn of_source(path: &str, origin: Origin) -> String {
     match package(path) {
-        _ if whose == Whose::PyTorch => PYTORCH.to_owned(),
+        _ if origin == Origin::PyTorch => PYTORCH.to_owned(),
         Some(package) => known(package).unwrap_or(package).to_owned(),
         None => file_name(path).to_owned(),
     }
@@ -211,8 +211,8 @@ impl<W: Words> Names<'_, W> {
             passed.get_or_insert(file);
         }
         if foreign && let Some(source) = self.innermost_source(&recorded) {
-            let whose = self.places().source(&source);
-            return Some(of_source(&source, whose));
+            let origin = self.places().source(&source);
+            return Some(of_source(&source, origin));
         }
         passed
     }
@@ -221,7 +221,7 @@ impl<W: Words> Names<'_, W> {
     fn innermost_source(&self, recorded: &[RawFrame]) -> Option<String> {
         let places = self.places();
         let is_ctypes =
-            |file: &str| places.source(file) == Whose::Standard && file.contains("/ctypes/");
+            |file: &str| places.source(file) == Origin::Standard && file.contains("/ctypes/");
         let mut files = recorded.iter().filter_map(|frame| match frame {
             RawFrame::Python { code, .. } => self.source_file(*code),
             _ => None,

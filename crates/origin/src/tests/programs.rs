@@ -4,7 +4,7 @@ use super::*;
 use memtrace_format::snapshot::NO_LINE;
 
 /// A frame as `file:line function`, and whose it is.
-type Row<'a> = (&'a str, Whose);
+type Row<'a> = (&'a str, Origin);
 
 fn parse(text: &str) -> Frame {
     let at = text.find(' ').filter(|_| !text.starts_with('<'));
