@@ -7,7 +7,7 @@ use memtrace_state::ledger::{MemoryKind, Move};
 use memtrace_state::past::Past;
 
 use super::growth::Growth;
-use super::warnings::{Crowded, Recent};
+use super::warnings::{Recent, TakenBefore};
 use super::{Amount, BEFORE, ByOwner, CONTEXTS, ELASTIC, GRAPH_NODES, MANAGED, POOLS};
 
 /// What a driver takes memory in, bytes; smaller requests share a piece.
@@ -143,7 +143,7 @@ pub(super) struct Device {
     pub(super) taken: Amount,
     pub(super) growth: Growth,
     pub(super) recent: Recent,
-    pub(super) crowded: Option<Crowded>,
+    pub(super) taken_before: Option<TakenBefore>,
 }
 
 impl Device {

@@ -217,8 +217,8 @@ impl Accounts {
         let by = by.map(|name| self.number(&name));
         let free = free_then(event);
         let device = self.devices.entry(event.device).or_default();
-        let crowded = device.recent.crowded(event.time_ns / 1000, by, event.size, free);
-        device.crowded = crowded.or(device.crowded.take());
+        let taken_before = device.recent.taken_before(event.time_ns / 1000, by, event.size, free);
+        device.taken_before = taken_before.or(device.taken_before.take());
     }
 
     fn number(&mut self, name: &str) -> usize {
