@@ -11,7 +11,9 @@ use std::process::Command;
 use std::{env, fs};
 
 use memtrace_format::key::{Memtrace, Row};
-use memtrace_options::{ALL, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Value, Word, remark};
+use memtrace_options::{
+    ALL, Choice, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Value, remark,
+};
 
 /// Where the functions are, in the order of the header.
 const SOURCES: [&str; 3] = ["src/api.rs", "src/allocator/hooks.rs", "src/allocator/ask.rs"];
@@ -223,11 +225,11 @@ fn python(items: &[Item], aliases: &Aliases) -> String {
             writeln!(text, "    \"{}\": ({result}, [{}]),", function.name, arguments.join(", "));
     }
     text + "}\n\n# The words of settings.\n"
-        + &tuple("STACKS", Stacks::WORDS)
-        + &tuple("LOG_LEVELS", LogLevel::WORDS)
+        + &tuple("STACKS", Stacks::CHOICES)
+        + &tuple("LOG_LEVELS", LogLevel::CHOICES)
 }
 
-fn tuple(name: &str, words: &[Word]) -> String {
+fn tuple(name: &str, words: &[Choice]) -> String {
     let words: Vec<String> = words.iter().map(|word| format!("\"{}\"", word.name)).collect();
     format!("{name} = ({})\n", words.join(", "))
 }
@@ -277,7 +279,7 @@ fn settings() -> String {
 
 fn meaning(setting: &Setting) -> String {
     let mut text = setting.help.to_owned();
-    if let Value::Words(words) = setting.value {
+    if let Value::Choices(words) = setting.value {
         let words: Vec<String> =
             words.iter().map(|word| format!("`{}` {}", word.name, word.help)).collect();
         let _ = write!(text, ": {}", words.join("; "));

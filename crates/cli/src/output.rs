@@ -9,7 +9,7 @@ use memtrace_format::json::{self, Stacks};
 use memtrace_format::key::Memtrace;
 use memtrace_format::pickle;
 use memtrace_format::snapshot::Snapshot;
-use memtrace_options::{PERMISSIONS, Words};
+use memtrace_options::{Choices, PERMISSIONS};
 
 use crate::args::{Format, Permissions};
 

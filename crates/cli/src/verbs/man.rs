@@ -91,7 +91,7 @@ fn environment(page: &mut Roff) {
 
 fn sentences(setting: &Setting) -> String {
     let mut parts = vec![format!("{}.", setting.help)];
-    if let Value::Words(words) = setting.value {
+    if let Value::Choices(words) = setting.value {
         let words = words.iter().map(|word| format!("{}: {}", word.name, word.help));
         parts.push(format!("{}.", words.collect::<Vec<_>>().join("; ")));
     }
