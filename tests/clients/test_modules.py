@@ -1,32 +1,32 @@
-"""The rooms of src/: each knows only those below it, as ARCHITECTURE says."""
+"""The modules of src/: each knows only those below it, as ARCHITECTURE says."""
 
 import re
 
 import support
 
-# From the lowest up. Single files of src/ are rooms, too.
-ROOMS = ["hot", "gauges", "os", "libraries", "stack", "real", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
+# From the lowest up. Single files of src/ are modules, too.
+MODULES = ["hot", "gauges", "os", "libraries", "stack", "real", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
 USED = re.compile(r"\bcrate::(\w+)")
 GROUP = re.compile(r"\bcrate::\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 
 
 def used(text):
-    """The rooms that a file names, outside of comments and of its tests."""
+    """The modules of src/ that a file names, outside of comments and of its tests."""
     text = text.split("#[cfg(test)]")[0]
     text = re.sub(r"//.*", "", text)
     inner = [re.sub(r"\{(?:[^{}]|\{[^{}]*\})*\}", "", group) for group in GROUP.findall(text)]
     return set(USED.findall(text)) | {name for group in inner for name in re.findall(r"(?:^|,)\s*(\w+)", group)}
 
 
-def test_no_room_knows_one_above_it():
+def test_no_module_knows_one_above_it():
     source = support.ROOT / "src"
     wrong = []
     for path in sorted(source.rglob("*.rs")):
-        room = path.relative_to(source).parts[0].removesuffix(".rs")
-        assert room in ROOMS, f"{path}: a room that is not in the list"
+        module = path.relative_to(source).parts[0].removesuffix(".rs")
+        assert module in MODULES, f"{path}: a module that is not in the list"
         if re.search(r"(^|_)test(s|ing)?\.rs$", path.name) or "tests" in path.parts[len(source.parts) :]:
             continue
-        above = ROOMS[ROOMS.index(room) + 1 :]
+        above = MODULES[MODULES.index(module) + 1 :]
         wrong += [f"{path.relative_to(source)} uses {name}" for name in sorted(used(path.read_text())) if name in above]
     assert wrong == []
 
@@ -38,10 +38,10 @@ def test_the_rule_is_looked_for():
     assert used("fn f() {}\n#[cfg(test)]\nmod tests { use crate::cuda; }") == set()
 
 
-# --- inside a room ---------------------------------------------------------------------------------
+# --- inside a module -------------------------------------------------------------------------------
 
-# To become a crate, where that is put in order.
-KNOTTED = {"stack"}
+# Large circles are allowed here until it is a crate.
+EXEMPT = {"stack"}
 # Files that know each other.
 MOST = 3
 
@@ -94,7 +94,7 @@ def circles(knows):
     return {frozenset(other for other in reach[module] if module in reach[other]) for module in knows if module in reach[module]}
 
 
-def test_circles_inside_a_room_are_small():
+def test_circles_inside_a_module_are_small():
     source = support.ROOT / "src"
     files = {}
     for path in source.rglob("*.rs"):
@@ -103,7 +103,7 @@ def test_circles_inside_a_room_are_small():
             files["::".join(part for part in parts if part not in ("mod", "lib"))] = path.read_text()
     knows = {module: imports(module, text, files) for module, text in files.items()}
     large = [sorted(circle) for circle in circles(knows) if len(circle) > MOST]
-    assert [circle for circle in large if circle[0].split("::")[0] not in KNOTTED] == []
+    assert [circle for circle in large if circle[0].split("::")[0] not in EXEMPT] == []
 
 
 def test_a_circle_is_found():
