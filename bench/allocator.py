@@ -42,7 +42,7 @@ SIZES = {
 
 
 def measure(pairs):
-    """In a process of one way: {door: {sizes: {threads: nanoseconds a pair}}}."""
+    """In a process of one way: {call: {sizes: {threads: nanoseconds a pair}}}."""
     import torch
 
     device = torch.device("cuda")
@@ -66,15 +66,15 @@ def measure(pairs):
             out.append((clock() - start) / steady.BATCH)
 
     result = {}
-    for name, door in (("raw", raw), ("torch.empty", tensors)):
+    for name, call in (("raw", raw), ("torch.empty", tensors)):
         for kind, size in SIZES.items():
             r = random.Random(0)
             held = [torch.empty(size(r), dtype=torch.uint8, device=device) for _ in range(2 * HELD)]
             del held[::2]  # every other one is a gap
             sizes = [size(r) for _ in range(steady.BATCH)]
             for threads in THREADS:
-                door(sizes, 20, [])
-                outs = steady.run(threads, max(20, pairs // steady.BATCH // threads), partial(door, sizes))
+                call(sizes, 20, [])
+                outs = steady.run(threads, max(20, pairs // steady.BATCH // threads), partial(call, sizes))
                 result.setdefault(name, {}).setdefault(kind, {})[threads] = min(map(steady.least, outs))
             del held
             torch.cuda.empty_cache()
@@ -122,21 +122,21 @@ def main():
         print(f"bench: round {i + 1} of {options.rounds}", file=sys.stderr)
         rounds.append({way: run(way, options.pairs, options.build) for way in options.ways})
 
-    def least(way, door, kind, threads):
-        return min(r[way][door][kind][str(threads)] for r in rounds)
+    def least(way, call, kind, threads):
+        return min(r[way][call][kind][str(threads)] for r in rounds)
 
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.rounds} rounds\n")
-    print("| door | sizes | threads | " + " | ".join(f"{way}, ns (ratio)" for way in options.ways) + " |")
+    print("| call | sizes | threads | " + " | ".join(f"{way}, ns (ratio)" for way in options.ways) + " |")
     print("|---|---|---|" + "---|" * len(options.ways))
-    for door in rounds[0][options.ways[0]]:
+    for call in rounds[0][options.ways[0]]:
         for kind in SIZES:
             for threads in THREADS:
                 cells = []
                 for way in options.ways:
-                    ns = least(way, door, kind, threads)
-                    ratio = f" ({ns / least(BASELINE, door, kind, threads):.2f})" if way != BASELINE and BASELINE in options.ways else ""
+                    ns = least(way, call, kind, threads)
+                    ratio = f" ({ns / least(BASELINE, call, kind, threads):.2f})" if way != BASELINE and BASELINE in options.ways else ""
                     cells.append(f"{ns:.0f}{ratio}")
-                print(f"| {door} | {kind} | {threads} | " + " | ".join(cells) + " |")
+                print(f"| {call} | {kind} | {threads} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":
