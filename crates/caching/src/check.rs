@@ -1,4 +1,4 @@
-//! What must always hold, looked at from scratch: for tests, and for whoever doubts.
+//! The invariants of the allocator, checked from scratch. For tests.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! What can be typed. The texts here are the reference of the command line, and are tested as such.
+//! The arguments of the command. The texts here are the reference of the
+//! command line, and are tested as such.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! What processes leave behind when they are killed: the list of a run, and files that nobody
-//! finishes. Both are cleared by the next `memtrace run` or `memtrace recover` that comes by; black
-//! boxes, which are worth something, never are.
+//! finishes. Both are cleared by the next `memtrace run` or `memtrace recover`. Black boxes,
+//! which are worth something, never are.
 //!
 //! The name of a list says which process it belongs to. It has the machine, the namespace
 //! of process numbers, the number, and the time since the machine started. So the list of a

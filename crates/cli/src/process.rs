@@ -1,5 +1,5 @@
-//! Which black box a process has mapped: the one truth about whose it is
-//! and whether it is still written.
+//! Which black box a process has mapped. Nothing else says for certain whose it
+//! is and whether it is still written.
 //!
 //! `/proc/PID/maps` lists the mapping as long as the process runs, whatever happened to the file's
 //! name. A number that was given to another process, a zombie, and a process that became another

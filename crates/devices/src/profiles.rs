@@ -1,4 +1,4 @@
-//! The cards.
+//! The models of cards.
 //!
 //! Sources: NVIDIA's data sheets and architecture white papers (multiprocessors, memory clock, bus
 //! width, L2) and the public PCI id list (device ids). The rest is what the cards themselves report

@@ -1,4 +1,4 @@
-//! One device: its history run forwards from its beginning, its segments looked at.
+//! One device: its history is run forwards from its beginning, and its segments are added up.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,4 @@
-//! `memtrace run`: sets the stage and becomes the program.
+//! `memtrace run`: prepares the environment and becomes the program.
 //!
 //! There is no parent that waits. The environment is prepared, then this process is
 //! replaced. So the program's id, signals, terminal and exit code are what they would be
