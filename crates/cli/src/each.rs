@@ -9,7 +9,7 @@ use std::path::Path;
 
 use memtrace_format::screen::Page;
 use memtrace_format::snapshot::Snapshot;
-use memtrace_reading::{Limit, Trouble, find, snapshots};
+use memtrace_reading::{FileError, Limit, find, snapshots};
 use serde_json::{Value, json};
 
 use crate::args::Files;
@@ -159,8 +159,8 @@ fn named(name: &str, value: &Value) -> Value {
     object
 }
 
-impl From<Trouble> for Failure {
-    fn from(trouble: Trouble) -> Failure {
+impl From<FileError> for Failure {
+    fn from(trouble: FileError) -> Failure {
         Failure::new(trouble.to_string())
     }
 }

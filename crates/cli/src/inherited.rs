@@ -37,7 +37,7 @@ extern "C" fn look() {
 }
 
 /// Has the program inherit the same.
-pub(crate) fn hand_on(command: &mut Command) {
+pub(crate) fn inherit(command: &mut Command) {
     let Some(inherited) = INHERITED.get() else { return };
     let put_back = move || {
         // SAFETY: plain system calls; what is closed was opened by the runtime.

@@ -39,12 +39,12 @@ use crate::verbs::{
 };
 
 /// Makes a program that this process becomes inherit what this process did.
-pub type HandOn = fn(&mut std::process::Command);
+pub type Inherit = fn(&mut std::process::Command);
 
 /// Runs the command line of this process.
-pub fn main(hand_on: HandOn) -> ExitCode {
+pub fn main(inherit: Inherit) -> ExitCode {
     let answer = match Args::parse().command {
-        Command::Run(args) => run::run(&args, hand_on).map(|never| match never {}),
+        Command::Run(args) => run::run(&args, inherit).map(|never| match never {}),
         Command::Summary(args) => summary::summary(&args),
         Command::Report(args) => report::report(&args),
         Command::Check(args) => check::check(&args),

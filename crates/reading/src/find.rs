@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use memtrace_format::shell::quoted;
 
-use crate::Trouble;
+use crate::FileError;
 use crate::left_out::{LeftOut, left_out};
 
 /// What a snapshot's name ends in, before what a packer adds.
@@ -29,14 +29,14 @@ pub struct Found {
     /// What the user should know, a line each.
     pub notes: Vec<String>,
     /// Of several arguments, those that stand for nothing.
-    pub troubles: Vec<Trouble>,
+    pub troubles: Vec<FileError>,
 }
 
 /// Replaces folders by the snapshots in them, and puts all in order.
 ///
 /// # Errors
 /// The only argument is a folder that can't be read, or has no snapshot.
-pub fn find(arguments: &[PathBuf]) -> Result<Found, Trouble> {
+pub fn find(arguments: &[PathBuf]) -> Result<Found, FileError> {
     let mut found = Found { several: arguments.len() > 1, ..Found::default() };
     for path in arguments {
         // Alone it is standard input, also where a folder has that name.
@@ -57,8 +57,8 @@ pub fn find(arguments: &[PathBuf]) -> Result<Found, Trouble> {
     Ok(found)
 }
 
-fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
-    let unread = |e: std::io::Error| Trouble::new(path, format!("cannot be read: {e}"));
+fn folder(path: &Path, found: &mut Found) -> Result<(), FileError> {
+    let unread = |e: std::io::Error| FileError::new(path, format!("cannot be read: {e}"));
     let (mut files, mut left, mut boxes) = (Vec::new(), LeftOut::default(), 0);
     let mut folders = LeftOut::default();
     for entry in fs::read_dir(path).map_err(unread)? {
@@ -103,7 +103,7 @@ fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
     say.extend(left.line(!files.is_empty()));
     if files.is_empty() {
         say.extend(folders.line(false));
-        return Err(Trouble::new(path, say.join("; ")));
+        return Err(FileError::new(path, say.join("; ")));
     }
     found.notes.extend(say.iter().map(|note| format!("{folder}: {note}")));
     files.sort_by(|a, b| order(a, b));

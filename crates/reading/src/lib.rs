@@ -75,26 +75,26 @@ impl Limit {
 
 /// Why a file gives no answer, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct FileError {
     /// The file or folder.
     pub path: PathBuf,
     /// What is wrong, and what to do.
     pub what: String,
 }
 
-impl Trouble {
-    fn new(path: &Path, what: impl Into<String>) -> Trouble {
-        Trouble { path: path.to_owned(), what: what.into() }
+impl FileError {
+    fn new(path: &Path, what: impl Into<String>) -> FileError {
+        FileError { path: path.to_owned(), what: what.into() }
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path.display(), self.what)
     }
 }
 
-impl std::error::Error for Trouble {}
+impl std::error::Error for FileError {}
 
 /// A snapshot, and which of those in its file it is.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub struct Named {
     /// The file's name, with the snapshot's number and key if there are several.
     pub name: String,
     /// What it says, or why it says nothing.
-    pub snapshot: Result<Snapshot, Trouble>,
+    pub snapshot: Result<Snapshot, FileError>,
 }
 
 /// Of so many things in a file that are no snapshots each is named.
@@ -112,7 +112,7 @@ const UNREAD: usize = 10;
 ///
 /// # Errors
 /// The file can't be read, or is something else.
-pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
+pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, FileError> {
     let contents = contents(path, limit)?;
     let parts = contents.snapshots().map_err(|e| contents.trouble(&e))?;
     let (count, file) = (parts.len(), path.display());
@@ -122,8 +122,9 @@ pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
         let which = format!("snapshot {} of {count}{key}", i + 1);
         let is_alone = count == 1 && key.is_empty();
         let name = if is_alone { file.to_string() } else { format!("{file}: {which}") };
-        let snapshot =
-            part.snapshot.map_err(|e| Trouble::new(path, format!("{which}: {}", contents.why(&e))));
+        let snapshot = part
+            .snapshot
+            .map_err(|e| FileError::new(path, format!("{which}: {}", contents.why(&e))));
         unread += usize::from(snapshot.is_err());
         if snapshot.is_ok() || unread <= UNREAD {
             named.push(Named { name, snapshot });
@@ -131,7 +132,7 @@ pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
     }
     if unread > UNREAD {
         let more = format!("and {} more in it that are no snapshots", unread - UNREAD);
-        named.push(Named { name: file.to_string(), snapshot: Err(Trouble::new(path, more)) });
+        named.push(Named { name: file.to_string(), snapshot: Err(FileError::new(path, more)) });
     }
     Ok(named)
 }

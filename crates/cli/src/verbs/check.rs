@@ -3,7 +3,7 @@
 use memtrace_analysis::check::{self, Level, Problem};
 use memtrace_format::ReadError;
 use memtrace_format::screen::Page;
-use memtrace_reading::{Trouble, contents, find};
+use memtrace_reading::{FileError, contents, find};
 use serde_json::{Value, json};
 
 use crate::args::Check;
@@ -68,7 +68,7 @@ fn page_of(page: &mut Page, name: &str, sound: bool, problems: &[Problem]) {
     }
 }
 
-fn not_read(trouble: &Trouble) -> Value {
+fn not_read(trouble: &FileError) -> Value {
     json!({"file": trouble.path.display().to_string(), "error": trouble.to_string()})
 }
 

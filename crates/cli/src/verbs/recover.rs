@@ -12,14 +12,14 @@ use memtrace_format::blackbox::{OpenError, at};
 use memtrace_format::screen::Page;
 
 use crate::args::Recover;
-use crate::blackbox::{self, Trouble, Written};
+use crate::blackbox::{self, BoxError, Written};
 use crate::failure::Failure;
 use crate::found::{Found, Writer, find, number, runs};
 use crate::say::{Answer, eprint_line};
 use crate::{boxes, leftovers, output, process};
 
 /// What became of a black box.
-enum Fate {
+enum Recovered {
     /// It is a snapshot now.
     Written(PathBuf),
     /// There was nothing in it.
@@ -94,9 +94,9 @@ impl Recovery<'_> {
             match done {
                 // Those that come before it, and those that are read beside
                 // it, have made room when they are gone.
-                Ok(Err(Trouble::NoRoom(_))) if jobs.len() > 1 => later.push(job),
+                Ok(Err(BoxError::NoRoom(_))) if jobs.len() > 1 => later.push(job),
                 Ok(done) => self.settle(job, done),
-                Err(panic) => self.settle(job, Err(Trouble::Other(panic.to_string()))),
+                Err(panic) => self.settle(job, Err(BoxError::Other(panic.to_string()))),
             }
             ControlFlow::Continue(())
         });
@@ -125,18 +125,18 @@ impl Recovery<'_> {
     }
 
     /// Names the snapshot, removes the black box if it is to go, and says what became of it.
-    fn settle(&mut self, job: &Job, done: Result<Read, Trouble>) {
+    fn settle(&mut self, job: &Job, done: Result<Read, BoxError>) {
         let name = job.name.display();
         match done.and_then(|read| read.settle(&job.folder)) {
-            Ok(Fate::Written(path)) => {
+            Ok(Recovered::Written(path)) => {
                 self.written += 1;
                 let _ = writeln!(self.page, "{}", path.display());
             }
-            Ok(Fate::Empty) => eprint_line(&format!("{name}: the process recorded nothing")),
-            Ok(Fate::Alive(pid)) => eprint_line(&format!(
+            Ok(Recovered::Empty) => eprint_line(&format!("{name}: the process recorded nothing")),
+            Ok(Recovered::Alive(pid)) => eprint_line(&format!(
                 "{name}: process {pid} is alive and writes it; use `memtrace snapshot {pid}`"
             )),
-            Err(Trouble::NoRoom(why) | Trouble::Other(why)) => {
+            Err(BoxError::NoRoom(why) | BoxError::Other(why)) => {
                 self.bad += 1;
                 eprint_line(&format!("{name}: {why}"));
             }
@@ -170,13 +170,13 @@ enum End {
 }
 
 /// All that takes long, and nothing that others see.
-fn read(job: &Job, args: &Recover) -> Result<Read, Trouble> {
+fn read(job: &Job, args: &Recover) -> Result<Read, BoxError> {
     let found = if job.named { Found::open_named(&job.name) } else { Found::open(&job.name) }?;
     let (content, end) = read_found(&found, &job.folder, args)?;
     Ok(Read { found, content, end })
 }
 
-fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, End), Trouble> {
+fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, End), BoxError> {
     let Found { real, file, ours, .. } = found;
     let open = match blackbox::open(file) {
         Ok(open) => open,
@@ -213,11 +213,11 @@ fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, 
 
 impl Read {
     /// Names the snapshot and does with the black box what is to be done.
-    fn settle(self, folder: &Path) -> Result<Fate, Trouble> {
+    fn settle(self, folder: &Path) -> Result<Recovered, BoxError> {
         let fate = match self.content {
-            Content::Alive(pid) => Fate::Alive(pid),
-            Content::Empty => Fate::Empty,
-            Content::Snapshot(written) => Fate::Written(written.place(folder)?),
+            Content::Alive(pid) => Recovered::Alive(pid),
+            Content::Empty => Recovered::Empty,
+            Content::Snapshot(written) => Recovered::Written(written.place(folder)?),
         };
         match self.end {
             End::Keep => {}

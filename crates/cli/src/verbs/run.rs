@@ -27,7 +27,7 @@ use crate::failure::Failure;
 use crate::preloadable::{find, preloadable};
 use crate::say::eprint_line;
 use crate::stand_ins::Folder;
-use crate::{HandOn, boxes, leftovers};
+use crate::{Inherit, boxes, leftovers};
 
 /// What PyTorch and Triton compile and time on one GPU they keep for the next run. What
 /// they find out on a virtual card must not be used by a run on a real one. So it is kept
@@ -42,7 +42,7 @@ pub(crate) const RECORDER: &str = "libmemtrace.so";
 pub(crate) const VIRTUAL_GPU: &str = "libmemtrace_virtual.so";
 
 /// Becomes the program; returns only to say why not.
-pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
+pub(crate) fn run(args: &Run, inherit: Inherit) -> Result<Infallible, Failure> {
     let (name, rest) =
         args.command.split_first().ok_or_else(|| Failure::new("no program is named"))?;
     let spec = match &args.virtual_gpu {
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
         command.env("LD_PRELOAD", preloaded(&preload, env::var_os("LD_PRELOAD")));
         command.env(SANITIZER.0, with_setting(env::var_os(SANITIZER.0), SANITIZER.1));
     }
-    hand_on(&mut command);
+    inherit(&mut command);
     let error = command.exec();
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
 }

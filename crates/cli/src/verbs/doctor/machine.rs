@@ -8,7 +8,7 @@ use memtrace_files::{NewFile, Readers};
 use memtrace_options::{BLACKBOX, NO_BLACKBOX};
 
 use super::{Check, Level, this_program};
-use crate::cards::{self, Here};
+use crate::cards::{self, CardsHere};
 use crate::failure::Failure;
 use crate::verbs::run::VIRTUAL_GPU;
 
@@ -170,12 +170,12 @@ pub(super) fn driver(virtual_gpu: bool) -> Result<Check, Failure> {
 }
 
 /// The cards that a program would see.
-pub(super) fn cards(here: &Here) -> Vec<Check> {
+pub(super) fn cards(here: &CardsHere) -> Vec<Check> {
     let about = "GPU";
     match here {
-        Here::Nothing => Vec::new(),
-        Here::Trouble(why) => vec![Check::new(Level::Note, about, why.clone())],
-        Here::Cards(here) => {
+        CardsHere::Nothing => Vec::new(),
+        CardsHere::Failed(why) => vec![Check::new(Level::Note, about, why.clone())],
+        CardsHere::Cards(here) => {
             let one = |(number, card)| {
                 let text = format!("{}; {}", cards::line(number, card), cards::versions(here));
                 Check::new(Level::Ok, about, text)

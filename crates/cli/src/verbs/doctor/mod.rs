@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::args::{Doctor, Format, Recover};
-use crate::cards::{self, Here};
+use crate::cards::{self, CardsHere};
 use crate::failure::Failure;
 use crate::say::Answer;
 use crate::verbs::recover;
@@ -121,8 +121,8 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
             .map(|c| json!({"level": c.level.name(), "about": c.about, "text": c.text}))
             .collect();
         let cards = match &here {
-            Here::Cards(here) => cards::to_json(here),
-            Here::Nothing | Here::Trouble(_) => json!([]),
+            CardsHere::Cards(here) => cards::to_json(here),
+            CardsHere::Nothing | CardsHere::Failed(_) => json!([]),
         };
         let processes: Vec<Value> = processes.iter().map(recorded::Process::to_json).collect();
         let answer = json!({"ok": yes, "checks": list, "cards": cards, "exit": exit, "processes": processes});
