@@ -15,7 +15,7 @@ use std::fmt;
 
 use memtrace_format::snapshot::PoolId;
 
-use crate::blocks::{BlockId, Blocks, Ix, Uses};
+use crate::blocks::{BlockId, BlockIndex, Blocks, Uses};
 use crate::deferred::Waiting;
 use crate::driver::Driver;
 use crate::event::{Action, Event, Sink};
@@ -24,7 +24,7 @@ use crate::pool::{LARGE, Pool, Private, SMALL};
 use crate::settings::Settings;
 use crate::sizes;
 use crate::stats::{ByPool, Stats};
-use crate::visit::Visit;
+use crate::visit::PyTorchMap;
 
 /// What was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ pub(crate) struct Request {
     /// What the driver is asked for.
     pub segment: u64,
     pub stream: u64,
-    pub pool: Ix,
+    pub pool: BlockIndex,
     /// Blocks of expandable segments will do.
     pub expandable: bool,
 }
@@ -168,18 +168,18 @@ pub struct Allocator<D, S> {
     pub(crate) private: BTreeMap<PoolId, Private>,
     pub(crate) reserved_by_pool: BTreeMap<PoolId, ByPool>,
     /// Pools that nobody holds, in PyTorch's order.
-    pub(crate) freeable: Visit<PoolId>,
+    pub(crate) freeable: PyTorchMap<PoolId>,
     /// Pools that are asked before giving up.
-    pub(crate) on_oom: Visit<PoolId>,
+    pub(crate) on_oom: PyTorchMap<PoolId>,
     /// Where allocations go instead of the default pools: the last that wants a stream gets it.
     pub(crate) routes: Vec<(PoolId, Route)>,
     /// Captures that have been announced.
     pub(crate) captures: u32,
     pub(crate) reservations: Vec<Option<Reservation>>,
-    pub(crate) uses: HashMap<Ix, Uses>,
+    pub(crate) uses: HashMap<BlockIndex, Uses>,
     /// Streams that were named for a block during a capture. As in PyTorch, they stay with the
     /// block if it is not given back during a capture, and count for whoever has it then.
-    pub(crate) captured_uses: HashMap<Ix, Vec<u64>>,
+    pub(crate) captured_uses: HashMap<BlockIndex, Vec<u64>>,
     pub(crate) waiting: Waiting,
     /// Segments and reservations so far.
     pub(crate) births: u64,
@@ -216,8 +216,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             pools: vec![Pool::new(true, (0, 0)), Pool::new(false, (0, 0))],
             private: BTreeMap::new(),
             reserved_by_pool: BTreeMap::new(),
-            freeable: Visit::default(),
-            on_oom: Visit::default(),
+            freeable: PyTorchMap::default(),
+            on_oom: PyTorchMap::default(),
             routes: Vec::new(),
             captures: 0,
             reservations: Vec::new(),
@@ -443,7 +443,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.captures > 0 && self.device.capturing()
     }
 
-    fn pool_for(&mut self, rounded: u64, stream: u64) -> Ix {
+    fn pool_for(&mut self, rounded: u64, stream: u64) -> BlockIndex {
         let small = sizes::is_small(rounded);
         for (id, route) in self.routes.iter().rev() {
             let goes = match *route {

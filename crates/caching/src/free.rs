@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::blocks::Ix;
+use crate::blocks::BlockIndex;
 use crate::sizes::MIN_BLOCK;
 
 /// The order of free blocks: streams apart, small before large, older
@@ -21,7 +21,7 @@ pub(crate) struct FreeKey {
     /// The number of its segment.
     pub birth: u64,
     pub addr: u64,
-    pub ix: Ix,
+    pub ix: BlockIndex,
 }
 
 impl FreeKey {
@@ -320,7 +320,13 @@ mod tests {
     fn keys() -> impl Strategy<Value = FreeKey> {
         let size = prop_oneof![4 => Just(512), 2 => 1..200_u64, 1 => any::<u64>()];
         (prop_oneof![Just(0), Just(7), Just(u64::MAX)], size, 0..3_u64, 0..40_u64).prop_map(
-            |(stream, size, birth, addr)| FreeKey { stream, size, birth, addr, ix: addr as Ix },
+            |(stream, size, birth, addr)| FreeKey {
+                stream,
+                size,
+                birth,
+                addr,
+                ix: addr as BlockIndex,
+            },
         )
     }
 

@@ -1,7 +1,7 @@
 //! Memory from the device and back: what is tried, and in which order, when no free block fits.
 
 use crate::allocator::{Allocator, Request, Why};
-use crate::blocks::{Block, Ix, NONE};
+use crate::blocks::{Block, BlockIndex, NONE};
 use crate::driver::Driver;
 use crate::event::{Action, Sink};
 use crate::free::FreeKey;
@@ -9,7 +9,7 @@ use crate::pool::{LARGE, SMALL};
 
 impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A block for a request that no free block fits, by all means there are.
-    pub(crate) fn make_room(&mut self, r: &mut Request) -> Result<Ix, Why> {
+    pub(crate) fn make_room(&mut self, r: &mut Request) -> Result<BlockIndex, Why> {
         if self.collects() {
             self.collect_garbage();
         }
@@ -34,7 +34,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// One attempt to get a segment.
-    fn new_segment(&mut self, r: &Request, retry: bool) -> Result<Option<Ix>, Why> {
+    fn new_segment(&mut self, r: &Request, retry: bool) -> Result<Option<BlockIndex>, Why> {
         if retry {
             self.stats.num_alloc_retries += 1;
         }
@@ -82,7 +82,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         Ok(Some(ix))
     }
 
-    pub(crate) fn reserved_up(&mut self, pool: Ix, size: u64) {
+    pub(crate) fn reserved_up(&mut self, pool: BlockIndex, size: u64) {
         let pool = &self.pools[pool as usize];
         self.stats.reserved_bytes.up(pool.small, size);
         if pool.is_private() {
@@ -90,7 +90,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    pub(crate) fn reserved_down(&mut self, pool: Ix, size: u64) {
+    pub(crate) fn reserved_down(&mut self, pool: BlockIndex, size: u64) {
         let pool = &self.pools[pool as usize];
         self.stats.reserved_bytes.down(pool.small, size);
         if pool.is_private() {
@@ -233,7 +233,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    fn release_all(&mut self, pool: Ix) {
+    fn release_all(&mut self, pool: BlockIndex) {
         let mut expandable = Vec::new();
         let mut at = None;
         while let Some(key) = self.next_free(pool, at) {

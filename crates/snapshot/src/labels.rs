@@ -62,7 +62,7 @@ impl Held {
 }
 
 #[derive(Default)]
-struct Device {
+struct DeviceSums {
     /// Blocks of PyTorch's allocator.
     blocks: Held,
     /// What no framework's allocator holds.
@@ -77,7 +77,7 @@ struct Mark {
 
 /// See the module's documentation.
 pub struct Labels {
-    devices: Vec<Device>,
+    devices: Vec<DeviceSums>,
     /// Blocks that have not been given back: device, label, bytes.
     blocks: HashMap<u64, (usize, LabelId, u64)>,
     marks: Vec<Mark>,
@@ -140,9 +140,9 @@ impl Labels {
         }
     }
 
-    fn device(&mut self, ordinal: usize) -> &mut Device {
+    fn device(&mut self, ordinal: usize) -> &mut DeviceSums {
         if self.devices.len() <= ordinal {
-            self.devices.resize_with(ordinal + 1, Device::default);
+            self.devices.resize_with(ordinal + 1, DeviceSums::default);
         }
         &mut self.devices[ordinal]
     }

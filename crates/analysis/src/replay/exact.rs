@@ -12,7 +12,7 @@ use memtrace_caching::{
 use memtrace_format::snapshot::{Action, Block, BlockState, Segment, Snapshot, TraceEntry};
 use serde::Serialize;
 
-use super::requests::{Requests, What};
+use super::requests::{RequestKind, Requests};
 use super::run::{Log, Replay};
 use crate::history::driver_call;
 
@@ -135,8 +135,8 @@ fn reservations(
     settings: &Settings,
     total: u64,
 ) -> Vec<(u64, u64)> {
-    type Kind = (u64, (u64, u64), bool);
-    let mut addrs: BTreeMap<Kind, BTreeSet<u64>> = BTreeMap::new();
+    type SizeClass = (u64, (u64, u64), bool);
+    let mut addrs: BTreeMap<SizeClass, BTreeSet<u64>> = BTreeMap::new();
     for s in before.iter().filter(|s| s.is_expandable) {
         addrs.entry((s.stream, s.pool_id, s.small)).or_default().insert(s.address);
     }
@@ -318,7 +318,7 @@ fn begin(
             replay.hold(*slot, *id);
         }
     }
-    for request in requests.before.iter().filter(|r| !matches!(r.what, What::Alloc { .. })) {
+    for request in requests.before.iter().filter(|r| !matches!(r.what, RequestKind::Alloc { .. })) {
         let _ = replay.step(request);
     }
     replay.allocator.sink_mut().events.clear();

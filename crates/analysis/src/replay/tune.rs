@@ -81,7 +81,7 @@ pub fn candidates(requests: &Requests, own: &str, release: Option<Release>) -> V
 
 fn changes(requests: &Requests) -> Vec<String> {
     let large = requests.before.iter().chain(&requests.during).filter_map(|r| match r.what {
-        super::requests::What::Alloc { size, .. } if size >= 20 * MIB => Some(size),
+        super::requests::RequestKind::Alloc { size, .. } if size >= 20 * MIB => Some(size),
         _ => None,
     });
     let largest = large.max().unwrap_or(0);

@@ -112,7 +112,7 @@ impl Managed {
 
 /// The sums of one device.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Device {
+pub(super) struct DeviceAccounts {
     pub(super) by: ByOwner,
     pub(super) held: u64,
     pub(super) managed: Managed,
@@ -146,7 +146,7 @@ pub(super) struct Device {
     pub(super) taken_before: Option<TakenBefore>,
 }
 
-impl Device {
+impl DeviceAccounts {
     pub(super) fn take(&mut self, one: &Move, owner: usize, time_us: Option<u64>) {
         let up_or_down = |n: &mut u64| {
             *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };

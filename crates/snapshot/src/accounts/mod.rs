@@ -39,7 +39,7 @@ use memtrace_state::ledger::{MemoryKind, Move};
 use memtrace_state::{ApiName, State};
 
 use crate::owner::Names;
-use device::{Device, Managed, add};
+use device::{DeviceAccounts, Managed, add};
 
 /// The owner of what a framework's allocator holds.
 const FRAMEWORK: &str = "PyTorch";
@@ -74,7 +74,7 @@ type ByOwner = Vec<Amount>;
 pub(crate) struct Accounts {
     owners: Vec<Rc<str>>,
     numbers: HashMap<Rc<str>, usize>,
-    devices: BTreeMap<i8, Device>,
+    devices: BTreeMap<i8, DeviceAccounts>,
     host: host::Host,
     /// Of NCCL's memory: by device (or the host's) and communicator.
     parts: BTreeMap<(Option<i8>, u16), Amount>,
@@ -238,7 +238,7 @@ impl Accounts {
         api: ApiName<'_>,
         namer: &mut Names<'_, W>,
     ) {
-        let used = |d: &Device| d.peak > 0 || d.held > 0 || d.managed.peak > 0;
+        let used = |d: &DeviceAccounts| d.peak > 0 || d.held > 0 || d.managed.peak > 0;
         let devices = self.devices.iter().filter(|(_, d)| used(d)).map(|(ordinal, d)| {
             let peak_by = if d.at_peak { Some(&d.by) } else { d.peak_by.as_ref() };
             let Amount { bytes, count } = d.taken;
@@ -326,7 +326,12 @@ impl Accounts {
         all.into_iter().map(line).collect()
     }
 
-    fn reconcile(&self, ordinal: i8, device: &Device, api: ApiName<'_>) -> Option<Reconciled> {
+    fn reconcile(
+        &self,
+        ordinal: i8,
+        device: &DeviceAccounts,
+        api: ApiName<'_>,
+    ) -> Option<Reconciled> {
         let m = device.measured.as_ref()?;
         let one = |name: &str, bytes: i64, known: &str| ReconciledLine {
             name: name.to_owned(),
