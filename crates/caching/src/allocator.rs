@@ -57,12 +57,12 @@ pub struct OutOfMemory {
     /// The limit that a memory fraction sets.
     pub limit: Option<u64>,
     /// Why.
-    pub why: Why,
+    pub why: FailureCause,
 }
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum FailureCause {
     /// Nothing helped.
     Exhausted,
     /// `throw_on_cudamalloc_oom`: refused at once.
@@ -75,7 +75,7 @@ pub enum Why {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.why == Why::Absurd {
+        if self.why == FailureCause::Absurd {
             return f.write_str("CUDA out of memory. Tried to allocate more than 1EB memory.");
         }
         write!(
@@ -315,7 +315,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     /// There is no memory.
     pub fn malloc(&mut self, size: u64, stream: u64) -> Result<Allocation, OutOfMemory> {
         if size >= sizes::ABSURD {
-            return Err(self.out_of_memory(size, size, 0, Why::Absurd));
+            return Err(self.out_of_memory(size, size, 0, FailureCause::Absurd));
         }
         if !self.capturing() {
             self.finish_waiting();
@@ -328,12 +328,12 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         };
         match found {
             Ok(found) => Ok(self.hand_out(&request, found, size)),
-            Err(Why::Rejected) => {
+            Err(FailureCause::Rejected) => {
                 self.stats.num_oom_rejections += 1;
-                Err(self.out_of_memory(size, rounded, request.segment, Why::Rejected))
+                Err(self.out_of_memory(size, rounded, request.segment, FailureCause::Rejected))
             }
-            Err(Why::Broken) => {
-                Err(self.out_of_memory(size, rounded, request.segment, Why::Broken))
+            Err(FailureCause::Broken) => {
+                Err(self.out_of_memory(size, rounded, request.segment, FailureCause::Broken))
             }
             Err(why) => {
                 let failure = self.out_of_memory(size, rounded, request.segment, why);
@@ -365,7 +365,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         requested: u64,
         rounded: u64,
         segment: u64,
-        why: Why,
+        why: FailureCause,
     ) -> OutOfMemory {
         OutOfMemory {
             requested,

@@ -38,7 +38,7 @@ pub mod stats;
 mod tokens;
 mod visit;
 
-pub use allocator::{Allocation, Allocator, Misuse, OutOfMemory, Route, Why};
+pub use allocator::{Allocation, Allocator, FailureCause, Misuse, OutOfMemory, Route};
 pub use blocks::BlockId;
 pub use counter::Counter;
 pub use deferred::Pending;
