@@ -3,15 +3,15 @@ own that records nothing.
 
     bench/allocator [--rounds N] [--pairs N]
 
-One process for each way, the ways taken in turn, round after round, so that a slow minute of the
-machine hits all of them. A process measures each kind of sizes with each number of threads: the
-time of one pair of a request and its free, in batches of 50, asked of the allocator as C++ asks
-it (`caching_allocator_alloc`, without the making of a tensor) and as Python programs do
-(`torch.empty`). A request comes while 200 other blocks of its kind are held, so that the
-allocator has something to look through. It is the thread's own processor time. Printed is the
-median of a stretch of ten batches, the least of all stretches and rounds, because what else runs
-adds and never takes away (see `steady.py`), and the ratio to PyTorch's own; ratios are what
-counts, the times belong to the machine.
+There is one process for each way. The ways are taken in turn, round after round, so that a slow
+minute of the machine hits all of them. A process measures each kind of sizes with each number of
+threads. What is measured is the time of one pair of a request and its free, in batches of 50. The
+allocator is asked as C++ asks it (`caching_allocator_alloc`, without the making of a tensor) and
+as Python programs do (`torch.empty`). A request comes while 200 other blocks of its kind are
+held, so that the allocator has something to look through. It is the thread's own processor time.
+Printed is the median of a stretch of ten batches, the least of all stretches and rounds. Other
+load only adds to it (see `steady.py`). Beside it is the ratio to PyTorch's own. Ratios are what
+counts; the times belong to the machine.
 """
 
 import argparse
@@ -33,7 +33,7 @@ HELD = 200
 
 # name → memtrace's stacks, or None for PyTorch's allocator
 WAYS = {"pytorch, not recording": None, "memtrace, no stacks": "none", "memtrace, python": "python", "memtrace, all": "all"}
-JUDGE = "pytorch, not recording"
+BASELINE = "pytorch, not recording"
 SIZES = {
     "small": lambda r: r.randrange(1, 1 << 18),
     "large": lambda r: r.randrange(1 << 20, 32 << 20),
@@ -42,7 +42,7 @@ SIZES = {
 
 
 def measure(pairs):
-    """In a process of one way: {door: {sizes: {threads: nanoseconds a pair}}}."""
+    """In a process of one way: {call: {sizes: {threads: nanoseconds a pair}}}."""
     import torch
 
     device = torch.device("cuda")
@@ -66,15 +66,15 @@ def measure(pairs):
             out.append((clock() - start) / steady.BATCH)
 
     result = {}
-    for name, door in (("raw", raw), ("torch.empty", tensors)):
+    for name, call in (("raw", raw), ("torch.empty", tensors)):
         for kind, size in SIZES.items():
             r = random.Random(0)
             held = [torch.empty(size(r), dtype=torch.uint8, device=device) for _ in range(2 * HELD)]
             del held[::2]  # every other one is a gap
             sizes = [size(r) for _ in range(steady.BATCH)]
             for threads in THREADS:
-                door(sizes, 20, [])
-                outs = steady.run(threads, max(20, pairs // steady.BATCH // threads), partial(door, sizes))
+                call(sizes, 20, [])
+                outs = steady.run(threads, max(20, pairs // steady.BATCH // threads), partial(call, sizes))
                 result.setdefault(name, {}).setdefault(kind, {})[threads] = min(map(steady.least, outs))
             del held
             torch.cuda.empty_cache()
@@ -122,21 +122,21 @@ def main():
         print(f"bench: round {i + 1} of {options.rounds}", file=sys.stderr)
         rounds.append({way: run(way, options.pairs, options.build) for way in options.ways})
 
-    def least(way, door, kind, threads):
-        return min(r[way][door][kind][str(threads)] for r in rounds)
+    def least(way, call, kind, threads):
+        return min(r[way][call][kind][str(threads)] for r in rounds)
 
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {options.rounds} rounds\n")
-    print("| door | sizes | threads | " + " | ".join(f"{way}, ns (ratio)" for way in options.ways) + " |")
+    print("| call | sizes | threads | " + " | ".join(f"{way}, ns (ratio)" for way in options.ways) + " |")
     print("|---|---|---|" + "---|" * len(options.ways))
-    for door in rounds[0][options.ways[0]]:
+    for call in rounds[0][options.ways[0]]:
         for kind in SIZES:
             for threads in THREADS:
                 cells = []
                 for way in options.ways:
-                    ns = least(way, door, kind, threads)
-                    ratio = f" ({ns / least(JUDGE, door, kind, threads):.2f})" if way != JUDGE and JUDGE in options.ways else ""
+                    ns = least(way, call, kind, threads)
+                    ratio = f" ({ns / least(BASELINE, call, kind, threads):.2f})" if way != BASELINE and BASELINE in options.ways else ""
                     cells.append(f"{ns:.0f}{ratio}")
-                print(f"| {door} | {kind} | {threads} | " + " | ".join(cells) + " |")
+                print(f"| {call} | {kind} | {threads} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

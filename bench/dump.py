@@ -3,19 +3,19 @@ on the virtual GPU with real PyTorch.
 
     bench/dump [--rounds N] [--long PAIRS] [--ways WAY,…]
 
-One process for each way of recording, the ways taken in turn, round after round. A process makes
-pairs of `torch.empty` and its free at 40 frames of Python until both histories are full
-(PyTorch's of a million entries, memtrace's of 2^20 events, which are 1.4 to 1.6 million
-entries), and then many more. Measured:
+There is one process for each way of recording. The ways are taken in turn, round after round. A
+process makes pairs of `torch.empty` and its free at 40 frames of Python until both histories
+are full, and then many more. PyTorch's has a million entries, memtrace's 2^20 events, which are
+1.4 to 1.6 million entries. Measured:
 
 * host memory: what the process's resident memory grew by, mapped files included, for each entry
-  kept; and by how much it grows from there over ten million pairs more (or --long);
-* a dump by another thread while one thread goes on with its pairs: its time, the length of the
-  file, and how long single pairs took meanwhile, against as many seconds without a dump: the
-  99.9th percentile and the longest, by the clock and by the thread's own processor time. What
-  the clock has more than the processor is the GIL's and the scheduler's doing: other programs
-  on the machine only ever add to it, so memtrace dumps several times, and the least of the
-  longest pauses says more than the median.
+  kept. And by how much it grows from there over ten million pairs more (or --long);
+* a dump by another thread while one thread goes on with its pairs. Its time and the length of the
+  file are measured. So is how long single pairs took meanwhile, against as many seconds without a
+  dump. That is the 99.9th percentile and the longest, by the clock and by the thread's own
+  processor time. What the clock has more than the processor is due to the GIL and the scheduler.
+  Other programs on the machine only ever add to it. So memtrace dumps several times, and the least
+  of the longest pauses says more than the median.
 
 Printed are medians over all dumps of all rounds, and of the longest pauses the least, too.
 """

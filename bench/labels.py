@@ -3,22 +3,22 @@ MemTracker, and memtrace, on the virtual GPU with real PyTorch.
 
     bench/labels [--rounds N] [--fours N] [--only WAY]...
 
-The step: forward, backward and AdamW of a small transformer (its size is printed). On the
-virtual GPU kernels take no time, so a step is all Python and dispatch, which is the worst case
-for anything that runs there; on a card a step is longer and each share smaller. One process for
-each way, in turn, round after round.
+The step: forward, backward and AdamW of a small transformer (its size is printed). On the virtual
+GPU kernels take no time, so a step is all Python and dispatch. That is the worst case for
+anything that runs there. On a card a step is longer and each share smaller. There is one process
+for each way, in turn, round after round.
 
 A shared machine changes its speed by half within a tenth of a second, so only neighbours are
-compared: hundreds of fours of steps, without, with, with and without, of which the first two are
-compared and the last two. Since these come in either order, a drift favours no side. Beginning and
-ending a tracker, and reading from it, is not part of a step, and it empties the processor's
-caches, so two to four steps after either are not measured: by chance, lest what comes back every
-few steps, such as Python's garbage collector, always meets the same of them. The ratio is the
-median of all. It comes with the interval in which that median lies with 95 % confidence (by rank,
-which supposes nothing about how the ratios are spread), and with those of the single processes,
-because addresses and page tables differ from process to process. The time of a step is the median
-of those without. `MemoryTracker` empties PyTorch's cache when it begins, PyTorch's and ours; here
-it doesn't, or steps would pay for that.
+compared. There are hundreds of groups of four steps: without, with, with and without. The first two
+are compared, and the last two. Since these come in either order, a drift favours no side. Beginning
+and ending a tracker, and reading from it, is not part of a step. It empties the processor's caches,
+so two to four steps after either are not measured. Their number is random, because what comes back
+every few steps, such as Python's garbage collector, would always hit the same ones. The ratio is
+the median of all. It comes with its interval of 95 % confidence, by rank, which supposes nothing
+about how the ratios are spread. It also comes with the ratios of the single processes, because
+addresses and page tables differ from process to process. The time of a step is the median of those
+without. `MemoryTracker` empties PyTorch's cache when it begins, PyTorch's and ours; here it
+doesn't, or steps would pay for that.
 
 - *none*: nothing at all between the same steps, which shows what the measurement is worth;
 - *labels*, *memtrace.…*: recorded steps under them, over recorded steps without;
@@ -94,10 +94,10 @@ def enter(way, model, optimizer):
     if way == "memtrace.MemTracker":
         import memtrace
 
-        books = memtrace.MemTracker()
-        books.track_external(model, optimizer)
-        books.__enter__()
-        return lambda: books.__exit__(None, None, None), lambda: None
+        tracker = memtrace.MemTracker()
+        tracker.track_external(model, optimizer)
+        tracker.__enter__()
+        return lambda: tracker.__exit__(None, None, None), lambda: None
     if way.startswith("memtrace.Tracer"):
         import memtrace
 
@@ -161,7 +161,7 @@ def compared(fours):
 
 
 def interval(values):
-    """The ranks between which the median lies with 95 % confidence,
+    """The ranks between which the median is with 95 % confidence,
     whatever the values are spread like."""
     n = len(values)
     low = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))

@@ -1,9 +1,10 @@
-//! What one event costs the thread that it happens in, without Python and PyTorch: the stack, and the event's way into the
-//! ring. `cargo bench -p memtrace --bench push`.
+//! What one event costs the thread that it happens in, without Python and PyTorch: the stack, and
+//! the event's way into the ring. `cargo bench -p memtrace --bench push`.
 //!
-//! Threads allocate and free in turn, at a depth of so many frames of Rust. Another thread keeps room in the ring, as the
-//! background thread does. The clock is read around batches short enough to lie between two visits of the scheduler, so
-//! the median and the 99th percentile are those of events that nobody interrupted.
+//! Threads allocate and free in turn, at a depth of so many frames of Rust. Another thread keeps
+//! room in the ring, as the background thread does. The clock is read around batches short
+//! enough to fit between two visits of the scheduler. So the median and the 99th percentile are
+//! those of events that nobody interrupted.
 #![allow(missing_docs)]
 
 use std::collections::HashMap;

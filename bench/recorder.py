@@ -3,19 +3,20 @@ on the virtual GPU with real PyTorch.
 
     bench/recorder [--rounds N] [--pairs N] [--only frames|windows]
 
-One process for each way of recording (memtrace is preloaded or it isn't), the ways taken in turn,
-round after round, so that a slow minute of the machine hits all of them. A process measures each
-number of Python frames and of threads: the time of one `torch.empty` and the free that follows, in
-batches short enough to see a pause and long enough not to measure the clock. It is the thread's own
-processor time: waiting for the GIL is not a recorder's doing. Printed: nanoseconds *added* to the
-unrecorded pair (the median of a stretch of ten batches, the least of all stretches and rounds: what
-else runs, on the machine and in other threads, only ever adds to it; see `steady.py`), the 99th
-percentile of a batch (least of the rounds), and the ratio to PyTorch's own recorder with the same
-stacks. Ratios are what counts; the times belong to the machine.
+There is one process for each way of recording, because memtrace is preloaded or it isn't. The ways
+are taken in turn, round after round, so that a slow minute of the machine hits all of them. A
+process measures each number of Python frames and of threads. What is measured is the time of one
+`torch.empty` and the free that follows. Batches are short enough to see a pause and long enough not
+to measure the clock. It is the thread's own processor time, because waiting for the GIL is not a
+recorder's doing. Printed are the nanoseconds *added* to the unrecorded pair: the median of a
+stretch of ten batches, the least of all stretches and rounds. Other load, on the machine and in
+other threads, only ever adds to it (see `steady.py`). Beside it are the 99th percentile of a batch
+(least of the rounds), and the ratio to PyTorch's own recorder with the same stacks. Ratios are what
+counts; the times belong to the machine.
 
-A second table is of three processes at a time (off, PyTorch's recorder, memtrace) that measure in
-turn, window by window, with Python frames that call each other without C between, and with other
-work between the windows (`windows.py`).
+A second table is of three processes at a time: off, PyTorch's recorder, memtrace. They measure in
+turn, window by window. One kind has Python frames that call each other without C between, another
+has other work between the windows (`windows.py`).
 """
 
 import argparse
@@ -43,12 +44,12 @@ WAYS = {
     "memtrace python": ("python", None),
     "memtrace all": ("all", None),
 }
-JUDGE = {"memtrace none": "pytorch python", "memtrace python": "pytorch python", "memtrace all": "pytorch all"}
+BASELINE = {"memtrace none": "pytorch python", "memtrace python": "pytorch python", "memtrace all": "pytorch all"}
 
 
 def calls(depth, innermost):
-    """A chain of so many calls, each of another function, as programs have them: a recursion would
-    be kinder to recorders that know a function again."""
+    """A chain of so many calls, each of another function, as programs have them. A recursion would
+    favour recorders that recognise a function."""
     source = "\n".join(f"def f{i}(*arguments):\n    f{i - 1}(*arguments)" for i in range(1, depth))
     scope = {"f0": innermost}
     exec(compile(source, "chain.py", "exec"), scope)
@@ -117,10 +118,10 @@ def run(way, pairs, build):
 
 
 def in_windows(kind, options):
-    """{way: {way, its judge and "off": median}} of ways that measure in turn."""
+    """{way: {way, its baseline and "off": median}} of ways that measure in turn."""
     found = {}
     for way in ("memtrace python", "memtrace all"):
-        three = ("off", JUDGE[way], way)
+        three = ("off", BASELINE[way], way)
         processes = {w: windows.Process(*start_of(w, options.build, "--kind", kind)) for w in three}
         found[way] = windows.measure(processes, options.windows)
     steady.clean(ROOT / "memtrace-out")
@@ -174,9 +175,9 @@ def print_frames(options):
                 pair = least(way, frames, threads, 0)
                 added = [least(way, frames, threads, i) - least("off", frames, threads, i) for i in (0, 1)]
                 ratio = ""
-                if way in JUDGE:
-                    judge = least(JUDGE[way], frames, threads, 0) - least("off", frames, threads, 0)
-                    ratio = f"{added[0] / judge:.2f}" if judge > 0 else "?"
+                if way in BASELINE:
+                    baseline = least(BASELINE[way], frames, threads, 0) - least("off", frames, threads, 0)
+                    ratio = f"{added[0] / baseline:.2f}" if baseline > 0 else "?"
                 print(f"| {way} | {frames} | {threads} | {pair:.0f} | {added[0]:.0f} | {added[1]:.0f} | {ratio} |")
 
 

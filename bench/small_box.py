@@ -3,12 +3,12 @@
     bench/small_box [--rounds N] [--calls N] [--windows N]
 
 A program allocates and frees, and keeps one in ten, so that there is soon more alive than fits.
-Its box lies in a file system in memory of 16, 24, 32 or 64 MB (64 MB is what Docker gives a
-container), in an unlimited one, and in one of 64 MB when the program has closed every
-descriptor. The ways are taken in turn, round after round. Measured is the time of a processor
-that a call took, all threads together, in windows of so many calls; printed are the median
-window and the slowest one (the least of all rounds, because what else runs adds and never takes
-away), and their ratio to the unlimited box's.
+Its box is in a file system in memory of 16, 24, 32 or 64 MB (64 MB is what Docker gives a
+container). Other ways have an unlimited one, and one of 64 MB after the program has closed
+every descriptor. The ways are taken in turn, round after round. What is measured is the
+processor time of a call, all threads together, in windows of so many calls. Printed are the
+median window and the slowest one, and their ratio to the unlimited box's. Each is the least of
+all rounds, because other load only adds to it.
 
 Needs the right to mount a file system (root, or CAP_SYS_ADMIN), a C compiler, and 1 GB of memory.
 """

@@ -1,11 +1,11 @@
-"""What the benches of single calls share: threads that all run while any of them is measured, and
-the time of a pair in their quiet stretches.
+"""What the benches of single calls share. All threads run while any of them is measured, and the
+time of a pair is that of their quiet stretches.
 
-A thread that has to wait for the GIL, or finds its caches emptied by another one, takes two to five
-times as long for the same batch, for as long as the threads happen to meet in that way. That
-happens to every way of recording, and to none: it decides a median over all batches by chance. So
-batches are taken in stretches, and what counts is the least of the stretches' medians. No stretch
-counts in which another thread had already ended.
+A thread may have to wait for the GIL, or find its caches emptied by another one. It then takes two
+to five times as long for the same batch, as long as the threads happen to meet in that way. That
+happens with every way of recording and without any. So chance would decide a median over all
+batches. So batches are taken in stretches, and what counts is the least of the stretches' medians.
+No stretch counts in which another thread had already ended.
 """
 
 import statistics
@@ -32,11 +32,11 @@ def run(threads, each, work):
 
     def loop(out):
         behind.wait()
-        told = False
+        reported = False
         while missing[0]:
             work(STRETCH, out)
-            if not told and len(out) >= each:
-                told = True
+            if not reported and len(out) >= each:
+                reported = True
                 with lock:
                     missing[0] -= 1
 

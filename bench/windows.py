@@ -6,9 +6,9 @@ the last process left it. Two kinds:
 
 * `python`: Python frames that call each other without C between, as a program's
   own code does, window after window;
-* `cold`: the same with other work between the windows (tensors that are larger than the caches, and
-  objects that come and go), which is what a step does between two allocations: what the first pair
-  of a window finds cold, it pays for.
+* `cold`: the same with other work between the windows: tensors that are larger than the caches, and
+  objects that come and go. That is what a step does between two allocations. The first pair of a
+  window pays for what it finds cold.
 """
 
 import gc
@@ -99,13 +99,13 @@ def measure(processes, windows):
 
 
 def table(rounds):
-    """The rows of the printed table, from {kind: {way: {way or its judge
+    """The rows of the printed table, from {kind: {way: {way or its baseline
     or "off": pair}}} of each round."""
     for kind in KINDS:
         for way in rounds[0][kind]:
             every = [r[kind][way] for r in rounds]
-            off, judge, pair = (statistics.median(found[w] for found in every) for w in every[0])
+            off, baseline, pair = (statistics.median(found[w] for found in every) for w in every[0])
             # Round by round, because what a round measured belongs together.
             added = [[found[w] - found["off"] for w in found] for found in every]
             ratio = statistics.median(ours / theirs if theirs > 0 else 9 for _, theirs, ours in added)
-            yield f"| {way} | {FRAMES}, {kind} | {off:.0f} | {judge - off:.0f} | {pair - off:.0f} | {ratio:.3f} |"
+            yield f"| {way} | {FRAMES}, {kind} | {off:.0f} | {baseline - off:.0f} | {pair - off:.0f} | {ratio:.3f} |"

@@ -31,7 +31,7 @@ def snapshots():
 
 
 def shared(snapshot):
-    """As JSON has it when stacks stand in tables."""
+    """As JSON has it when stacks are in tables."""
     frames, stacks = [], []
 
     def number(table, item):
@@ -84,7 +84,8 @@ def libraries():
 
 
 def unwind_tables():
-    """An index of one entry, a part that entries have in common, and the entry, whose code is the page behind."""
+    """An index of one entry, a part that entries have in common, and the
+    entry, whose code is the page behind."""
     def entry(body):
         body += bytes(-(len(body) + 4) % 8)
         return struct.pack("<I", len(body)) + body

@@ -1,5 +1,5 @@
 # What the scripts share: where the checkout is, how they speak, and the Python
-# environments inside it. Everything that a script installs lies in the checkout (.venv*,
+# environments inside it. Everything that a script installs is in the checkout (.venv*,
 # target); nothing outside is changed.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -73,7 +73,7 @@ print(f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, Python {sys.vers
 PY
 }
 
-# Builds what the user runs: the command line tool and the libraries that lie beside it.
+# Builds what the user runs: the command line tool and the libraries that are beside it.
 build() {
     command -v cargo >/dev/null || die "cargo was not found: install Rust 1.95 or newer (rustup.rs)"
     say "Building memtrace (release)"

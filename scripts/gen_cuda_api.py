@@ -35,7 +35,7 @@ try:
 except ImportError:
     sys.exit("gen_cuda_api.py needs libclang: pip install libclang")
 
-# Where a declaration stands tells which library answers it. First match wins.
+# The header of a declaration says which library answers it. First match wins.
 LIBRARIES = [
     (r"cuda\.h|cudaGL\.h|cudaEGL\.h|cudaVDPAU\.h|cudaProfiler\.h", "cuda"),
     (r"cuda_runtime_api\.h|cuda_profiler_api\.h|host_runtime\.h|cuda_device_runtime_api\.h|cuda_.*interop\.h", "cudart"),
@@ -354,7 +354,7 @@ def read_imports(version, folder, out):
                 continue
         if library and library != "cuda" or library and origin.startswith("libcuda"):
             out["imports"][(symbol, library)].add(version)
-    # The driver and NVML are not linked but looked up, by names that stand
+    # The driver and NVML are not linked but looked up, by names that are
     # in the library as they are.
     with open(os.path.join(folder, "libc10_cuda.so"), "rb") as f:
         for name in re.findall(rb"\0((?:cu|nvml)[A-Z]\w+)(?=\0)", f.read()):

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 
 use memtrace_format::event::Point;
-use memtrace_format::labels::Sort;
+use memtrace_format::labels::LabelKind;
 
 use crate::os::message;
 use crate::os::signals;
@@ -124,7 +124,7 @@ pub extern "C" fn memtrace_unwind(depth: c_int) {
 /// `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memtrace_label(parent: u32, sort: c_int, name: *const c_char) -> u32 {
-    let sort = u8::try_from(sort).ok().and_then(Sort::from_u8).unwrap_or_default();
+    let sort = u8::try_from(sort).ok().and_then(LabelKind::from_u8).unwrap_or_default();
     // SAFETY: promised by the caller.
     labels::named(parent, sort, unsafe { bytes(name) })
 }

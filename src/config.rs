@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use memtrace_caching::conf::NAMES;
 use memtrace_files::Readers;
 use memtrace_options::{
-    self as options, Context, Format, Permissions, Quiet, Setting, Stacks, Value, Words,
+    self as options, Choices, Context, Format, Permissions, Quiet, Setting, Stacks, Value,
 };
 
 use crate::os::message;
@@ -94,23 +94,23 @@ impl Config {
             out: read.path(&options::OUT).unwrap_or_else(|| ".".into()),
             blackbox: read.path(&options::BLACKBOX),
             runtime_dir: var("XDG_RUNTIME_DIR").filter(|v| !v.is_empty()).map(PathBuf::from),
-            stacks: match read.words::<Stacks>() {
+            stacks: match read.choices::<Stacks>() {
                 Stacks::None => Mode::None,
                 Stacks::Python => Mode::Python,
                 Stacks::All => Mode::All,
             },
-            format: read.words::<Format>(),
-            readers: match read.words::<Permissions>() {
+            format: read.choices::<Format>(),
+            readers: match read.choices::<Permissions>() {
                 Permissions::Private => Readers::Owner,
                 Permissions::Umask => Readers::Umask,
             },
             events: read
                 .number(&options::EVENTS)
                 .map_or(options::DEFAULT_EVENTS as usize, |n| (n as usize).next_power_of_two()),
-            quiet: read.words::<Quiet>() == Quiet::Yes,
+            quiet: read.choices::<Quiet>() == Quiet::Yes,
             run_pid: read.text(&options::RUN_PID).and_then(|v| v.parse().ok()),
             run_list: read.path(&options::RUN_LIST),
-            stacks_of_frees: read.words::<Context>() == Context::All,
+            stacks_of_frees: read.choices::<Context>() == Context::All,
             signal: read.parsed(&options::SIGNAL, parse_signal),
             every_ns: read.number(&options::EVERY).map(|s| s * 1_000_000_000),
             peak_step: read.number(&options::PEAK_STEP),
@@ -156,7 +156,7 @@ impl<F: Fn(&str) -> Option<OsString>> Read<'_, F> {
         self.0(setting.variable).filter(|v| !v.is_empty()).map(PathBuf::from)
     }
 
-    fn words<T: Words>(&self) -> T {
+    fn choices<T: Choices>(&self) -> T {
         self.parsed(T::SETTING, T::named).unwrap_or_default()
     }
 
@@ -177,7 +177,7 @@ impl<F: Fn(&str) -> Option<OsString>> Read<'_, F> {
 /// What to say of a value that a setting can't have.
 fn wrong(setting: &Setting) -> String {
     match setting.value {
-        Value::Words(_) => {
+        Value::Choices(_) => {
             format!("is not known; use {}", setting.value.wanted().replacen("of", "of:", 1))
         }
         _ if setting.default.is_empty() => {

@@ -29,6 +29,6 @@ def no_boxes_left(tmp_path):
     output folder: both go with the test."""
     yield
     for link in tmp_path.rglob("*.blackbox"):
-        # Not whatever a test's trap of a link leads to.
+        # Not the target of a test's link.
         if link.is_symlink() and (box := Path(os.path.realpath(link))).suffix == ".blackbox" and box.is_file():
             box.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-//! One source for what others read: the C functions in `src/` are written down a second
-//! time for C and a third time for Python, the settings in `crates/options` for people and
-//! for Python, and none of that by hand.
+//! One source for what others read. The C functions in `src/` are written down a second time for C
+//! and a third time for Python. The settings in `crates/options` are written for people and for
+//! Python. None of that is done by hand.
 //!
 //! The tests fail where a written file is of another day than its source. With `UPDATE_INTERFACE=1`
 //! they write it: `UPDATE_INTERFACE=1 cargo test -p memtrace --test interface`.
@@ -13,7 +13,9 @@ use std::{env, fs};
 use memtrace_devices::Toolkit;
 use memtrace_format::key::{Memtrace, Row};
 use memtrace_format::stacks::PYTHONS;
-use memtrace_options::{ALL, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Value, Word, remark};
+use memtrace_options::{
+    ALL, Choice, DEVELOPMENT, LogLevel, Reader, Setting, Stacks, Value, remark,
+};
 
 /// Where the functions are, in the order of the header.
 const SOURCES: [&str; 3] = ["src/api.rs", "src/allocator/hooks.rs", "src/allocator/ask.rs"];
@@ -51,7 +53,7 @@ fn the_documentation_has_the_keys_of_a_snapshot() {
     settle_table(FILE_FORMAT, KEYS_BEGIN, &keys());
 }
 
-/// Settles what stands in a file between two remarks.
+/// Settles what is in a file between two remarks.
 fn settle_table(file: &str, begins: &str, table: &str) {
     let there = read(file);
     let (before, rest) = there.split_once(begins).expect("where the table begins");
@@ -258,11 +260,11 @@ fn python(items: &[Item], aliases: &Aliases) -> String {
             writeln!(text, "    \"{}\": ({result}, [{}]),", function.name, arguments.join(", "));
     }
     text + "}\n\n# The words of settings.\n"
-        + &tuple("STACKS", Stacks::WORDS)
-        + &tuple("LOG_LEVELS", LogLevel::WORDS)
+        + &tuple("STACKS", Stacks::CHOICES)
+        + &tuple("LOG_LEVELS", LogLevel::CHOICES)
 }
 
-fn tuple(name: &str, words: &[Word]) -> String {
+fn tuple(name: &str, words: &[Choice]) -> String {
     let words: Vec<String> = words.iter().map(|word| format!("\"{}\"", word.name)).collect();
     format!("{name} = ({})\n", words.join(", "))
 }
@@ -312,7 +314,7 @@ fn settings() -> String {
 
 fn meaning(setting: &Setting) -> String {
     let mut text = setting.help.to_owned();
-    if let Value::Words(words) = setting.value {
+    if let Value::Choices(words) = setting.value {
         let words: Vec<String> =
             words.iter().map(|word| format!("`{}` {}", word.name, word.help)).collect();
         let _ = write!(text, ": {}", words.join("; "));
@@ -368,7 +370,7 @@ struct Function {
 }
 
 impl Function {
-    /// What stands above it, in C's words.
+    /// What is above it, in C's words.
     fn says(&self) -> String {
         let docs = self.docs.iter().take_while(|line| *line != "# Safety");
         let text = docs.map(String::as_str).collect::<Vec<_>>().join(" ");

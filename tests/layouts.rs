@@ -1,14 +1,14 @@
 //! Every record of the recorder's that CUDA, NCCL or NVTX fills in is held against
-//! theirs, or stands here with the reason.
+//! theirs, or is here with the reason.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use memtrace_layouts::unchecked;
 
-/// The rooms that know functions of others'. Records in the rooms below are the
+/// The modules that know functions of others'. Records in the modules below are the
 /// kernel's, the loader's, Python's or our own.
-const ROOMS: [&str; 6] = ["labels/", "pytorch/", "nccl/", "cuda/", "process/", "allocator/"];
+const MODULES: [&str; 6] = ["labels/", "pytorch/", "nccl/", "cuda/", "process/", "allocator/"];
 
 /// Of NVIDIA's, but `cudarc` doesn't have them.
 const NOT_IN_CUDARC: [&str; 3] =
@@ -39,7 +39,7 @@ fn no_record_of_cudas_is_taken_on_trust() {
     let listed = [&NOT_IN_CUDARC[..], &OF_OTHERS, &OWN].concat();
     let listed: BTreeSet<String> = listed.into_iter().map(str::to_owned).collect();
     let mut found = unchecked(&sources);
-    found.retain(|record| ROOMS.iter().any(|room| record.starts_with(room)));
+    found.retain(|record| MODULES.iter().any(|module| record.starts_with(module)));
     let new: Vec<&String> = found.difference(&listed).collect();
     assert!(new.is_empty(), "no same_layout! is about {new:#?}: add one, or list them here");
     let gone: Vec<&String> = listed.difference(&found).collect();

@@ -1,5 +1,5 @@
-//! A black box in which some words are others. It has eight sorts of region, all of words, and most of it is zeros: so the
-//! input is a list of changes to a small one that is sound.
+//! A black box in which some words are others. It has eight kinds of region, all of words, and most
+//! of it is zeros. So the input is a list of changes to a small one that is sound.
 
 #![no_main]
 
@@ -39,7 +39,8 @@ struct Input {
     changes: Vec<Change>,
     cut: Option<u32>,
     json: bool,
-    /// Where this is 7, of 8, the snapshot is read, and asked; the other targets do that to all of theirs. Short inputs have 0.
+    /// Where this is 7, of 8, the snapshot is read, and asked; the other targets do that to
+    /// all of theirs. Short inputs have 0.
     ask: u8,
 }
 
@@ -50,7 +51,8 @@ struct Sound {
 }
 
 static SOUND: LazyLock<Sound> = LazyLock::new(sound);
-/// In memory where there is room for it, without a name from the beginning, and used again by every run.
+/// In memory where there is room for it, without a name from the
+/// beginning, and used again by every run.
 static FILE: LazyLock<NewFile> = LazyLock::new(|| {
     let new = NewFile::within(&memtrace_fuzz::folder(), Readers::Owner).expect("made");
     std::fs::remove_file(new.path()).expect("ours");
@@ -105,7 +107,8 @@ fn event(kind: Kind, layer: Layer, addr: u64, size: u64) -> Event {
     }
 }
 
-/// A function, a library, a stack of both; old blocks and a history in each of the layers; a description.
+/// A function, a library, a stack of both; old blocks and a history in
+/// each of the layers; a description.
 fn sound() -> Sound {
     let mut stacks = Made::of_words(400);
     let code = stacks.function("f", "a.py", 7);
@@ -130,7 +133,8 @@ fn sound() -> Sound {
     let about = r#"{"pid":7,"host":"h","entry_points":["none","cudaMalloc"],"virtual":{"spec":"h100","devices":[{"device":0,"total":9}]},"stacks":{"mode":"all"}}"#;
     let words = black_box(&live, &history, &stacks, about);
     let region = |i| [0, 1].map(|n| words[at::REGIONS + 2 * i + n] as usize / 8).into();
-    // Of the header's words those that have a meaning are worth changing, with the pasts of two devices.
+    // Of the header's words those that have a meaning are worth changing,
+    // with the pasts of two devices.
     let header = (0, (at::PAST + 16).min(HEADER_WORDS));
     let places = [header].into_iter().chain((0..REGIONS).map(region)).collect();
     Sound { bytes: words.iter().flat_map(|w| w.to_le_bytes()).collect(), places }

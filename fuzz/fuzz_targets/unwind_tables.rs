@@ -1,5 +1,6 @@
-//! Unwind tables, as the recorder reads them of whatever is loaded: `.eh_frame_hdr`, and what it leads to, by a rule and by a whole
-//! step. The stack that the step reads is made of the same bytes.
+//! Unwind tables, as the recorder reads them of whatever is loaded:
+//! `.eh_frame_hdr`, and what it leads to, by a rule and by a whole step. The stack
+//! that the step reads is made of the same bytes.
 
 #![no_main]
 
@@ -11,7 +12,7 @@ use memtrace_os::checked::{Memory, Window};
 use memtrace_stack::native::odd;
 use memtrace_stack::{rules, tables};
 
-/// Where the bytes seem to lie.
+/// Where the bytes seem to be.
 const AT: u64 = 0x10_0000;
 
 struct Made<'a>(&'a [u8]);

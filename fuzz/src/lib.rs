@@ -1,7 +1,8 @@
 //! What the fuzz targets share.
 //!
-//! A target hands bytes to a reader and asks for three things: that it returns, that it doesn't panic, and that what it
-//! has read can be written and read again. How much memory it takes is watched by the fuzzer (`-rss_limit_mb`).
+//! A target hands bytes to a reader and asks for three things. It returns, it doesn't
+//! panic, and what it has read can be written and read again. How much memory it takes is
+//! watched by the fuzzer (`-rss_limit_mb`).
 
 use std::path::PathBuf;
 
@@ -19,7 +20,8 @@ pub fn read(bytes: &[u8]) {
     }
 }
 
-/// All that is asked of a snapshot after it was read. What was read must be the same when it is written and read again.
+/// All that is asked of a snapshot after it was read. What was read must be the
+/// same when it is written and read again.
 pub fn questions(snapshot: &Snapshot) {
     let _ = memtrace_analysis::summary::summary(snapshot);
     let _ = memtrace_analysis::report::report(snapshot);

@@ -1,8 +1,8 @@
 """memtrace: the flight recorder for GPU memory, from Python.
 
-Thin on purpose: what is recorded, counted and handed out is the library's (`libmemtrace.so`); this
-package finds it, calls it, and gives its answers the shape Python people know. Importing it loads
-neither PyTorch nor the library: each name is brought in when it is first used.
+Thin on purpose: what is recorded, counted and handed out is the library's (`libmemtrace.so`). This
+package finds it, calls it, and gives its answers the form that Python programmers know. Importing
+it loads neither PyTorch nor the library: each name is brought in when it is first used.
 
 From a checkout, `PYTHONPATH=python` is all that is needed beside a built library.
 """

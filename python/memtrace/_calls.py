@@ -1,15 +1,15 @@
-"""How a module that is called says so.
+"""How calls of modules are noticed.
 
-`torch.nn.Module` looks at each call whether the module has a compiled form, the attribute
+At each call `torch.nn.Module` looks whether the module has a compiled form. That is the attribute
 `_compiled_call_impl`, which its class sets to `None`. While anything is watched, the class has a
-function there that does nothing but go on to `_call_impl`; and Python calls this function by the
-library (`src/pytorch/modules.rs`), which opens the module's range first: a tenth of the time of a
-hook, no frame of Python, and nothing put into the module. Copies, pickles and replicas of a module
-are therefore what they were. Where `torch.compile` looks at a call (it does if the module has
-hooks), it follows the function that does nothing. A module that was compiled by itself
+function there that only calls `_call_impl`. Python calls this function through the library
+(`src/pytorch/modules.rs`), which opens the module's range first. That takes a tenth of the time of
+a hook, has no frame of Python, and puts nothing into the module. Copies, pickles and replicas of a
+module are therefore what they were. Where `torch.compile` looks at a call (it does if the module
+has hooks), it follows the function that does nothing. A module that was compiled by itself
 (`module.compile()`) has an attribute of its own and is not seen, as its inside isn't.
 
-Where a PyTorch doesn't ask for that attribute, or somebody else has it,
+Where a PyTorch doesn't look at that attribute, or another library uses it,
 PyTorch's public hooks do the same, slower.
 """
 
@@ -105,7 +105,8 @@ def _make_method(known: Native) -> Any:
         python.PyFunction_SetVectorcall.argtypes = [ctypes.py_object, ctypes.c_void_p]
         python.PyFunction_SetVectorcall(_compiled_call_impl, known.module_called)
         return _compiled_call_impl
-    # What that does has no function of its own in older ones: the word is told by what is in it.
+    # What that does has no function of its own in older ones: the word is
+    # recognised by what is in it.
     usual = _address(python._PyFunction_Vectorcall)
     size = sys.getsizeof(_compiled_call_impl) // ctypes.sizeof(ctypes.c_void_p)
     words = (ctypes.c_void_p * min(size, 16)).from_address(id(_compiled_call_impl))

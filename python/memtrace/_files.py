@@ -1,4 +1,5 @@
-"""Files that the package writes where others may have put traps: as the library makes its own."""
+"""Files that the package writes in folders that others may write to, made
+as the library makes its own."""
 
 from __future__ import annotations
 

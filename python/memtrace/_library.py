@@ -3,7 +3,7 @@
 There must be one recorder in a process, so a library that is loaded already, preloaded or by
 whomever, is the one we use. Else the first of: what `MEMTRACE_LIBRARY` names, the one beside this
 package (a wheel), the newest build in this checkout's target folder. Nothing is searched for on
-`LD_LIBRARY_PATH`: whatever lies there may be of another version.
+`LD_LIBRARY_PATH`: whatever is there may be of another version.
 """
 
 from __future__ import annotations

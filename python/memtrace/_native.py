@@ -87,7 +87,7 @@ _native: Native | None = None
 
 def native() -> Native | None:
     """The functions, if the library is in this process; else `None`, and
-    labels are nobody's business."""
+    labels do nothing."""
     global _native
     if _native is None and _library.is_loaded():
         _native = Native(_library.load()._name)

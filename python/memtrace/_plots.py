@@ -52,8 +52,8 @@ def bars(rows: Mapping[str, Mapping[str, int]]) -> Any:
 
 def stacked(spans: Sequence[tuple[int, int | None, int, str]], order: Sequence[str]) -> Any:
     """MiB over the number of the change, what there is of each name on top of the one before. A
-    span is of a block: the change that began it (below zero: it was there), the one that ended it
-    (or `None`), its bytes, and its name."""
+    span is of a block. It has the change that began it (below zero: it was there), the one that
+    ended it (or `None`), its bytes, and its name."""
     figure, axes = _figure()
     times = sorted({max(at, 0) for begin, end, _, _ in spans for at in (begin, end) if at is not None})
     times = times or [0]

@@ -85,7 +85,7 @@ def provide(torch: Any, library: ctypes.CDLL) -> None:
             return torch._C._cuda_memorySnapshot((*self._id, include_traces))["segments"]
 
     class MemPoolContext:
-        """Of 2.6, where it tells PyTorch's own allocator which pool's it is:
+        """Of 2.6, where it says to PyTorch's own allocator which pool's it is:
         nothing that memtrace has to be told."""
 
         def __init__(self, pool: MemPool) -> None:

@@ -1,8 +1,8 @@
 """Statistics, history and snapshots, in PyTorch's shape.
 
-The state comes from the allocator itself. The history is what the recorder has written down,
-which is always on; what PyTorch calls "record memory history" only says from when on, and how
-much of it, a snapshot shows. So turning it on costs nothing that was not paid before, and
+The state comes from the allocator itself. The history is what the recorder has written
+down, which is always on. What PyTorch calls "record memory history" only decides which
+part of it a snapshot shows. So turning it on costs nothing that was not paid before, and
 turning it off loses nothing but the view.
 """
 
@@ -54,7 +54,7 @@ class _Period:
 
     def seen(self, frames: list[dict[str, Any]] | None, native: frozenset[str]) -> list[dict[str, Any]] | None:
         """Of a stack, what is kept with a block. `native` is what frames
-        that aren't Python's lie in."""
+        that aren't Python's are in."""
         if not self.enabled or self.context is None or frames is None:
             return None
         return frames if self.stacks == "all" else [f for f in frames if f["filename"] not in native]
@@ -276,7 +276,7 @@ def _of_the_driver(entry: dict[str, Any]) -> bool:
 
 
 def _native(record: dict[str, Any]) -> frozenset[str]:
-    """What native frames lie in: libraries, what has no name, and what isn't
+    """What native frames are in: libraries, what has no name, and what isn't
     code. A script may have any name."""
     return frozenset(record["memtrace"]["libraries"]) | {"??", "memtrace"}
 

@@ -1,17 +1,17 @@
 """memtrace as PyTorch's CUDA allocator: `memtrace.install()`.
 
-PyTorch lets two C functions take its allocator's place, and then refuses statistics, snapshots,
+PyTorch lets two C functions take its allocator's place. It then refuses statistics, snapshots,
 history, limits and pools. memtrace's allocator is PyTorch's own algorithm and can answer all of
-that. PyTorch's Python code asks for it through functions of `torch._C`; here those which refuse are
-replaced by ones that ask memtrace, and everything above them (`torch.cuda.memory_summary()`,
+that. PyTorch's Python code asks through functions of `torch._C`. Those that refuse are replaced
+here by ones that ask memtrace. Everything above them (`torch.cuda.memory_summary()`,
 `torch.cuda.memory._dump_snapshot()`, …) works as it always did.
 
-What PyTorch makes impossible, because C++ asks the allocator itself: sharing CUDA tensors
-with other processes, the state of a pool saved and restored (CUDA graph trees of
-`torch.compile(mode="reduce-overhead")`), storage at an exact address, cuDNN's benchmark
-mode. PyTorch raises there, and says what it does not support. The process group `nccl2`,
-PyTorch's newer one for NCCL, needs a tracker of segments in C++, so `install()` chooses the
-older one (`TORCH_DIST_USE_NCCL2=0`).
+Some things stay impossible, because PyTorch's C++ asks the allocator itself. These are sharing
+CUDA tensors with other processes, storage at an exact address, and cuDNN's benchmark mode. So is
+saving and restoring the state of a pool (CUDA graph trees of
+`torch.compile(mode="reduce-overhead")`). PyTorch raises there, and says what it does not support.
+The process group `nccl2`, PyTorch's newer one for NCCL, needs a tracker of segments in C++, so
+`install()` chooses the older one (`TORCH_DIST_USE_NCCL2=0`).
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def install(*, stacks: str | None = None, out: str | os.PathLike[str] | None = N
             f"PyTorch's own allocator is in use already: call memtrace.install() before anything touches CUDA ({error})"
         ) from error
     _installed = allocator
-    # The newer of PyTorch's two process groups for NCCL follows the allocator's
-    # segments in C++, which a pluggable one can't tell it of, and ends the process
+    # The newer of PyTorch's two process groups for NCCL follows the allocator's segments in
+    # C++. A pluggable allocator can't report them, and the process group ends the process
     # over that. The other one is as good.
     os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
     _answer(torch, library)

@@ -1,8 +1,8 @@
 """Names for what the program is doing: ranges, moments, steps.
 
-What a thread allocates inside a range carries the range's name: in the snapshot (`user_metadata`),
-in `memtrace report` (sub-totals at the peak), and after a crash in what `memtrace recover` writes.
-Where memtrace is not recording, all of this does nothing.
+What a thread allocates inside a range carries the range's name. It is in the snapshot
+(`user_metadata`), in `memtrace report` (sub-totals at the peak), and after a crash in what
+`memtrace recover` writes. Where memtrace is not recording, all of this does nothing.
 """
 
 from __future__ import annotations

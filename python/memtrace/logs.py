@@ -46,7 +46,7 @@ def say(logger: logging.Logger, level: int, message: str, **facts: Any) -> None:
 def configure_logging(
     level: str | int = "info", *, file: str | os.PathLike[str] | None = None, rich: bool | None = None
 ) -> None:
-    """Says what memtrace's Python side tells, and where; replaces what was said before.
+    """Sets what memtrace's Python side logs, and where. It replaces earlier settings.
 
     `level`: `debug`, `info`, `warning`, `error`, `off`. `file`: JSON lines go there,
     beside stderr. `rich`: colours by the package of that name; by default if it is

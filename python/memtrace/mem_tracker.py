@@ -1,11 +1,10 @@
 """Memory by what it is for: what PyTorch's
 `torch.distributed._tools.mem_tracker.MemTracker` offers, by the same names.
 
-The library writes down every block that is handed out or taken back and every change of a
-thread's label; nothing runs in Python while the model does. The books (`_books.py`) are made
-from that when somebody asks, or when two million records have come together. So totals are
-the allocator's own, to the byte, and the first and last word on a block is the allocator's;
-only what it is for is ours to say:
+The library writes down every block that is handed out or taken back, and every change of a thread's
+label. Nothing runs in Python while the model does. The ledger (`_ledger.py`) is made from that when
+somebody asks, or when two million records have come together. So totals, and the beginning and end
+of each block, are the allocator's own, to the byte. Only what a block is for is worked out here:
 
 - a block has the category of the tensor in it: parameter, buffer, gradient, optimizer state, input.
   It has that from its beginning, also in the peak, however late it was known;
@@ -14,15 +13,15 @@ only what it is for is ours to say:
 - what PyTorch's FSDP and its collectives take, inside the ranges that they
   name themselves, is *communication*;
 - what is no such tensor's is an *activation* if it was taken outside a backward pass, or inside one
-  by a module's forward (a checkpoint computes it again), and *temporary* if a backward pass took it
-  and gave it back, or an optimizer step took it;
+  by a module's forward (a checkpoint computes it again). It is *temporary* if a backward pass took
+  it and gave it back, or an optimizer step took it;
 - what was there before and is nobody's is *other*, and so is a workspace
   that PyTorch takes for cuBLAS.
 
 Known limits: a gradient that the program puts in place itself (`p.grad = ...`) is known at the next
-snapshot, one of a tensor subclass also at the next optimizer step; modules must be handed to
-`track_external`, or their parameters are unknown; DDP's buckets have no range of their own, so they
-are activations, or other if they were there before.
+snapshot. One of a tensor subclass is known at the next optimizer step, too. Modules must be handed
+to `track_external`, or their parameters are unknown. DDP's buckets have no range of their own, so
+they are activations, or other if they were there before.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
-from ._books import BUFFER, CATEGORIES, GRADIENT, INPUT, OPTIMIZER_STATE, OTHER, PARAMETER, TOTAL, WORDS
-from ._books import Block, Books, Life, Moment, Place, Sums
+from ._ledger import BUFFER, CATEGORIES, GRADIENT, INPUT, OPTIMIZER_STATE, OTHER, PARAMETER, TOTAL, WORDS
+from ._ledger import Block, Ledger, Life, Moment, Place, Sums
 from ._library import MemtraceError
 from ._native import Native, native
 from .watching import Watch, watch
@@ -82,12 +81,12 @@ class MemTracker:
         tracker.display_snapshot("peak", units="MiB")
         tracker.display_modulewise_snapshots(depth=2, units="MiB")
 
-    With `history=True` blocks that are gone are kept in the books, for `plot()`.
+    With `history=True` blocks that are gone are kept in the ledger, for `plot()`.
     The process must run under memtrace (`memtrace run -- python train.py`).
     """
 
     def __init__(self, *, history: bool = False) -> None:
-        # All records, for a reader that wants more of them than the books have.
+        # All records, for a reader that wants more of them than the ledger has.
         self._history: array.array[int] | None = array.array("Q") if history else None
         self._begun = 0
         self.memory_tracking: dict[str, ModuleStats] = {}
@@ -102,7 +101,7 @@ class MemTracker:
         self._subclasses: list[torch.nn.Parameter] = []
         self._places: dict[int, Place] = {}
         self._lost = 0
-        self._books = Books(self._place, self._note, 0)
+        self._ledger = Ledger(self._place, self._note, 0)
 
     # --- what is tracked ---
 
@@ -148,17 +147,17 @@ class MemTracker:
         self._subclasses.clear()
         known.changes_ask(1)
         self._lost = self._count_lost()
-        self._books = books = Books(self._place, self._note, known.changes_count(None))
-        self._begun = books.next
+        self._ledger = ledger = Ledger(self._place, self._note, known.changes_count(None))
+        self._begun = ledger.next
         if self._history is not None:
-            self._history, books.gone = array.array("Q"), []
+            self._history, ledger.gone = array.array("Q"), []
         _running.add(self)
         for segment in torch.cuda.memory_snapshot():
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated":
-                    found = Block(segment["device"], block["size"], OTHER, books.next - 1)
-                    books.born(block["address"], found)
-        books.peaks = {device: Moment(books.next - 1, {device: sums}) for device, sums in books.now.items()}
+                    found = Block(segment["device"], block["size"], OTHER, ledger.next - 1)
+                    ledger.born(block["address"], found)
+        ledger.peaks = {device: Moment(ledger.next - 1, {device: sums}) for device, sums in ledger.now.items()}
         for i in range(len(self._models)):
             self._watch(i)
         self._say_all()
@@ -204,7 +203,7 @@ class MemTracker:
 
     def _say(self, whose: Iterable[tuple[int, str]]) -> None:
         if self._native is not None:
-            self._books.say(self._native.changes_count(None), list(whose))
+            self._ledger.say(self._native.changes_count(None), list(whose))
 
     def _of_model(self, model: torch.nn.Module) -> Iterator[tuple[int, str]]:
         for tensor in model.buffers():
@@ -241,27 +240,27 @@ class MemTracker:
         self._bound()
 
     def _bound(self) -> None:
-        if self._native is not None and self._native.changes_count(None) - self._books.next > _MOST_UNREAD:
+        if self._native is not None and self._native.changes_count(None) - self._ledger.next > _MOST_UNREAD:
             self._sync()
 
-    # --- the books ---
+    # --- the ledger ---
 
     def _sync(self) -> None:
-        known, books = self._native, self._books
+        known, ledger = self._native, self._ledger
         if known is None or self not in _running:
             return
         self._say_all()
         total = known.changes_count(None)
         words = (ctypes.c_uint64 * (_BATCH * WORDS))()
         waited = 0
-        while books.next < total:
+        while ledger.next < total:
             if self._count_lost() != self._lost:
                 raise MemtraceError(
                     "more happened than MemTracker can hold: ask it for a snapshot from time to time, as "
                     "optimizer steps make it do by themselves"
                 )
-            got = known.changes_read(books.next, min(_BATCH, total - books.next), words)
-            books.read(words[: got * WORDS])
+            got = known.changes_read(ledger.next, min(_BATCH, total - ledger.next), words)
+            ledger.read(words[: got * WORDS])
             if self._history is not None:
                 self._history.frombytes(memoryview(words).cast("B")[: got * WORDS * 8])
             if not got:  # another thread is just writing the next one
@@ -269,7 +268,7 @@ class MemTracker:
                 if waited > 10_000:
                     raise MemtraceError("a thread was lost while it wrote a record for MemTracker")
                 time.sleep(0.001)
-        books.settle(in_backward=self._place(known.current()).phase == "backward")
+        ledger.settle(in_backward=self._place(known.current()).phase == "backward")
         _release(known)
 
     def _count_lost(self) -> int:
@@ -316,8 +315,8 @@ class MemTracker:
             raise ValueError(f"a snapshot is 'current' or 'peak', not {type!r}")
         self._sync()
         if type == "current":
-            return _public(self._books.now)
-        return _public({device: moment.sums[device] for device, moment in self._books.peaks.items()})
+            return _public(self._ledger.now)
+        return _public({device: moment.sums[device] for device, moment in self._ledger.peaks.items()})
 
     def display_snapshot(self, type: str = "current", units: str = "B", tabulate: bool = False) -> None:
         """Prints a snapshot, in `B`, `KiB`, `MiB` or `GiB`; as a table on request."""
@@ -332,10 +331,10 @@ class MemTracker:
                 print(_text(stats.snapshots, units, tabulate))
 
     def reset_mod_stats(self) -> None:
-        """Forgets what is known of modules; the books go on."""
+        """Forgets what is known of modules; the ledger goes on."""
         self._sync()
         self.memory_tracking.clear()
-        self._books.forget_moments()
+        self._ledger.forget_moments()
 
     def plot(self, device: int = 0) -> Any:
         """What a device had over time, stacked by category; matplotlib's
@@ -350,7 +349,7 @@ class MemTracker:
         if self._history is None:
             raise MemtraceError("blocks that are gone were not kept: make it MemTracker(history=True)")
         self._sync()
-        return self._books.lives()
+        return self._ledger.lives()
 
     def plot_modules(self, state: str = "Peak-Forward") -> Any:
         """A bar for each module, by category, in its last call's state; matplotlib's figure."""
@@ -367,7 +366,7 @@ class MemTracker:
 
 def _release(known: Native) -> None:
     """Gives back the records that every tracker has read."""
-    known.changes_release(min((t._books.next for t in _running), default=known.changes_count(None)))
+    known.changes_release(min((t._ledger.next for t in _running), default=known.changes_count(None)))
 
 
 def _storages(tensor: Any) -> Iterator[tuple[int, int]]:

@@ -1,17 +1,16 @@
 """Memory after each operator: what PyTorch's
 `torch.distributed._tools.memory_tracker.MemoryTracker` offers, by the same names.
 
-The library writes a record at the end of every operator, in C++ and without Python; two
-module hooks say which module's forward ran last. Which records stand for a line is worked
-out when tracking stops: an operator counts if it is one that runs on the device by itself,
-not if it is only made of others (`linear` of `addmm`), nor if it was called inside one that
-counts. That is what a dispatch mode would have seen, so names and numbers are PyTorch's, and
-either class reads the other's files. What each of them had on top, the step's markers
-`bw_end` and `optimizer_step`, is ours alone.
+The library writes a record at the end of every operator, in C++ and without Python. Two module
+hooks say which module's forward ran last. Which records become a line is worked out when tracking
+stops. An operator counts if it runs on the device by itself. It doesn't if it is only made of
+others (`linear` of `addmm`), nor if it was called inside one that counts. That is what a dispatch
+mode would have seen, so names and numbers are PyTorch's, and either class reads the other's files.
+What each of them had on top, the step's markers `bw_end` and `optimizer_step`, is ours alone.
 
 Left out, as PyTorch does: `aten::detach`. Known differences: operators made of others that run in
-inference mode are shown as the others; and an operator that fails for another reason than memory,
-having been seen as it began, has a line, which PyTorch's has not.
+inference mode are shown as the others. And an operator that was seen as it began, and fails for
+another reason than memory, has a line here but not in PyTorch.
 """
 
 from __future__ import annotations
@@ -239,8 +238,8 @@ _recorded = False
 
 
 def begin_operators(known: Native, *, quickly: bool = False) -> None:
-    """Operators leave records from here on, with what the current device has: each when it ends,
-    or, `quickly`, most when they begin and only those that can matter to a line."""
+    """Operators leave records from here on, with what the current device has. Each does so when it
+    ends, or, `quickly`, most when they begin and only those that can matter to a line."""
     global _recorded
     import torch
 
@@ -310,7 +309,7 @@ def _what_operators_are() -> str:
 
 def _is_composite(operator: str) -> bool:
     """Is it made of others, and taken apart before a dispatch mode sees it? That is done where
-    autograd's kernels stand, by which an operator that takes no tensor does not come."""
+    autograd's kernels are, by which an operator that takes no tensor does not come."""
     import torch
 
     try:
@@ -357,7 +356,7 @@ def shown_operators(known: Native, records: list[tuple[int, ...]]) -> list[int]:
     """The positions of the operators that a dispatch mode would have seen.
 
     Records are in the order in which operators ended. Backwards, an operator comes before all that
-    ran inside it, so one pass with a stack for each thread knows what each record is inside of.
+    ran inside it. So one pass with a stack for each thread knows what each record is inside of.
     """
     kinds: dict[int, _Kind] = {}
     stacks: dict[int, list[tuple[int, bool]]] = defaultdict(list)  # depth, and whether its insides are looked at

@@ -176,7 +176,7 @@ class peak:
             train_step()
         print(p.peak, p.increase, p.kept)
 
-    PyTorch's own statistics are not touched, and blocks may lie inside each other. `p.device` is
+    PyTorch's own statistics are not touched, and blocks may be inside each other. `p.device` is
     the thread's current one unless named. Without CUDA all is 0; with CUDA but without memtrace it
     raises `MemtraceError`, which says what to do.
     """

@@ -1,7 +1,7 @@
 """Phases and modules by themselves: `memtrace.watch(model, optimizer)`.
 
-Each call of a module passes through the library (`_calls.py`), which knows then which forward is
-running; nothing is put into the graph or the modules. Whose work a backward node undoes is found by
+Each call of a module passes through the library (`_calls.py`), which then knows which forward is
+running. Nothing is put into the graph or the modules. Whose work a backward node undoes is found by
 the library from the node's own number, and optimizers name their steps themselves. So a step costs
 some 200 nanoseconds per module call, and the backward pass nothing.
 
@@ -45,7 +45,7 @@ def watch(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     """Labels what the model's modules allocate, by phase and module:
     `forward/layers.0.attention`, `backward/head`.
 
-    `name` stands before the modules' names, for programs with several models. The optimizer's
+    `name` is put before the modules' names, for programs with several models. The optimizer's
     phases, `optimizer_step` and `zero_grad`, PyTorch says itself, so `optimizer` may be left out;
     given, it is checked. Where memtrace is not in the process nothing is done.
     """

@@ -1,7 +1,7 @@
 """The wheel's build backend: maturin, after the libraries have been built.
 
 maturin builds one crate, the command; the wheel also holds the two libraries that the command
-preloads and the package calls. They are built here, lie in the package while maturin packs it, and
+preloads and the package calls. They are built here, are in the package while maturin packs it, and
 are taken away again, so that a checkout never uses yesterday's.
 """
 

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 use std::fmt::Write as _;
 
-use memtrace_caching::{OutOfMemory, Why};
+use memtrace_caching::{FailureCause, OutOfMemory};
 
 use super::cuda;
 use crate::process::measure;
@@ -28,14 +28,14 @@ fn size(bytes: u64) -> String {
 pub fn text(device: c_int, failure: &OutOfMemory, cached: u64, expandable: bool) -> String {
     let mut text = "CUDA out of memory. ".to_owned();
     match failure.why {
-        Why::Absurd => return text + "Tried to allocate more than 1EB memory.",
-        Why::Rejected => {
+        FailureCause::Absurd => return text + "Tried to allocate more than 1EB memory.",
+        FailureCause::Rejected => {
             return text
                 + "Allocation was preemptively rejected because it would exceed \
                    per_process_memory_fraction limit. Requested size: "
                 + &size(failure.segment);
         }
-        Why::Exhausted | Why::Broken => {}
+        FailureCause::Exhausted | FailureCause::Broken => {}
     }
     let in_use = failure.allocated + cached;
     let _ = write!(

@@ -25,7 +25,7 @@ use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use memtrace_caching::{Allocator, OutOfMemory, Pointers, Settings, Why};
+use memtrace_caching::{Allocator, FailureCause, OutOfMemory, Pointers, Settings};
 use memtrace_format::event::{NO_STACK, StackId};
 
 use self::device::{Failure, Gpu};
@@ -253,7 +253,7 @@ impl DeviceAllocator {
         Refusal {
             kind: throw::Exception::OutOfMemory,
             text: failure::text(self.ordinal, failure, cached, expandable),
-            observed: (failure.why == Why::Exhausted).then_some([
+            observed: (failure.why == FailureCause::Exhausted).then_some([
                 failure.segment,
                 allowed,
                 failure.device_free,

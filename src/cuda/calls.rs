@@ -1,4 +1,4 @@
-//! LibraryKind call it is: the program's, or one that CUDA makes inside a call of the program's.
+//! Whose call it is: the program's, or one that CUDA makes inside a call of the program's.
 //!
 //! A runtime call that calls the driver is one event, that of the call which the program made. But
 //! a signal can interrupt a thread anywhere, also inside CUDA, and what its handler calls is the

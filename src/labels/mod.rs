@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use memtrace_format::event::{LabelId, MarkEvent, NO_LABEL, Point};
-use memtrace_format::labels::Sort;
+use memtrace_format::labels::LabelKind;
 
 use crate::record::activity::Work;
 use crate::record::guard;
@@ -93,13 +93,13 @@ fn opened_or_closed(local: &guard::Local) {
 }
 
 /// The label of this name inside `parent`; `parent` itself if there is no room for more.
-pub fn named(parent: LabelId, kind: Sort, name: &[u8]) -> LabelId {
+pub fn named(parent: LabelId, kind: LabelKind, name: &[u8]) -> LabelId {
     store::store().and_then(|s| s.intern(parent, kind, name)).unwrap_or(parent)
 }
 
 /// Opens a range inside the current one. Returns how many were open.
 pub fn push(name: &[u8]) -> u32 {
-    open(|current| named(current, Sort::Range, name))
+    open(|current| named(current, LabelKind::Range, name))
 }
 
 /// Opens the range of a module that is called ([`store::Store::module`]).
@@ -139,7 +139,7 @@ pub fn push_phase(name: &[u8]) -> u32 {
         }
         let step = store::OPTIMIZER_STEP;
         let around = store::existing().map_or(current, |s| s.around(current, step));
-        named(around, Sort::Phase, name)
+        named(around, LabelKind::Phase, name)
     })
 }
 
@@ -168,7 +168,7 @@ pub fn pop() -> Option<u32> {
         let was = guard::local(|local| set(local, place.get()));
         if was != place.get()
             && let Some(store) = store::existing()
-            && store.kind(was) == Sort::Phase
+            && store.kind(was) == LabelKind::Phase
         {
             mark(&store.name(was), Point::End, 0);
         }
@@ -194,9 +194,9 @@ pub fn mark(name: &[u8], kind: Point, number: u64) {
     if crate::record::switch::recorder().is_none() {
         return;
     }
-    let label = named(NO_LABEL, Sort::Range, name);
+    let label = named(NO_LABEL, LabelKind::Range, name);
     guard::observe(|recorder, local| {
-        let mark = MarkEvent { label: u64::from(label), number, sort: kind as u64 };
+        let mark = MarkEvent { label: u64::from(label), number, kind: kind as u64 };
         recorder.write(&event(local, mark.event()));
     });
 }

@@ -14,7 +14,9 @@
 
 use memtrace_format::blackbox::Region;
 use memtrace_format::event::{LabelId, NO_LABEL};
-use memtrace_format::labels::{DEEPEST, LABEL_FIXED, LABEL_MAGIC, LABEL_WORDS, Sort, pack_parent};
+use memtrace_format::labels::{
+    DEEPEST, LABEL_FIXED, LABEL_MAGIC, LABEL_WORDS, LabelKind, pack_parent,
+};
 use memtrace_format::stacks::{HEAD_CAPACITY, HEAD_NEXT, HEAD_REFUSED, HEADER, RECORD_READY};
 
 use crate::os::locks::SetOnce;
@@ -95,7 +97,7 @@ impl Store {
     }
 
     /// The label of this name inside `parent`; `None` if there is no room for it.
-    pub fn intern(&self, parent: LabelId, kind: Sort, name: &[u8]) -> Option<LabelId> {
+    pub fn intern(&self, parent: LabelId, kind: LabelKind, name: &[u8]) -> Option<LabelId> {
         self.intern_and_copy(parent, kind, name, || recorder().map(Copied::into))
     }
 
@@ -103,7 +105,7 @@ impl Store {
     fn intern_and_copy(
         &self,
         parent: LabelId,
-        kind: Sort,
+        kind: LabelKind,
         name: &[u8],
         now: impl Fn() -> Option<Copied>,
     ) -> Option<LabelId> {
@@ -188,8 +190,8 @@ impl Store {
     }
 
     /// What it is the name of.
-    pub fn kind(&self, label: LabelId) -> Sort {
-        Sort::from_u8((self.word(label, 1) >> 32) as u8).unwrap_or_default()
+    pub fn kind(&self, label: LabelId) -> LabelKind {
+        LabelKind::from_u8((self.word(label, 1) >> 32) as u8).unwrap_or_default()
     }
 
     /// Is this label, or one around it, the phase of this name?
@@ -208,7 +210,7 @@ impl Store {
         outwards
             .take_while(|l| *l != NO_LABEL)
             .take(DEEPEST)
-            .find(|l| self.kind(*l) == Sort::Phase && self.name(*l) == phase)
+            .find(|l| self.kind(*l) == LabelKind::Phase && self.name(*l) == phase)
     }
 
     /// Its name.
@@ -224,7 +226,7 @@ impl Store {
     /// with the phase `backward` in place of the one it was in. Remembered beside the
     /// label, so that it is worked out once.
     pub fn backward_of(&self, label: LabelId) -> LabelId {
-        let inside = |parent| self.intern(parent, Sort::Phase, BACKWARD).unwrap_or(parent);
+        let inside = |parent| self.intern(parent, LabelKind::Phase, BACKWARD).unwrap_or(parent);
         if label == NO_LABEL {
             return inside(NO_LABEL);
         }
@@ -233,8 +235,8 @@ impl Store {
             return known;
         }
         let found = match self.kind(label) {
-            Sort::Phase if self.name(label) == FORWARD => inside(self.parent(label)),
-            Sort::Phase => label,
+            LabelKind::Phase if self.name(label) == FORWARD => inside(self.parent(label)),
+            LabelKind::Phase => label,
             kind => {
                 let parent = self.backward_of(self.parent(label));
                 self.intern(parent, kind, &self.name(label)).unwrap_or(parent)
@@ -254,10 +256,12 @@ impl Store {
     /// full name says that it is inside that.
     pub fn module(&self, current: LabelId, name: &[u8]) -> LabelId {
         let mut parent = current;
-        while parent != NO_LABEL && matches!(self.kind(parent), Sort::Module | Sort::Operator) {
+        while parent != NO_LABEL
+            && matches!(self.kind(parent), LabelKind::Module | LabelKind::Operator)
+        {
             parent = self.parent(parent);
         }
-        self.intern(parent, Sort::Module, name).unwrap_or(current)
+        self.intern(parent, LabelKind::Module, name).unwrap_or(current)
     }
 
     /// Writes a new label into the black box, too, if there is one.
@@ -363,7 +367,7 @@ mod tests {
         }
 
         fn range(store: &Store, name: &[u8]) -> LabelId {
-            let id = store.intern(NO_LABEL, Sort::Range, name).expect("room");
+            let id = store.intern(NO_LABEL, LabelKind::Range, name).expect("room");
             assert_eq!(store.name(id), name, "whoever made it");
             id
         }
@@ -385,7 +389,7 @@ mod tests {
 
         #[test]
         fn names_that_meet_in_the_table_are_two_labels() {
-            let place = |n: u8| hash(pack_parent(NO_LABEL, Sort::Range), &[n]) & 7;
+            let place = |n: u8| hash(pack_parent(NO_LABEL, LabelKind::Range), &[n]) & 7;
             let other = (b'b'..).find(|n| place(*n) == place(b'a')).expect("one in eight");
             let other: &'static [u8] = Vec::leak(vec![other]);
             check(move |store| {
@@ -406,7 +410,7 @@ mod tests {
                 let namer = (store.clone(), is_there.clone());
                 let namer = thread::spawn(move || {
                     let now = || (namer.1.load(Ordering::Acquire) != 0).then_some(to);
-                    namer.0.intern_and_copy(NO_LABEL, Sort::Range, b"a", now).expect("room")
+                    namer.0.intern_and_copy(NO_LABEL, LabelKind::Range, b"a", now).expect("room")
                 });
                 is_there.store(1, Ordering::Release);
                 store.copy_all(to);
@@ -421,11 +425,11 @@ mod tests {
         #[test]
         fn two_who_look_for_what_undoes_a_label_find_one() {
             check(|store| {
-                let module = store.intern(NO_LABEL, Sort::Module, b"m").expect("room");
+                let module = store.intern(NO_LABEL, LabelKind::Module, b"m").expect("room");
                 let backward = store.backward_of(NO_LABEL);
                 for long in [30, 16] {
                     let long = [b'x'; 240].split_at(8 * long).0;
-                    store.intern(NO_LABEL, Sort::Range, long).expect("room");
+                    store.intern(NO_LABEL, LabelKind::Range, long).expect("room");
                 }
                 let other = store.clone();
                 let other = thread::spawn(move || other.backward_of(module));
@@ -440,13 +444,13 @@ mod tests {
     #[test]
     fn a_name_is_kept_once_inside_each_parent() {
         let store = Store::new().expect("memory");
-        let step = store.intern(NO_LABEL, Sort::Range, b"step").expect("room");
+        let step = store.intern(NO_LABEL, LabelKind::Range, b"step").expect("room");
         let inner = store
-            .intern(step, Sort::Range, b"a rather long name, of more than one word")
+            .intern(step, LabelKind::Range, b"a rather long name, of more than one word")
             .expect("room");
-        assert_eq!(store.intern(NO_LABEL, Sort::Range, b"step"), Some(step));
-        assert_ne!(store.intern(step, Sort::Range, b"step"), Some(step));
-        assert_ne!(store.intern(NO_LABEL, Sort::Phase, b"step"), Some(step), "another kind");
+        assert_eq!(store.intern(NO_LABEL, LabelKind::Range, b"step"), Some(step));
+        assert_ne!(store.intern(step, LabelKind::Range, b"step"), Some(step));
+        assert_ne!(store.intern(NO_LABEL, LabelKind::Phase, b"step"), Some(step), "another kind");
         assert_eq!(
             path(store.words(), inner).as_deref(),
             Some("step/a rather long name, of more than one word")
@@ -460,7 +464,8 @@ mod tests {
         let store: &'static Store = Box::leak(Box::new(Store::new().expect("memory")));
         let names: Vec<String> = (0..500).map(|i| format!("range {i}")).collect();
         let all: Vec<Vec<LabelId>> = std::thread::scope(|scope| {
-            let intern = |n: &String| store.intern(0, Sort::Range, n.as_bytes()).expect("room");
+            let intern =
+                |n: &String| store.intern(0, LabelKind::Range, n.as_bytes()).expect("room");
             let names = &names;
             let thread = |_| scope.spawn(move || names.iter().map(intern).collect());
             let threads: Vec<_> = (0..4).map(thread).collect();
@@ -478,13 +483,15 @@ mod tests {
     fn without_room_there_is_no_label_and_it_is_counted() {
         let store = Store::new().expect("memory");
         let made = (0..40_000)
-            .filter_map(|i| store.intern(0, Sort::Range, format!("{i:0>40}").as_bytes()))
+            .filter_map(|i| store.intern(0, LabelKind::Range, format!("{i:0>40}").as_bytes()))
             .count();
         assert!((10_000..40_000).contains(&made), "{made}");
         let refused = store.words[HEAD_REFUSED].load(Ordering::Relaxed);
         assert_eq!(refused as usize + made, 40_000);
         assert_eq!(
-            store.intern(0, Sort::Range, format!("{:0>40}", 1).as_bytes()).map(|id| store.has(id)),
+            store
+                .intern(0, LabelKind::Range, format!("{:0>40}", 1).as_bytes())
+                .map(|id| store.has(id)),
             Some(true)
         );
     }
@@ -493,7 +500,7 @@ mod tests {
     fn no_range_is_too_deep_for_a_reader() {
         let store = Store::new().expect("memory");
         let mut deepest = NO_LABEL;
-        while let Some(next) = store.intern(deepest, Sort::Range, b"in") {
+        while let Some(next) = store.intern(deepest, LabelKind::Range, b"in") {
             deepest = next;
         }
         assert_eq!(path(store.words(), deepest).map(|p| p.split('/').count()), Some(DEEPEST));
@@ -505,12 +512,12 @@ mod tests {
         let name =
             |parent, kind, name: &str| store.intern(parent, kind, name.as_bytes()).expect("room");
         let said = |id| path(store.words(), id).unwrap_or_default();
-        let batch = name(0, Sort::Range, "micro-batch 1");
-        let forward = name(batch, Sort::Phase, "forward");
+        let batch = name(0, LabelKind::Range, "micro-batch 1");
+        let forward = name(batch, LabelKind::Phase, "forward");
         let layer = store.module(forward, b"layers.0");
         let inner = store.module(layer, b"layers.0.attention");
         assert_eq!(said(inner), "micro-batch 1/forward/layers.0.attention");
-        let mine = name(inner, Sort::Range, "softmax");
+        let mine = name(inner, LabelKind::Range, "softmax");
         assert_eq!(
             said(store.backward_of(mine)),
             "micro-batch 1/backward/layers.0.attention/softmax"
@@ -518,7 +525,7 @@ mod tests {
         assert_eq!(store.backward_of(mine), store.backward_of(mine));
         assert_eq!(said(store.backward_of(NO_LABEL)), "backward");
         assert_eq!(said(store.backward_of(batch)), "backward/micro-batch 1");
-        let step = name(0, Sort::Phase, "optimizer step");
+        let step = name(0, LabelKind::Phase, "optimizer step");
         assert_eq!(store.backward_of(step), step);
     }
 

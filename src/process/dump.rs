@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use memtrace_analysis::report::told_warning;
+use memtrace_analysis::report::warning_line;
 use memtrace_analysis::sites::Lines;
 use memtrace_files::NewFile;
 use memtrace_format::blackbox::{MAGIC, at, count_from_header};
@@ -316,13 +316,13 @@ fn write(
                 libraries: Some(namer.build_ids()),
                 python: Some(namer.places_and_links().to_key()),
                 pytorch: namer.pytorch(),
-                doors: Some(memtrace_snapshot::doors(&used, &table::name, namer)),
+                doors: Some(memtrace_snapshot::entry_point_calls(&used, &table::name, namer)),
                 bound_elsewhere: Some(OrNull(Some(deepbind::bound_elsewhere()))),
                 ..about(process, reason, known)
             };
             let about = &*snapshot.memtrace.insert(Box::new(about));
-            let lines = Lines::told(Some(about), namer.tables());
-            findings.warnings = about.warnings().iter().map(|w| told_warning(w, &lines)).collect();
+            let lines = Lines::from_key(Some(about), namer.tables());
+            findings.warnings = about.warnings().iter().map(|w| warning_line(w, &lines)).collect();
             if reason == Reason::Oom {
                 findings.oom = memtrace_analysis::oom::text(snapshot, namer.tables());
             }

@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
-use memtrace_format::labels::Sort;
+use memtrace_format::labels::LabelKind;
 
 use crate::gauges;
 use crate::labels::store;
@@ -164,7 +164,7 @@ pub fn range(begins: bool) {
         } else {
             b"profiler::_record_function_exit._RecordFunction"
         };
-        named.store(crate::labels::named(NO_LABEL, Sort::Operator, name), Ordering::Relaxed);
+        named.store(crate::labels::named(NO_LABEL, LabelKind::Operator, name), Ordering::Relaxed);
     }
     guard::local(|local| write(local, named.load(Ordering::Relaxed)));
 }
@@ -330,7 +330,7 @@ unsafe fn learn(schema: *const u8, function: *const u8) -> LabelId {
         _ => whole.extend_from_slice(b"default"),
     }
     let label =
-        store::store().and_then(|s| s.intern(NO_LABEL, Sort::Operator, &whole)).unwrap_or(1);
+        store::store().and_then(|s| s.intern(NO_LABEL, LabelKind::Operator, &whole)).unwrap_or(1);
     for slot in slots(schema) {
         let free = slot[0].compare_exchange(0, schema as u64, Ordering::AcqRel, Ordering::Acquire);
         if free.is_ok() || free == Err(schema as u64) {

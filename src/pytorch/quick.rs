@@ -35,7 +35,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_format::event::{LabelId, NO_LABEL};
-use memtrace_format::labels::Sort;
+use memtrace_format::labels::LabelKind;
 
 use crate::hot::HOT;
 use crate::labels::store;
@@ -439,7 +439,7 @@ fn find_out(caller: usize) -> (u64, LabelId) {
     let named = || {
         let symbol = symbol_at(caller)?;
         let (name, kind) = operators.as_ref()?.get(structure(symbol.to_bytes())?)?;
-        let label = store::store()?.intern(NO_LABEL, Sort::Operator, name)?;
+        let label = store::store()?.intern(NO_LABEL, LabelKind::Operator, name)?;
         (kind & (COMPOSITE | GUARDED) != 0).then_some((*kind, label))
     };
     let (kind, label) = named().unwrap_or((EXACT, NO_LABEL));

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_format::blackbox::{
-    DOOR_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_MOST, Life, MAGIC, NOT_NOTED, REGIONS, Read, Region,
-    VERSION, at,
+    ENTRY_POINT_WORDS, HEADER_WORDS, LIVE_FIRST, LIVE_MOST, Life, MAGIC, NOT_NOTED, REGIONS, Read,
+    Region, VERSION, at,
 };
 use memtrace_format::event::WORDS;
 use memtrace_format::key::Description;
@@ -125,7 +125,7 @@ impl Sizes {
             self.codes,
             MODULE_WORDS,
             ABOUT_WORDS,
-            self.entry_points * DOOR_WORDS,
+            self.entry_points * ENTRY_POINT_WORDS,
             LABEL_WORDS,
         ];
         let mut next = HEADER_WORDS;

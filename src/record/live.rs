@@ -18,7 +18,7 @@ use memtrace_format::blackbox::{Class, FREE_AGAIN, LIVE, at, key};
 use memtrace_format::event::{Event, WORDS};
 use memtrace_state::State;
 use memtrace_state::framework::{self, Rules, Waits};
-use memtrace_state::ledger::{self, Books, Move};
+use memtrace_state::ledger::{self, LiveEntries, Move};
 use memtrace_state::past::{self, Past};
 
 use crate::os::space::Space;
@@ -189,7 +189,7 @@ impl Copied {
     }
 }
 
-impl Books for Live {
+impl LiveEntries for Live {
     fn get(&self, class: Class, k: u64) -> Option<Event> {
         read(self.places.entry(self.places.find(class, k)?))
     }

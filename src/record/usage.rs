@@ -8,18 +8,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_format::blackbox::{DOOR_WORDS, DoorUse, Region, door_uses};
+use memtrace_format::blackbox::{ENTRY_POINT_WORDS, EntryPointUse, Region, entry_point_uses};
 
 use crate::libraries::objects;
 use crate::record::blackbox::Mapped;
 
 /// See the module's essay.
-pub struct Usage(&'static [[AtomicU64; DOOR_WORDS]]);
+pub struct Usage(&'static [[AtomicU64; ENTRY_POINT_WORDS]]);
 
 impl Usage {
     /// In the region of a black box.
     pub fn new(blackbox: &Mapped) -> Usage {
-        Usage(blackbox.region(Region::Doors).as_chunks().0)
+        Usage(blackbox.region(Region::EntryPoints).as_chunks().0)
     }
 
     /// The entry point of this number was used by a call that returns to `caller`.
@@ -45,9 +45,9 @@ impl Usage {
     }
 
     /// What has been counted.
-    pub fn read(&self) -> Vec<DoorUse> {
+    pub fn read(&self) -> Vec<EntryPointUse> {
         let words: Vec<u64> =
             self.0.as_flattened().iter().map(|w| w.load(Ordering::Relaxed)).collect();
-        door_uses(&words)
+        entry_point_uses(&words)
     }
 }

@@ -1,5 +1,5 @@
 """What these tests share: building the C programs, running one, and
-comparing its books step by step."""
+comparing the ledger step by step."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def build(folder):
 
 
 def run(command, env, out, timeout=60):
-    """Runs a client; returns its process, and what it said of its books."""
+    """Runs a client; returns its process, and the ledger that it printed."""
     done = support.must(support.execute(command, env={**env, "CLIENT_OUT": str(out), "MEMTRACE_OUT": str(out)}, timeout=timeout))
     for path in support.files(out):
         support.must(support.memtrace("check", path))

@@ -1,5 +1,5 @@
 """C and Rust programs that call CUDA in every way there is; after each
-call the books must be exact."""
+call the ledger must be exact."""
 
 import client
 import hazard

@@ -1,4 +1,4 @@
-"""NCCL's memory by communicator, where its calls tell; a small NCCL stands
+"""NCCL's memory by communicator, where its calls say it; a small NCCL is loaded
 in front of the virtual one."""
 
 import json
@@ -97,7 +97,7 @@ assert nccl.ncclMemAlloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 2
     assert communicators(programs, gpu, tmp_path, body)[0] == {"unknown": 1024}
 
 
-def test_what_cannot_be_told_is_said_to_be_unknown(programs, gpu, tmp_path):
+def test_what_is_not_known_is_said_to_be_unknown(programs, gpu, tmp_path):
     """One group for two communicators, and memory for none."""
     group = "nccl.ncclGroupStart(); reduce(a); reduce(b); nccl.ncclGroupEnd()"
     alone = "nccl.ncclMemAlloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 20))"

@@ -32,8 +32,8 @@ def test_a_sound_installation(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_doors_by_library(tmp_path):
-    """Exact counts; the program's exit code is told, and its output is out of the way."""
+def test_entry_points_by_library(tmp_path):
+    """Exact counts; the program's exit code is reported, and its output is out of the way."""
     code = TAKE + "[take() for _ in range(700)]; print('hello'); raise SystemExit(3)"
     done = support.memtrace("doctor", "--json", "--virtual", "h100", "--", support.PYTHON, "-c", code, cwd=tmp_path)
     answer = json.loads(support.must(done).stdout)
@@ -49,7 +49,7 @@ def test_doors_by_library(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_process_knows_its_doors(tmp_path):
+def test_a_dead_process_knows_its_entry_points(tmp_path):
     code = TAKE + "[take() for _ in range(5)]; print(flush=True); input()"
     command = [support.MEMTRACE, "run", "--virtual", "h100", "--out", tmp_path, "--", support.PYTHON, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -67,7 +67,7 @@ def test_a_dead_process_knows_its_doors(tmp_path):
 
 def test_a_program_that_is_killed(tmp_path):
     """Its black box is read, and what only the process itself could have
-    said is told as not known."""
+    said is reported as not known."""
     code = TAKE + "[take() for _ in range(9)]; import os; os.kill(os.getpid(), 9)"
     answer = doctor("--virtual", "h100", "--", support.PYTHON, "-c", code, cwd=tmp_path)
     (process,) = answer["processes"]

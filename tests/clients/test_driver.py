@@ -7,7 +7,7 @@ WAYS = ["symbol", "dlsym", "deepbind", "dlvsym", "get-proc-address", "get-proc-a
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_books_are_exact_after_each_call(way, programs, gpu, tmp_path):
+def test_the_ledger_is_exact_after_each_call(way, programs, gpu, tmp_path):
     env = {**gpu, "CLIENT_VERSIONED": str(programs / "libversioned.so")}
     done, said = client.run([programs / "driver", way], env, tmp_path)
     assert len(client.check_steps(said)) > 40
@@ -15,5 +15,5 @@ def test_books_are_exact_after_each_call(way, programs, gpu, tmp_path):
     pool = next(s for s in said if "pool" in s)
     after = next(s for s in said if s.get("step") == "cuMemPoolGetAttribute")
     _, snapshot = client.ledger(after["path"])
-    [told] = snapshot["memtrace"]["ledger"]["pools"]
-    assert {k: told[k] for k in ("pool", "device", "reserved")} == pool
+    [found] = snapshot["memtrace"]["ledger"]["pools"]
+    assert {k: found[k] for k in ("pool", "device", "reserved")} == pool

@@ -26,12 +26,12 @@ def test_errors_are_the_loaders_own(programs, gpu, tmp_path):
     assert done.stdout == "as it should be\n"
 
 
-def test_a_runtime_that_was_brought_along_is_kept_and_seen_at_the_drivers_door(programs, gpu, tmp_path):
+def test_a_runtime_that_was_brought_along_is_kept_and_seen_at_the_driver(programs, gpu, tmp_path):
     _, said = look("bundled", programs, gpu, tmp_path)
     assert client.check_steps(said) == ["bundled"]
     _, snapshot = client.ledger(said[0]["path"])
     # Two of one that worked, and one that the driver refused: the runtime's
-    # own error, seen at the driver's door.
+    # own error, seen at the driver's entry point.
     assert [(e["action"], e["user_metadata"]) for e in snapshot["device_traces"][0]] == [
         (action, "driver: cuMemAlloc_v2 by libbundled.so") for action in ("segment_alloc", "alloc", "oom")
     ]

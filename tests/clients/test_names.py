@@ -1,5 +1,5 @@
-"""Functions of CUDA's names that aren't CUDA's (issue F, A3): a caller gets what the loader would
-have given without memtrace, and what doesn't reach CUDA is no event."""
+"""Functions of CUDA's names that aren't CUDA's. A caller gets what the loader would have given
+without memtrace, and what doesn't reach CUDA is no event."""
 
 import client
 import pytest

@@ -1,11 +1,11 @@
 """What the virtual GPU doesn't have: memory of others, several devices writing together, devices
-that nobody named, and (T25) physical memory that lies with the host."""
+that nobody named, and (T25) physical memory on the host."""
 
 import client
 import support
 
 
-def test_books_are_exact_after_each_call(programs, gpu, tmp_path):
+def test_the_ledger_is_exact_after_each_call(programs, gpu, tmp_path):
     env = {k: v for k, v in gpu.items() if k.startswith("MEMTRACE")}
     env["LD_PRELOAD"] = f"{support.LIBRARY}:{programs / 'libstandin.so'}"
     _, said = client.run([programs / "others"], env, tmp_path)

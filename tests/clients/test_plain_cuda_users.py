@@ -117,7 +117,7 @@ assert cuda.cuMemCreate(ref(ctypes.c_uint64()), size(1 << 40), ref(Properties(1,
 
 
 def test_what_the_driver_refuses_is_the_programs_own(tmp_path):
-    """T24, T25: no place for an answer, memory that is to lie with the host (`test_others.py`:
+    """T24, T25: no place for an answer, memory that is to be on the host (`test_others.py`:
     where a driver has it), a thread without a context."""
     program = """
 import ctypes, threading

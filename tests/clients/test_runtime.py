@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize("way", ["symbol", "dlsym", "deepbind"])
-def test_books_are_exact_after_each_call(way, programs, gpu, tmp_path):
+def test_the_ledger_is_exact_after_each_call(way, programs, gpu, tmp_path):
     env = {**gpu, "CLIENT_CUDART": "libcudart.so.13"}
     done, said = client.run([programs / "runtime", way], env, tmp_path)
     assert len(client.check_steps(said)) > 20
@@ -15,8 +15,8 @@ def test_books_are_exact_after_each_call(way, programs, gpu, tmp_path):
     pool = next(s for s in said if "pool" in s)
     after = next(s for s in said if s.get("step") == "cudaMemPoolGetAttribute")
     _, snapshot = client.ledger(after["path"])
-    told = [p for p in snapshot["memtrace"]["ledger"]["pools"] if p["pool"] == pool["pool"]]
-    assert [{k: p[k] for k in ("pool", "device", "reserved")} for p in told] == [pool]
+    found = [p for p in snapshot["memtrace"]["ledger"]["pools"] if p["pool"] == pool["pool"]]
+    assert [{k: p[k] for k in ("pool", "device", "reserved")} for p in found] == [pool]
 
 
 @pytest.mark.parametrize("way", ["ipc", "driver-ipc"])

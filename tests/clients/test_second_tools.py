@@ -1,6 +1,6 @@
-"""A program prints the same and ends the same with and without memtrace, also where another tool
-has put itself between the program and CUDA, before memtrace or behind it; the other tool sees the
-same calls, and memtrace's books stay right."""
+"""A program prints the same and ends the same with and without memtrace. That holds where another
+tool has put itself between the program and CUDA, too, before memtrace or behind it. The other tool
+sees the same calls, and memtrace's ledger stays right."""
 
 import ctypes
 import re
@@ -41,7 +41,7 @@ def both(command, programs, gpu, spy, tmp_path, **env):
 @pytest.mark.parametrize("spy", PLACES)
 @pytest.mark.parametrize("program", ["driver", "runtime"])
 def test_a_client(program, spy, programs, gpu, tmp_path):
-    """T35: either order works. The clients print what their books should be,
+    """T35: either order works. The clients print what the ledger should be,
     which are compared call by call."""
     env = {"CLIENT_CUDART": "libcudart.so.13", "CLIENT_OUT": str(tmp_path)}
     mine = {**preload(programs, gpu, spy, True), **env, "SPY": str(tmp_path / "counts")}
@@ -69,19 +69,20 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 @pytest.mark.parametrize("env", [{}, EXPANDABLE], ids=["segments", "expandable"])
 @pytest.mark.parametrize("spy", PLACES)
-def test_pytorch_judges_the_same(spy, env, programs, gpu, tmp_path):
+def test_the_oracle_finds_the_same(spy, env, programs, gpu, tmp_path):
     """PyTorch's allocator is known behind another tool, too: its segments and its
     deferred frees are equal to its own."""
     env = {**preload(programs, gpu, spy, True), **env, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "python"}
     script = ["expandable.py"] if "PYTORCH_CUDA_ALLOC_CONF" in env else ["random_program.py", "1", "3000"]
-    done = support.must(support.execute([support.PYTHON, support.JUDGE, SCRIPTS / script[0], *script[1:]], env=env))
+    done = support.must(support.execute([support.PYTHON, support.ORACLE, SCRIPTS / script[0], *script[1:]], env=env))
     assert done.stdout.rstrip().endswith("; 0 of the driver's"), done.stdout
 
 
 def test_each_of_two_cublas_is_called_by_its_own_user(tmp_path):
-    """A handle is good for the library that made it: a framework with CUDA 12 beside one with CUDA
-    13, which may be there for everybody; and two NCCLs. Their symbols have versions, as NVIDIA's.
-    Calls at a function's end are jumps. Nor does memtrace keep open what the program closes."""
+    """A handle is good for the library that made it. There is a framework with CUDA 12
+    beside one with CUDA 13, which may be there for everybody. And there are two NCCLs. Their
+    symbols have versions, as NVIDIA's. Calls at a function's end are jumps. Nor does
+    memtrace keep open what the program closes."""
     header = "int cublasSetWorkspace_v2(void *, void *, unsigned long), ncclGroupStart(void);\n"
     header += "int cublasLtMatmul(" + ", ".join(["void *"] * 14 + ["unsigned long", "void *"]) + ");\n"
     named = [f"void *p{i}" for i in range(14)] + ["unsigned long size", "void *stream"]
@@ -120,7 +121,7 @@ print("user12" in open("/proc/self/maps").read())
 
 def test_what_a_tool_behind_calls_in_a_call_is_part_of_that_call(programs, gpu, tmp_path):
     """A runtime's function that calls another one by symbol comes to
-    memtrace's door a second time."""
+    memtrace's hook a second time."""
     source = tmp_path / "calls.c"
     source.write_text("""
 #include "client.h"

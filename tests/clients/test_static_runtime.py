@@ -1,5 +1,5 @@
-"""A program with CUDA's runtime linked into itself: it needs tables of the driver that nobody has
-documented, so the virtual GPU refuses it, and says why."""
+"""A program with CUDA's runtime linked into itself. It needs undocumented tables of the driver, so
+the virtual GPU refuses it and says why."""
 
 from pathlib import Path
 

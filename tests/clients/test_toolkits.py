@@ -1,5 +1,5 @@
 """The major version of CUDA that a program's PyTorch is linked with decides what some functions
-mean; the virtual GPU takes one that it doesn't know for no other, and says what to do."""
+mean. The virtual GPU takes an unknown version for no other, and says what to do."""
 
 import client
 import pytest
@@ -47,7 +47,7 @@ def run(tmp_path):
     return run
 
 
-# CUDA 12 ends this function's parameters after the id: what lies in the
+# CUDA 12 ends this function's parameters after the id: what is in the
 # registers behind them is not the callee's.
 @pytest.mark.parametrize("major, given", [(12, 0), (13, 4)])
 def test_a_known_toolkit_has_its_own_parameters(major, given, run):

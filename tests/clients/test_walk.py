@@ -24,7 +24,7 @@ def segments(snapshot):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_books_equal_the_model(seed, walk, gpu, tmp_path, pytestconfig):
+def test_the_ledger_equals_the_model(seed, walk, gpu, tmp_path, pytestconfig):
     calls = 1_000_000 if pytestconfig.getoption("--extended") else 30_000
     env = {**gpu, "MEMTRACE_EVENTS": EVENTS}
     _, said = client.run([walk, calls, seed], env, tmp_path, timeout=600)

@@ -1,4 +1,4 @@
-"""Warnings that only the driver's doors can give: right where they belong,
+"""Warnings that only hooks of the driver can give: right where they belong,
 and silence everywhere else."""
 
 import json
@@ -43,7 +43,7 @@ SHORT = {"MEMTRACE_EVENTS": "16384"}
 @pytest.mark.parametrize("body", ["careless(); take(1); take(1)", "careless(); use(1)", "careless(); take(1); many()"])
 def test_a_context_on_a_device_that_is_not_used(body, tmp_path):
     """T16: every rank on GPU 0. Said once, with the line that did it, also
-    when that lies before the history."""
+    when that is before the history."""
     said, (warning,) = run(tmp_path, body, SHORT)
     assert len(said) == 1 and "stray context on device 0" in said[0] and said[0].endswith("<string>:5 context"), said
     assert (warning["kind"], warning["device"]) == ("stray context", 0)

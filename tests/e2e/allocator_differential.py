@@ -144,8 +144,8 @@ class Program:
 
     def free(self):
         slot = self.pick()
-        # PyTorch remembers streams named during a capture by where its record of the
-        # block lies, and forgets them only if the block is freed during a capture; else
+        # PyTorch remembers streams named during a capture by the address of its record of
+        # the block. It forgets them only if the block is freed during a capture. Else
         # another block may inherit them, by chance.
         if slot is None or (slot in self.named_in_capture and not self.captured):
             return
@@ -183,9 +183,9 @@ class Program:
     def leave(self, pool_id):
         """Frees what lives in a pool that is about to go.
 
-        With expandable segments PyTorch 2.15 counts a pool's segments in a way that lets it
-        delete a pool in which blocks are still alive, and crashes at the free of the last
-        one. Says no if something must live on.
+        With expandable segments PyTorch 2.15 miscounts a pool's segments. It may
+        delete a pool in which blocks are still alive, and crashes at the free of the
+        last one. Says no if something must live on.
         """
         if not self.expandable:
             return True

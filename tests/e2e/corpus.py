@@ -1,7 +1,7 @@
 """The table of programs in `scripts/`: how each is run, and what it proves.
 
-`judged` programs use PyTorch's native allocator and are compared with PyTorch's own
-recorder (`judge.py`); the others must only run. `real` says that the program also makes
+`compared` programs use PyTorch's native allocator and are compared with PyTorch's own
+recorder (`oracle.py`); the others must only run. `real` says that the program also makes
 sense on a real card (`scripts/gpu_check`).
 """
 
@@ -21,7 +21,7 @@ class Program:
     args: tuple = ()
     spec: str = H100
     env: dict = field(default_factory=dict)
-    judged: bool = True
+    compared: bool = True
     real: bool = True
     devices: int = 1
     ranks: int = 1
@@ -31,9 +31,9 @@ class Program:
     def path(self):
         return SCRIPTS / self.script
 
-    def command(self, python, *judge):
-        """The command line; `judge` is the judge's own part of it, if it is to judge."""
-        script = [*map(str, judge), str(self.path), *self.args]
+    def command(self, python, *oracle):
+        """The command line; `oracle` is the part that runs it under the oracle, if any."""
+        script = [*map(str, oracle), str(self.path), *self.args]
         if self.ranks == 1:
             return [str(python), *script]
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
@@ -82,10 +82,10 @@ PROGRAMS = [
     Program("save-load", "save_load.py", closing="saved"),
     Program("ddp", "ddp.py", spec=f"{H100}*2", devices=2, ranks=2, closing="rank"),
     Program("fsdp2", "fsdp2.py", spec=f"{H100}*2", devices=2, ranks=2, closing="rank"),
-    Program("malloc-async", "malloc_async.py", env=ASYNC, judged=False, closing="allocated"),
+    Program("malloc-async", "malloc_async.py", env=ASYNC, compared=False, closing="allocated"),
 ]
 
 
-def judged():
-    """The programs that PyTorch judges."""
-    return [p for p in PROGRAMS if p.judged]
+def compared():
+    """The programs whose history is compared with PyTorch's."""
+    return [p for p in PROGRAMS if p.compared]

@@ -3,12 +3,13 @@ everything that PyTorch says about memory.
 
     python installed.py native|installed FOLDER SCRIPT [ARGS…]
 
-One file for each process goes into FOLDER: the trace and the segments of
-`torch.cuda.memory._snapshot()`, of each device `memory_stats()`, `memory_summary()` and what is
-free, and the error messages of out of memory. `test_install.py` compares the files of the two.
+One file for each process goes into FOLDER. It has the trace and the segments of
+`torch.cuda.memory._snapshot()` and the error messages of out of memory. Of each
+device it has `memory_stats()`, `memory_summary()` and what is free.
+`test_install.py` compares the files of the two.
 
-Backward passes run on the thread that asks for them: autograd's own threads give memory back while
-the program goes on, so that with them two runs of the same program have two histories, also with
+Backward passes run on the thread that asks for them, because autograd's own threads give memory
+back while the program goes on. With them two runs of the same program have two histories, also with
 PyTorch alone. With `MEMTRACE_TEST_THREADS=1` they run where they always do.
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 SETTLE = HERE.parent / "settle"  # what every Python program begins with
-JUDGE = HERE / "judge.py"
+ORACLE = HERE / "oracle.py"
 PYTHON = sys.executable  # the interpreter that runs the tests is the one with PyTorch
 TIMEOUT = 300
 LEFT = re.compile(r"(?m)^memtrace: \d+ black box.* lists them\n")

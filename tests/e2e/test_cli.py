@@ -123,7 +123,7 @@ def test_another_architecture(tmp_path):
 
 
 def test_a_library_that_is_missing(tmp_path):
-    """The tool alone, without what must lie beside it."""
+    """The tool alone, without what must be beside it."""
     shutil.copy(support.MEMTRACE, tmp_path / "memtrace")
     for arguments, library in ((["run"], "libmemtrace.so"), (["run", "--virtual", "h100", "--record", "off"], ".so")):
         done = support.execute([tmp_path / "memtrace", *arguments, "--", "true"])

@@ -1,8 +1,8 @@
-"""The judge itself: it must see each kind of difference, or its approval is worth nothing."""
+"""The oracle itself: it must see each kind of difference, or its approval is worth nothing."""
 
 import copy
 
-import judge
+import oracle
 import pytest
 
 FRAMES = [{"name": "f", "filename": "a.py", "line": 3}]
@@ -45,7 +45,7 @@ def ours():
 
 
 def test_equal_snapshots_are_equal():
-    result = judge.compare(SNAPSHOT, ours())
+    result = oracle.compare(SNAPSHOT, ours())
     assert result.differences == {}
     assert result.counts == {"entries": 3, "frames": 3, "native": 0, "segments": 1, "blocks": 2, "driver": 0}
 
@@ -86,7 +86,7 @@ def test_each_difference_is_seen(name):
     kind, change = CHANGES[name]
     changed = ours()
     change(changed)
-    assert kind in judge.compare(SNAPSHOT, changed).differences
+    assert kind in oracle.compare(SNAPSHOT, changed).differences
 
 
 def test_the_driver_layer_is_counted_apart():
@@ -94,7 +94,7 @@ def test_the_driver_layer_is_counted_apart():
     note = {**ENTRY, "user_metadata": "driver: cudaMalloc"}
     trace(more).insert(1, {"action": "segment_alloc", "addr": 1 << 30, "size": 64, "stream": 0, **note})
     more["segments"].append({**more["segments"][0], "address": 1 << 30})
-    result = judge.compare(SNAPSHOT, more)
+    result = oracle.compare(SNAPSHOT, more)
     assert result.differences == {} and result.counts["driver"] == 1
 
 
@@ -102,7 +102,7 @@ def test_native_frames_are_another_question():
     mixed, theirs = ours(), copy.deepcopy(SNAPSHOT)
     native = {"name": "at::empty", "filename": "/x/libtorch_cpu.so", "line": 77}
     trace(mixed)[0]["frames"] = [native, *FRAMES]
-    assert "frames" in judge.compare(SNAPSHOT, mixed).differences
-    assert set(judge.compare(SNAPSHOT, mixed, native=True).differences) == {"native frames"}
+    assert "frames" in oracle.compare(SNAPSHOT, mixed).differences
+    assert set(oracle.compare(SNAPSHOT, mixed, native=True).differences) == {"native frames"}
     trace(theirs)[0]["frames"] = [native, *FRAMES]
-    assert judge.compare(theirs, mixed, native=True).differences == {}
+    assert oracle.compare(theirs, mixed, native=True).differences == {}

@@ -1,5 +1,5 @@
 """What a virtual GPU knows of cuDNN's workspaces, and that it says what it
-doesn't know (issue F, B17)."""
+doesn't know."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def run(code, out, spec="t4", env=None):
     return done.stderr, path
 
 
-def told(path):
+def counts_and_texts(path):
     """The summary's and the report's words and numbers about workspaces."""
     numbers = json.loads(support.must(support.memtrace("summary", path, "--json")).stdout)["estimate"]["cudnn"]
     texts = [support.must(support.memtrace(verb, path)).stdout for verb in ("summary", "report")]
@@ -45,7 +45,7 @@ def test_what_is_not_known_is_said(interface, tmp_path):
     stderr, path = run(LAYER, tmp_path, env=INTERFACES[interface])
     line = "lower bound: 3 convolutions without workspace"
     assert stderr.count("lower bound") == 1 and line in stderr, stderr
-    numbers, texts = told(path)
+    numbers, texts = counts_and_texts(path)
     assert numbers["unknown"] == 3, numbers
     assert all(text.count(line) == 1 for text in texts), texts
 
@@ -53,7 +53,7 @@ def test_what_is_not_known_is_said(interface, tmp_path):
 def test_without_a_convolution_nothing_is_said(tmp_path):
     stderr, path = run("import torch; torch.nn.Linear(8, 8).cuda()(torch.ones(2, 8, device='cuda'))", tmp_path)
     assert "lower bound" not in stderr, stderr
-    numbers, texts = told(path)
+    numbers, texts = counts_and_texts(path)
     assert numbers is None, numbers
     assert not any(re.search("without workspace|lower bound", text) for text in texts), texts
 
@@ -152,7 +152,7 @@ def test_an_estimate_is_said_with_its_sum(tmp_path):
     code = LAYER.replace("torch.float64", "torch.float32")
     stderr, path = run(code, tmp_path)
     assert "lower bound" not in stderr, stderr
-    numbers, texts = told(path)
+    numbers, texts = counts_and_texts(path)
     assert (numbers["unknown"], numbers["modelled"]) == (0, 3), numbers
     # A 3x3 filter of 4 by 6 channels, transformed forward and backward.
     assert (numbers["modelled_bytes"], numbers["modelled_largest"]) == (2 * 64 * 24, 64 * 24), numbers

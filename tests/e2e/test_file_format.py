@@ -28,7 +28,7 @@ def documented():
 
 
 def walk(value, at=""):
-    """Each key with what stands there."""
+    """Each key with what is there."""
     if isinstance(value, dict) and at not in NAMES:
         for key, inner in value.items():
             here = f"{at}.{key}" if at else key
@@ -39,7 +39,7 @@ def walk(value, at=""):
             yield from walk(inner, f"{at}[]")
 
 
-def strangers(path, known):
+def unknown_keys(path, known):
     """The keys of a snapshot that the table doesn't have, or has with another type."""
     about = support.load(path)["memtrace"]
     assert about["version"]
@@ -65,7 +65,7 @@ def test_what_a_process_writes(script, tmp_path):
     support.must(support.record(program, tmp_path / "out", stacks="all", cwd=tmp_path))
     assert support.files(tmp_path / "out")
     for path in support.files(tmp_path / "out"):
-        assert strangers(path, known) == []
+        assert unknown_keys(path, known) == []
 
 
 def test_what_the_command_writes(tmp_path):
@@ -78,4 +78,4 @@ def test_what_the_command_writes(tmp_path):
     replayed = support.only_file(tmp_path / "replayed")
     assert len(written) == 1 and support.load(replayed)["memtrace"]["replay"]
     for path in [*written, replayed, tmp_path / "named.pickle"]:
-        assert strangers(path, known) == []
+        assert unknown_keys(path, known) == []

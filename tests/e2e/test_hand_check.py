@@ -51,7 +51,7 @@ def test_live_bytes_are_the_bytes_on_paper(card, tmp_path):
 
 
 def test_the_states_of_a_block_add_up(tmp_path):
-    """Sums of a segment are the sums of its blocks; every address lies where it should."""
+    """Sums of a segment are the sums of its blocks; every address is where it should."""
     path, _, _ = support.record_alive("random_program.py", tmp_path, "5", "4000", spec="h100,lazy")
     snapshot = support.load(path)
     states = {b["state"] for s in snapshot["segments"] for b in s["blocks"]}

@@ -15,9 +15,9 @@ as_2_15 = pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="
 
 RUNNER = support.HERE / "installed.py"
 PACKAGE = support.ROOT / "python"
-# Programs whose history is another one each time, also with PyTorch alone: threads race for memory;
-# autocast gives its copies back in the order of a hash of pointers; the compiler finds or does not
-# find what it has kept; several ranks.
+# Programs whose history is another one each time, also with PyTorch alone. Threads race for memory.
+# Autocast gives its copies back in the order of a hash of pointers. The compiler finds or does not
+# find what it has kept. Or there are several ranks.
 CHANCE = {"backward-threads", "python-threads", "python-threads-lazy", "dataloader", "sites", "amp", "compiled", "ddp", "fsdp2"}
 
 
@@ -67,7 +67,7 @@ def compare(ours, theirs):
     assert ours["observed"] == theirs["observed"]
 
 
-PROGRAMS = [p for p in corpus.judged() if p.name not in CHANCE]
+PROGRAMS = [p for p in corpus.compared() if p.name not in CHANCE]
 
 
 @as_2_15
@@ -81,7 +81,7 @@ def test_same_as_pytorch(program, tmp_path):
 
 
 @as_2_15
-@pytest.mark.parametrize("program", [p for p in corpus.judged() if p.name in CHANCE], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [p for p in corpus.compared() if p.name in CHANCE], ids=lambda p: p.name)
 def test_runs_where_chance_decides(program, tmp_path):
     for ours in run(program, "installed", tmp_path, threads=True):
         assert any(stats["allocated_bytes.all.peak"] > 0 for stats in ours["stats"])
@@ -164,7 +164,7 @@ VARIABLES = [
 @pytest.mark.parametrize("env", VARIABLES, ids=str)
 def test_settings_are_those_that_pytorch_reads(env, tmp_path):
     """Which variable counts, and how it is read, depends on the release: PyTorch
-    itself is the judge (issue F, B9)."""
+    itself is the oracle."""
     source = "import json, torch; x = torch.empty(9, device='cuda'); print(json.dumps(torch.cuda.memory._snapshot()['allocator_settings']))"
     native, ours = (
         json.loads(support.must(inline(start + source, env, cwd=tmp_path)).stdout) for start in ("", "import memtrace; memtrace.install();")
@@ -322,7 +322,7 @@ def test_an_error_that_is_no_want_of_memory(refused, tmp_path):
 
 
 def test_the_profiler_sees_memory(tmp_path):
-    """PyTorch's profiler hears of each block, as it does from PyTorch's own allocator."""
+    """PyTorch's profiler sees each block, as it does with PyTorch's own allocator."""
     program = """
 import sys
 if sys.argv[1] == "installed":

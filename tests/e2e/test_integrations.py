@@ -24,8 +24,8 @@ def test_a_trainers_loop_has_phases_modules_and_steps(tmp_path, library):
     evaluating = [label for label, is_training in said["seen"] if not is_training]
     assert training == ["forward/net.body"] * STEPS
     assert evaluating and set(evaluating) == {"forward/net.body"}
-    assert [number for sort, _, number in said["marks"] if sort == "step"] == list(range(STEPS))
-    begun = [name for sort, name, _ in said["marks"] if sort == "begin"]
+    assert [number for kind, _, number in said["marks"] if kind == "step"] == list(range(STEPS))
+    begun = [name for kind, name, _ in said["marks"] if kind == "begin"]
     assert begun.count("optimizer_step") == STEPS and begun.count("forward") == len(said["seen"])
     assert {"forward/net.head", "backward/net.body.0", "backward/net.head", "optimizer_step"} <= set(said["labels"])
     assert not any("optimizer_step/" in label for label in said["labels"]), said["labels"]

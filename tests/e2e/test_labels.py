@@ -169,8 +169,8 @@ def test_sub_totals_at_the_peak_add_up_to_it(tmp_path):
     layers = sum(size for label, size in by_label.items() if re.fullmatch(r"backward/layers\.\d+\.up", label))
     report = must(memtrace("report", tmp_path / "labels.pickle")).stdout
     assert any(f"{layers:,}" in line and "backward/layers.*.up" in line for line in report.splitlines()), report
-    told = json.loads(must(memtrace("report", "--json", tmp_path / "labels.pickle")).stdout)
-    assert told["devices"][0]["labels_at_peak"][0] == device["at_peak"][0]
+    reported = json.loads(must(memtrace("report", "--json", tmp_path / "labels.pickle")).stdout)
+    assert reported["devices"][0]["labels_at_peak"][0] == device["at_peak"][0]
 
 
 def test_what_is_taken_past_pytorch_is_added_up_by_label_too(tmp_path):
@@ -199,8 +199,8 @@ def test_what_is_taken_past_pytorch_is_added_up_by_label_too(tmp_path):
     section = report.split("taken from the driver past PyTorch, at its peak, by label\n")[1].splitlines()
     assert section[0].split() == ["42,097,152", "2", "x", "forward/1"], report
     assert "  of that, at the end, by label" in section, report
-    told = json.loads(must(memtrace("report", "--json", tmp_path / "labels.pickle")).stdout)["devices"][0]
-    assert (told["outside_labels_at_peak"], told["outside_labels"]) == (outside["at_peak"], outside["now"])
+    reported = json.loads(must(memtrace("report", "--json", tmp_path / "labels.pickle")).stdout)["devices"][0]
+    assert (reported["outside_labels_at_peak"], reported["outside_labels"]) == (outside["at_peak"], outside["now"])
 
 
 def test_the_library_takes_part_in_nvtx_by_its_documented_name():

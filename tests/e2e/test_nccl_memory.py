@@ -1,5 +1,5 @@
 """What a communicator of NCCL takes of a virtual GPU: an estimate, and charged to
-the communicator (issue F, B12)."""
+the communicator."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""PyTorch before 2.6 on the virtual GPU, judged by its own recorder. Each release is
+"""PyTorch before 2.6 on the virtual GPU, compared with its own recorder. Each release is
 installed for the test (several GB), so only with --extended. 2.1 to 2.3 come with cuDNN 8, up
 to 2.4 NVTX is a library of its own."""
 
@@ -25,7 +25,7 @@ def test_equals_an_older_pytorch(version, tmp_path, pytestconfig):
     for script in ("mlp.py", "transformer.py"):
         results = tmp_path / f"{script}-verdicts"
         results.mkdir()
-        command = [python, support.JUDGE, "--results", results, support.HERE / "scripts" / script]
+        command = [python, support.ORACLE, "--results", results, support.HERE / "scripts" / script]
         done = support.must(support.record(command, tmp_path / "out", spec="a100-80"))
         (verdict,) = [json.loads(path.read_text()) for path in results.iterdir()]
         assert verdict["differences"] == {} and verdict["entries"] > 500, (script, verdict, done.stderr)

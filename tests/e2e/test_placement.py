@@ -1,9 +1,9 @@
 """Where the virtual GPU puts memory, against the addresses that real drivers
-gave PyTorch's segments (issue F, B16).
+gave PyTorch's segments.
 
-Absolute addresses differ from run to run on a real card. What a program can see is
-which of two segments lies lower, so that is compared: for every segment, with each
-other one that lives when it comes.
+Absolute addresses differ from run to run on a real card. What a program can see is which of two
+segments has the lower address, so that is compared. It is compared for every segment with each
+other one that is alive when it comes.
 """
 
 import gzip
@@ -53,13 +53,13 @@ def relations(file, placement):
 def test_segments_lie_as_recorded(file, placement, share):
     good, bad = relations(file, placement)
     recorded = json.loads(gzip.decompress((DATA / f"{file}.json.gz").read_bytes()))["events"]
-    assert good + bad >= sum(action == "segment_alloc" for action, *_ in recorded), "the judge has looked"
+    assert good + bad >= sum(action == "segment_alloc" for action, *_ in recorded), "the oracle has looked"
     assert good / (good + bad) >= share, f"{good} of {good + bad} relations as recorded"
 
 
 def test_the_other_placement_is_another():
     good, bad = relations("linux_finetune", "ascending")
-    assert good < 0.1 * bad, "a judge that any placement passes is none"
+    assert good < 0.1 * bad, "an oracle that any placement passes is none"
 
 
 def test_a_wrong_placement_says_what_to_write():

@@ -1,4 +1,5 @@
-"""What src/pytorch/names.rs says of a release is so: the one that the tests run with has the names that are listed for it."""
+"""What src/pytorch/names.rs says of a release is so: the one that the tests run with has
+the names that are listed for it."""
 
 import importlib.metadata
 import importlib.util

@@ -1,5 +1,5 @@
-"""README: each of its commands is typed as it stands there, in README's order and in one folder;
-its session shows what is printed today."""
+"""README: each of its commands is typed as it is written there, in README's order and in one
+folder; its session shows what is printed today."""
 
 import re
 import sys

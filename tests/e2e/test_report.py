@@ -50,7 +50,7 @@ def test_each_owner_is_named_to_the_byte(ranks, rank):
     assert (workspace["library"], workspace["peak"]) == ("cuBLAS workspace", 8 * MIB)
 
 
-def test_a_stray_context_is_told_with_the_line_that_made_it(ranks):
+def test_a_stray_context_is_reported_with_the_line_that_made_it(ranks):
     stray = [w for w in ranks[1]["warnings"] if "stray context on device 0" in w]
     script = (support.ROOT / "scripts" / "who_has_the_rest.py").read_text().splitlines()
     [line] = [number for number, text in enumerate(script, 1) if "torch.cuda.synchronize(0)" in text]

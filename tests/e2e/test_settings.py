@@ -1,5 +1,5 @@
 """The settings of PyTorch's allocator in a snapshot are those in force: of whichever variable
-counts, and as the program changes them under way. PyTorch itself is the judge (issue F, B9)."""
+counts, and as the program changes them under way. PyTorch itself is the oracle."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Stacks equal PyTorch's own, frame for frame, C++ and Python, wherever
 memory is asked for and given back.
 
-PyTorch records with `stacks="all"` in the same process; `judge.py --native` says what is compared.
+PyTorch records with `stacks="all"` in the same process; `oracle.py --native` says what is compared.
 T13 of the public reports (frames of backward threads are empty) is among it.
 """
 
@@ -10,7 +10,7 @@ import json
 import pickle
 
 import corpus
-import judge
+import oracle
 import pytest
 import support
 
@@ -37,23 +37,23 @@ SITES = {
 }
 
 
-def judged(name, tmp_path):
+def both_recorders(name, tmp_path):
     """Both recorders' snapshots of one program of the corpus, and the verdicts."""
-    (program,) = [p for p in corpus.judged() if p.name == name]
+    (program,) = [p for p in corpus.compared() if p.name == name]
     keep = tmp_path / "keep"
     keep.mkdir()
-    command = program.command(support.PYTHON, support.JUDGE, "--native", "--keep", keep, "--results", keep)
+    command = program.command(support.PYTHON, support.ORACLE, "--native", "--keep", keep, "--results", keep)
     env = {**program.env, "TORCH_SYMBOLIZE_MODE": "dladdr", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     done = support.must(support.record(command, tmp_path / "out", spec=program.spec, stacks="all", env=env))
     verdicts = [json.loads(p.read_text()) for p in sorted(keep.glob("verdict-*.json"))]
     assert len(verdicts) == program.ranks, done.stderr
     read = lambda pattern: [pickle.loads(p.read_bytes()) for p in sorted(keep.glob(pattern))]  # noqa: E731
-    return verdicts, read("judge-*"), read("judged-*")
+    return verdicts, read("theirs-*"), read("ours-*")
 
 
 @pytest.mark.parametrize("name", SITES)
 def test_equal_frame_for_frame(name, tmp_path):
-    verdicts, _, ours = judged(name, tmp_path)
+    verdicts, _, ours = both_recorders(name, tmp_path)
     for verdict in verdicts:
         assert verdict["differences"] == {}
         assert verdict["frames"] > 50 and verdict["native"] > 5 * verdict["entries"] > 200, verdict
@@ -65,7 +65,7 @@ def test_equal_frame_for_frame(name, tmp_path):
 def test_threads_of_backward_have_stacks(tmp_path):
     """T13: each block that a thread of autograd's allocates has a C++ stack, from
     the thread's start to the operator."""
-    _, _, (ours,) = judged("backward-threads", tmp_path)
+    _, _, (ours,) = both_recorders("backward-threads", tmp_path)
     threads = 0
     for entry in support.history(ours):
         names = [f["name"] for f in entry["frames"]]
@@ -79,8 +79,8 @@ def test_threads_of_backward_have_stacks(tmp_path):
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """Two equal snapshots, to be spoilt."""
-    _, (theirs,), (ours,) = judged("elementwise", tmp_path_factory.mktemp("pair"))
-    assert judge.compare(theirs, ours, native=True).differences == {}
+    _, (theirs,), (ours,) = both_recorders("elementwise", tmp_path_factory.mktemp("pair"))
+    assert oracle.compare(theirs, ours, native=True).differences == {}
     return theirs, ours
 
 
@@ -103,12 +103,12 @@ def native_at(frames):
         ("native frames", lambda frames: frames.clear()),
     ],
 )
-def test_the_judge_sees_a_wrong_frame(kind, spoil, pair):
+def test_the_oracle_sees_a_wrong_frame(kind, spoil, pair):
     """The verdict can be no."""
     theirs, ours = pair
     ours = copy.deepcopy(ours)
     entry = [e for e in support.history(ours) if e["action"] == "alloc"][20]
     entry["frames"] = [dict(f) for f in entry["frames"]]
     spoil(entry["frames"])
-    found = judge.compare(theirs, ours, native=True).differences
+    found = oracle.compare(theirs, ours, native=True).differences
     assert kind in found and found[kind]["count"] == 1, found

@@ -1,4 +1,4 @@
-"""memtrace.Tracer, with PyTorch's own statistics as the judge."""
+"""memtrace.Tracer, with PyTorch's own statistics as the oracle."""
 
 import json
 import importlib.util
@@ -117,7 +117,7 @@ def test_operators_and_modules_are_what_pytorch_counts(tmp_path):
     for name, taken in theirs.items():
         assert ours[name] == taken, name
     assert set(ours) - set(theirs) == {"aten::stack.default", "aten::sum.dim_IntList"}
-    # How often each was called, as plugins are told.
+    # How often each was called, as plugins learn it.
     assert {name: report["plugins"]["calls"][name] for name in theirs} == {name: said["calls"][name] for name in theirs}
     for name, taken in said["modules"].items():
         assert report["modules"][name]["cuda:0"]["allocated"] == taken, name
@@ -135,7 +135,7 @@ def test_operators_that_are_seen_as_they_begin_are_those_that_callbacks_see(tmp_
     _, said, _ = traced(how, tmp_path)
     by_callbacks, quickly = said["ways"]
     assert quickly == by_callbacks
-    # Of each sort: seen as they begin, made of others, by callbacks alone (they
+    # Of each kind: seen as they begin, made of others, by callbacks alone (they
     # have no tensor), under inference mode.
     operators = {operator for operator, *_ in quickly}
     assert {"aten::addmm.default", "aten::mm.default", "aten::zeros.default", "aten::ones_like.default", "aten::sort.default"} <= operators

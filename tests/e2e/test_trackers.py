@@ -134,7 +134,7 @@ def test_mem_tracker_is_exact_where_pytorchs_is_near(tmp_path, how):
         if how != "workspaces":
             assert abs(moment["their peak"]["Total"] - moment["peak"]) <= 0.1 * moment["peak"], moment["when"]
         assert moment["theirs"]["Parameter"] == ours["Parameter"]
-    # The peak of the first backward pass lies in it, before anybody knows what is a gradient.
+    # The peak of the first backward pass is in it, before anybody knows what is a gradient.
     first = next(moment for moment in found["said"] if moment["when"] == "0 backward 0")
     assert first["our peak"]["Gradient"] > 0
     at = {moment["when"]: moment["ours"] for moment in found["said"]}

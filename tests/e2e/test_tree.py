@@ -1,5 +1,5 @@
 """Every way in which a program starts others: each that uses CUDA leaves one
-file, which says where it stands."""
+file, which says where it is."""
 
 import os
 import re

@@ -64,7 +64,7 @@ for _ in range(3):
 
 
 def test_what_a_linear_layer_leaves_is_a_workspace_and_no_leak(tmp_path):
-    """T44: all that is left of a layer, if anything, is told as its library's."""
+    """T44: all that is left of a layer, if anything, is reported as its library's."""
     path = tmp_path / "after.pickle"
     program = f"""
 import ctypes, torch
@@ -82,7 +82,7 @@ assert ctypes.CDLL(None).memtrace_dump({str(path)!r}.encode()) == 0
 
 
 def test_the_blocks_that_pin_a_segment_are_named(tmp_path):
-    """T45: half the card is idle, and small live blocks lie in it."""
+    """T45: half the card is idle, and small live blocks are in it."""
     program = """
 import torch
 big = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
@@ -157,7 +157,7 @@ PINNED = {
 
 
 @pytest.mark.parametrize("conf", PINNED.values(), ids=PINNED)
-def test_pinned_memory_is_told_beside_what_was_asked_for(conf, tmp_path):
+def test_pinned_memory_is_reported_beside_what_was_asked_for(conf, tmp_path):
     """T53: PyTorch rounds requests for page-locked memory up, and uses
     again what it was given back."""
     path, released = tmp_path / "held.pickle", tmp_path / "released.pickle"

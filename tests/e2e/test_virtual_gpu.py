@@ -13,8 +13,8 @@ import support
 
 GIB = 1 << 30
 
-# Published facts: compute capability, multiprocessors, and the memory on the card (the data sheet
-# prints a little less for H200 and B200, whose stacks hold 144 and 192 GiB).
+# Published facts: compute capability, multiprocessors, and the memory on the card. (The data sheet
+# prints a little less for H200 and B200, whose stacks hold 144 and 192 GiB.)
 CARDS = {
     "v100-16": ((7, 0), 80, 16 * GIB),
     "v100-32": ((7, 0), 80, 32 * GIB),
@@ -40,8 +40,8 @@ def python(code, *args, spec="h100", out=None, env=None, stacks="none", record="
     return support.memtrace(*run, "--", support.PYTHON, "-c", code, *args, env=env, **options)
 
 
-@pytest.mark.parametrize("program", [p for p in corpus.PROGRAMS if not p.judged], ids=lambda p: p.name)
-def test_carries_what_pytorch_cannot_judge(program, tmp_path):
+@pytest.mark.parametrize("program", [p for p in corpus.PROGRAMS if not p.compared], ids=lambda p: p.name)
+def test_carries_what_pytorch_cannot_compare(program, tmp_path):
     done = support.must(support.record(program.command(support.PYTHON), tmp_path, spec=program.spec, env=program.env))
     assert any(line.startswith(program.closing) for line in done.stdout.splitlines()), done.stdout
 
@@ -132,7 +132,7 @@ def test_a_size_that_nothing_computed_is_a_warning():
 
 def test_eager_and_lazy_streams_give_the_range():
     """Blocks that wait for a side stream are reused at once or only after a
-    wait: the real card lies between."""
+    wait: the real card is in between."""
     code = (
         "import torch\n"
         "side = torch.cuda.Stream()\n"
@@ -205,8 +205,8 @@ def test_nvidia_libraries_are_never_mapped():
         record="off",
     )
     mapped = set(support.must(done).stdout.split())
-    strangers = {path for path in mapped if os.path.dirname(path) != str(support.build_dir()) and "/nvidia/" in path}
-    assert not strangers, strangers
+    foreign = {path for path in mapped if os.path.dirname(path) != str(support.build_dir()) and "/nvidia/" in path}
+    assert not foreign, foreign
 
 
 def test_nvidia_wheels_need_not_be_installed(tmp_path):

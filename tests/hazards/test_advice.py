@@ -1,5 +1,5 @@
 """What memtrace advises can be followed, on the release that the program runs, and changes nothing
-else (issue F, B9); nothing is unexplained that memtrace itself has overlooked (B12)."""
+else; nothing is unexplained that memtrace itself has overlooked."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def run(tmp_path):
     return run
 
 
-def told(verb, path):
+def answer_of(verb, path):
     return json.loads(support.must(support.memtrace(verb, "--json", path)).stdout)
 
 
@@ -77,7 +77,7 @@ LIMIT = "torch.cuda.set_per_process_memory_fraction(0.25)"
 def test_who_refused_is_known_of_every_failure(run, before, held, limited, conf):
     """Not only of the last."""
     files = run(FAILS_TWICE.format(before=before, held=held, sizes=[9000, 10000, 20000]), PYTORCH_CUDA_ALLOC_CONF=conf)
-    [device] = told("summary", files[-1])["devices"]
+    [device] = answer_of("summary", files[-1])["devices"]
     assert [oom["limited"] for oom in device["ooms"]] == [limited] * 3
     assert len(support.load(files[-1])["memtrace"]["refused_by_driver"]) == (0 if limited else 3)
 
@@ -89,7 +89,7 @@ def test_a_large_segment_is_what_did_not_fit(run):
     conf = "large_segment_size_mb:4096"
     files = run(FAILS_TWICE.format(before="", held=76, sizes=[5, 6]), PYTORCH_CUDA_ALLOC_CONF=conf)
     for path in files:
-        [device] = told("summary", path)["devices"]
+        [device] = answer_of("summary", path)["devices"]
         assert device["ooms"] and not any(oom["limited"] for oom in device["ooms"]), device["ooms"]
 
 
@@ -116,7 +116,7 @@ def test_tune_keeps_what_else_is_set(run):
     if RELEASE >= (2, 11):
         own += ",per_process_memory_fraction:0.9"
     path = run(SCATTERED, PYTORCH_CUDA_ALLOC_CONF=own)[-1]
-    answer = told("tune", path)
+    answer = answer_of("tune", path)
     kept = ["pinned_num_register_threads:2", *(["per_process_memory_fraction:0.9"] if RELEASE >= (2, 11) else [])]
     for row in answer["tried"]:
         assert all(setting in row["conf"] for setting in kept), row["conf"]

@@ -1,5 +1,5 @@
-"""How much of the program's stack a hook takes, wherever its end is, and that what lies on a stack
-for signals stays (issue F, A1)."""
+"""How much of the program's stack a hook takes, wherever its end is, and that what is on a stack
+for signals stays."""
 
 import subprocess
 

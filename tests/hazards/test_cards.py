@@ -1,8 +1,8 @@
-"""The processes of a run share its virtual cards (issue F, B13): the one that
+"""The processes of a run share its virtual cards: the one that
 is refused is the one that would be.
 
-Whatever becomes of a process (it is killed, forks, becomes another program), what it held is given
-back when it is gone, and never before; nothing is left behind when all are.
+A process may be killed, fork or become another program. What it held is given back when it is gone,
+and never before. Nothing is left behind when all are gone.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ def state(process):
 
 
 class Slots:
-    """The file as it lies there (`card.rs`): a head, and a place for each process."""
+    """The file's layout (`card.rs`): a head, and a place for each process."""
 
     HEAD, START, LEAVING = 64, 8, 24
 

@@ -24,10 +24,10 @@ def whole(counters):
 
 @pytest.mark.parametrize(("extension", "rest"), [("pickle", 150), ("json", 150), ("pickle", 0)])
 def test_a_dump_takes_little_memory_and_stops_nobody(extension, rest, programs, gpu, tmp_path):
-    """The process's memory doesn't grow with its history, and its threads make more events
-    meanwhile than the free part of the ring has room for: nobody waits for the dump's end. Of a
-    program that makes half a million events a second the whole history is there, of one that does
-    nothing else what it has not lapped."""
+    """The process's memory doesn't grow with its history. Its threads meanwhile make more events
+    than the free part of the ring has room for, and nobody waits for the dump's end. Of a program
+    that makes half a million events a second, the whole history is there. Of one that does nothing
+    else, what it has not overwritten is there."""
     path = tmp_path / f"snapshot.{extension}"
     # JSON is large: a smaller history shows the same.
     ring = RING if extension == "pickle" else RING // 4

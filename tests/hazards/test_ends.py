@@ -1,4 +1,4 @@
-"""What a Python program held when Python began to end: what its snapshot shows (issue F, B10)."""
+"""What a Python program held when Python began to end: what its snapshot shows."""
 
 import os
 import json

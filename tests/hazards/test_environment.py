@@ -1,4 +1,4 @@
-"""What is around a program (issue F, A4): sanitizers, another C library, an empty environment,
+"""What is around a program: sanitizers, another C library, an empty environment,
 another root folder, limits that move addresses, valgrind, versions of symbols. None of it may end
 the program or change what it prints."""
 
@@ -84,7 +84,7 @@ def test_another_root_folder(programs, gpu, tmp_path):
 
 
 def test_a_stack_without_limit(programs, tmp_path):
-    """Libraries lie low then, in the middle of where the devices' addresses would be."""
+    """Libraries have low addresses then, in the middle of where the devices' addresses would be."""
     if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
         pytest.skip("the stack's limit can't be raised here")
     command = ["sh", "-c", f"ulimit -s unlimited && exec '{programs / 'around'}' none"]
@@ -92,7 +92,7 @@ def test_a_stack_without_limit(programs, tmp_path):
     assert "reserved" not in done.stderr and sizes(tmp_path / "out") == [1111]
 
 
-def test_valgrind_has_little_to_keep_books_of(programs, tmp_path):
+def test_valgrind_has_little_to_keep_account_of(programs, tmp_path):
     if not shutil.which("valgrind"):
         pytest.skip("valgrind is not installed")
     limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))  # noqa: E731

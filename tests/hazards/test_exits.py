@@ -146,7 +146,7 @@ def test_an_end_on_a_small_stack(where, size, what, both):
 
 @pytest.mark.parametrize("size", [4096, 8192])
 def test_fibers_on_the_heap(size, both):
-    """No guard lies below: the heap would be written over."""
+    """No guard is below: the heap would be written over."""
     _, _, out = both("heap", size, code=5)
     assert blocks(support.files(out)[-1]) == 201
 

@@ -1,5 +1,5 @@
 """Files that memtrace makes and finds where others may have put traps, and what the killed
-leave behind (issue F, A4 and A5)."""
+leave behind."""
 
 import fcntl
 import json
@@ -124,7 +124,7 @@ def killed(programs, gpu, folder):
 
 
 def test_traps_do_not_hang_recover(programs, gpu, tmp_path):
-    """FIFOs, devices, folders, links to them, sparse files of any size: a line each, nothing is
+    """FIFOs, devices, folders, links to them, sparse files of any size: each has a line. Nothing is
     taken away, and what is a black box is recovered."""
     pid = killed(programs, gpu, tmp_path)
     (whole,) = tmp_path.glob("*.blackbox")
@@ -254,7 +254,7 @@ def test_black_boxes_that_are_left_are_listed(programs, gpu, tmp_path):
 
 
 def test_recover_and_snapshot_ask_who_may_read(programs, gpu, tmp_path):
-    """As `run` does: the option, else the variable, else its owner alone (issue F, A5)."""
+    """As `run` does: the option, else the variable, else its owner alone."""
     old = os.umask(0o022)
     client = hazard.start([programs / "client", tmp_path / "ledger", "run"], {**gpu, "MEMTRACE_OUT": str(tmp_path / "run")})
     try:
@@ -278,7 +278,7 @@ def test_recover_and_snapshot_ask_who_may_read(programs, gpu, tmp_path):
 
 @pytest.mark.parametrize("trap", ["nothing", "file", "link", "dangling", "fifo", "folder", "device"])
 def test_what_python_writes(trap, tmp_path):
-    """`MemoryTracker.save_stats` wrote through links and waited at FIFOs (issue F, A5)."""
+    """`MemoryTracker.save_stats` wrote through links and waited at FIFOs."""
     victim, path = tmp_path / "victim", tmp_path / "stats"
     victim.write_text("precious")
     refused = trap in ("fifo", "folder", "device")
@@ -354,7 +354,7 @@ def test_lines_are_added_to_one_s_own_file_alone(whose, programs, gpu, tmp_path)
 @pytest.mark.parametrize("whose", ["mine", "somebody's", "a pipe", "a link"])
 def test_a_program_without_memtrace_is_noted_in_one_s_own_file_alone(whose, programs, gpu, tmp_path):
     """The same list, where nothing may be allocated: who starts a program without
-    memtrace adds a line (issue F, A5)."""
+    memtrace adds a line."""
     path, elsewhere = tmp_path / "list.run", tmp_path / "elsewhere"
     elsewhere.write_text("")
     if whose == "a pipe":

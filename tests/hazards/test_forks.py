@@ -1,5 +1,5 @@
 """A program forks while its other threads are inside memtrace: no child waits for a
-thread that isn't there (issue F, A4)."""
+thread that isn't there."""
 
 import pytest
 import support
@@ -19,8 +19,9 @@ def test_no_child_waits_for_a_thread_of_its_parents(settings, mode, programs, tm
 
 
 def test_a_child_has_nothing_looked_for_that_is_not_loaded(programs, tmp_path):
-    """glibc maps its cache of names while it looks for a library. A child that was forked between the end of that and
-    its being known dies of the next look-up. The parent looks for NVML, which isn't there; no child does, as none loads a library itself."""
+    """glibc maps its cache of names while it looks for a library. A child that was forked between
+    the end of that and its being known dies of the next look-up. The parent looks for NVML, which
+    isn't there; no child does, as none loads a library itself."""
     preload = f"{support.LIBRARY}:{programs / 'libsmall.so'}"
     env = {"LD_PRELOAD": preload, "LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": str(tmp_path / "looked"), "MEMTRACE_OUT": str(tmp_path / "out")}
     done = support.must(support.execute([programs / "forks", "loading", "11", str(tmp_path)], env=env, cwd=tmp_path, timeout=120))

@@ -1,5 +1,5 @@
 """No room for a snapshot while it is written: one line, nothing half, the
-program goes on (issue F, A4)."""
+program goes on."""
 
 import subprocess
 

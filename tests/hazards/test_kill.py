@@ -1,12 +1,12 @@
 """A process that is killed loses nothing: what it held is in the black box, block for block.
 
-Each client (`programs/client.c`) allocates and frees in four threads and notes before and
-after each call, in a file of its own, what it holds. Then it ends, at a random moment. Of each
-one is checked: its black box can be read and passes `memtrace check`; the blocks recovered are
-those that it had noted, address and size, but for the at most four calls that were under way;
-there are as many events as calls returned, and at most four more; no event is missing, none is
-torn but those under way, nothing contradicts anything. Rings of 1,024, 16,384 and a million
-events, with and without stacks, in turn.
+Each client (`programs/client.c`) allocates and frees in four threads and notes before and after
+each call, in a file of its own, what it holds. Then it ends, at a random moment. For each one
+these are checked. Its black box can be read and passes `memtrace check`. The blocks recovered are
+those that it had noted, address and size, but for the at most four calls that were under way.
+There are as many events as calls returned, and at most four more. No event is missing, none is
+torn but those under way, and nothing contradicts anything. There are rings of 1,024, 16,384 and a
+million events, with and without stacks, in turn.
 
 With --extended these are 1,000 SIGKILLs, and 100 of each other end. Last run whole on 2026-11-28,
 on two busy cores, with all of 1,000 + 500 + 400 processes as they should be, in 26 minutes.
@@ -43,7 +43,7 @@ class Acknowledged:
                 elif state != EMPTY:
                     self.between.append((state, addr, size))
 
-    def judge(self, snapshot):
+    def check(self, snapshot):
         """The recovered live set is the acknowledged one; calls in flight
         may have happened or not."""
         assert len(self.between) <= THREADS, "a thread is in one call at a time"
@@ -102,7 +102,7 @@ def wait_for_work(client, ledger):
         time.sleep(0.001)
 
 
-def judge(out, said):
+def check_batch(out, said):
     """Every client that made an event is recovered and right."""
     paths = hazard.recover(out, code=0 if any(a.done for a in said.values()) else 1)
     snapshots = {}
@@ -113,7 +113,7 @@ def judge(out, said):
         snapshots[about["pid"]] = snapshot
     for pid, acknowledged in said.items():
         if pid in snapshots:
-            acknowledged.judge(snapshots[pid])
+            acknowledged.check(snapshots[pid])
         else:
             assert acknowledged.done == 0, f"process {pid} left nothing after {acknowledged.done} calls"
     support.must(support.memtrace("check", *paths))
@@ -135,13 +135,13 @@ def test_killed_at_any_moment(programs, gpu, tmp_path, pytestconfig):
         assert client.returncode == -signal.SIGKILL and (out, err) == ("", ""), err
         return client.pid
 
-    recovered = sum(judge(*batch) for batch in batches(programs, gpu, tmp_path, count, end, seed=1))
+    recovered = sum(check_batch(*batch) for batch in batches(programs, gpu, tmp_path, count, end, seed=1))
     assert recovered > 0.8 * count
 
 
 def test_deferred_frees_in_high_pools(gpu, tmp_path, pytestconfig):
-    """Issue F, B8: frees that wait for events, in pools of any number from 128 on, killed 40 times
-    (1,000 with --extended): what is recovered of each thread is what its model says, after its last
+    """Frees that wait for events, in pools of any number from 128 on, killed 40 times (1,000
+    with --extended). What is recovered of each thread is what its model says, after its last
     event that it has noted or one more."""
     count = 1000 if pytestconfig.getoption("--extended") else 40
     program = support.example("deferred")
@@ -172,8 +172,8 @@ def test_deferred_frees_in_high_pools(gpu, tmp_path, pytestconfig):
                     if block["state"] != "inactive":
                         recovered[block["address"]] = block["state"]
             for thread, n in enumerate(done):
-                told = support.must(support.execute([program, "expect", seed, thread, n])).stdout.splitlines()
-                expect = [dict((int(b.split()[0]), b.split()[1]) for b in line.split(",") if b) for line in told]
+                printed = support.must(support.execute([program, "expect", seed, thread, n])).stdout.splitlines()
+                expect = [dict((int(b.split()[0]), b.split()[1]) for b in line.split(",") if b) for line in printed]
                 assert len(expect) == 2
                 own = {a: s for a, s in recovered.items() if a >> 40 == thread + 1}
                 assert own in expect, f"seed {seed}, thread {thread}, after {n} events"
@@ -204,7 +204,7 @@ def test_other_ends(how, code, programs, gpu, tmp_path, pytestconfig):
 
     for out, said in batches(programs, gpu, tmp_path, count, end, seed=2):
         whole = support.files(out)
-        assert judge(out, said) >= 8
+        assert check_batch(out, said) >= 8
         assert not whole or support.must(support.memtrace("check", *whole))
 
 
@@ -226,10 +226,10 @@ def test_ends_that_write(how, programs, gpu, tmp_path, pytestconfig):
         assert not list(out.glob("*.blackbox")) and not list(out.glob(".*"))
 
 
-def test_what_the_device_says_stands_beside_the_books_of_that_moment(programs, gpu, tmp_path):
-    """A thread asks how much is free while another one takes and gives back: an
-    answer counts only where the books are those of its moment. What came in between
-    was "unexplained" (issue F, B9)."""
+def test_what_the_device_says_stands_beside_the_ledger_of_that_moment(programs, gpu, tmp_path):
+    """A thread asks how much is free while another one takes and gives back. An
+    answer counts only where the ledger is that of its moment. What came in between
+    was "unexplained"."""
     seen = 0
     for i in range(12):
         out = tmp_path / str(i)

@@ -1,5 +1,4 @@
-"""Calls that are left otherwise than by their return (issue F, A4; found by a red team's
-`a1 cancel`, `cpp` and `a1 longjmp`).
+"""Calls that are left otherwise than by their return: by a throw, a cancellation or a jump.
 
 The real call may throw, end its thread or be cancelled, and a signal handler may jump out
 of anything. The program sees what it would see without memtrace, and what it does

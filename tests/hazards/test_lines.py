@@ -1,5 +1,5 @@
 """Which line, which limit, which rank: programs whose memory is easily charged to the
-wrong one (issue F, B7, B9, B12)."""
+wrong one."""
 
 import gzip
 import importlib.util
@@ -81,7 +81,8 @@ def lines(path, *options):
 )
 def test_a_users_script_is_the_users_wherever_it_lies(run, tmp_path, script):
     put(tmp_path, {script: ONE})
-    # What lies beside a script hides the standard library's from it: not what is tested here.
+    # A file beside a script hides the standard library's of the same name,
+    # which is not what is tested here.
     path = tmp_path / script
     files, _ = run(sys.executable, "-P", path, stacks="all")
     assert lines(files[-1]) == {(str(path), 1, "<module>"): 4 * MIB}
@@ -284,15 +285,15 @@ def failure(path):
     return oom, support.load(path)["memtrace"]["out_of_memory"]
 
 
-def test_what_the_driver_refuses_is_told_as_it_was(programs, gpu, tmp_path):
+def test_what_the_driver_refuses_is_reported_as_it_was(programs, gpu, tmp_path):
     """A program without PyTorch: what was free, and what it held itself."""
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path / "out"), "MEMTRACE_QUIET": "1"}
     done = support.must(support.execute([programs / "too_much"], env=env))
     free = int(done.stdout.split()[-1])
-    oom, told = failure(support.files(tmp_path / "out")[0])
+    oom, failed = failure(support.files(tmp_path / "out")[0])
     assert (oom["asked"], oom["device_free"]) == (300 * GIB, free)
     assert (oom["allocated"], oom["reserved"], oom["limited"]) == (100 * MIB, 100 * MIB, False)
-    assert (told["free"], told["call"], told["refused_by_driver"]) == (free, "cudaMalloc", True)
+    assert (failed["free"], failed["call"], failed["refused_by_driver"]) == (free, "cudaMalloc", True)
     [text] = (tmp_path / "out").glob("*-oom.txt")
     assert "the device had" in text.read_text()
 
@@ -355,10 +356,10 @@ def test_advice_names_no_setting_that_is_on(run, tmp_path, how):
     )
     env = {how: setting} if how and how != "program" else {}
     files, _ = run(sys.executable, tmp_path / "train.py", env=env, spec="sm_90,4GiB,132SM")
-    told = [support.must(support.memtrace("report", files[0])).stdout]
-    told += [path.read_text() for path in (tmp_path / "out").glob("*-oom.txt")]
-    assert len(told) == 2 or how, "it runs out of memory"
-    assert [f"={setting}" in said for said in told] == [how is None] * len(told), told
+    texts = [support.must(support.memtrace("report", files[0])).stdout]
+    texts += [path.read_text() for path in (tmp_path / "out").glob("*-oom.txt")]
+    assert len(texts) == 2 or how, "it runs out of memory"
+    assert [f"={setting}" in said for said in texts] == [how is None] * len(texts), texts
     tune = json.loads(support.memtrace("tune", "--json", files[0]).stdout)
     assert tune["recorded"] == ("" if how is None else setting)
     confs = [sorted(row["conf"].split(",")) for row in tune["tried"]]
@@ -384,9 +385,9 @@ def test_tune_counts_what_is_reserved(run, tmp_path):
     )
     conf = "expandable_segments:True,max_split_size_mb:90"
     files, _ = run(sys.executable, tmp_path / "train.py", env={"PYTORCH_CUDA_ALLOC_CONF": conf})
-    told = support.must(support.memtrace("tune", files[-1])).stdout
-    assert "reserved at most instead of 8.09 GiB" in told and "leave them" not in told, told
-    assert conf in told, "the recorded line is among those listed"
+    advice = support.must(support.memtrace("tune", files[-1])).stdout
+    assert "reserved at most instead of 8.09 GiB" in advice and "leave them" not in advice, advice
+    assert conf in advice, "the recorded line is among those listed"
 
 
 # --- ranks ----------------------------------------------------------------------------------------
@@ -414,17 +415,17 @@ def free_port():
 
 
 def test_ranks_that_no_launcher_named(run, tmp_path):
-    """`mp.spawn` passes the rank as an argument; NCCL is told, and a
+    """`mp.spawn` passes the rank as an argument; NCCL gets it, and a
     smaller communicator changes nothing."""
     put(tmp_path, {"train.py": RANKS.format(port=free_port())})
     files, _ = run(sys.executable, tmp_path / "train.py", spec="h100*4")
-    told = {}
+    ranks = {}
     for path in files:
         about = support.load(path)["memtrace"]
         rank = about["rank"]
-        told[rank] = (about["world_size"], about["rank_device"])
+        ranks[rank] = (about["world_size"], about["rank_device"])
         assert f"-rank{rank}-" in path.name
         for verb in ("summary", "report"):
             shown = support.must(support.memtrace(verb, path)).stdout
             assert f"rank {rank} of 4 on device {rank}" in shown, shown
-    assert told == {rank: (4, rank) for rank in range(4)}
+    assert ranks == {rank: (4, rank) for rank in range(4)}

@@ -183,7 +183,7 @@ def test_many_sites_and_much_debug_information(odd, tmp_path):
 @pytest.mark.parametrize("env", [{}, {"DETACHED": "1"}], ids=["waits", "detached"])
 def test_a_constructor_with_a_thread(odd, programs, env):
     """T40: a thread wakes the recorder while another one is inside the loader, and holds its lock
-    until the thread is done: this waited for ever."""
+    until the thread is done. This waited for ever."""
     _, found = odd("constructor", programs / "libthread.so", env=env)
     (snapshot,) = found.values()
     assert 7777 in sizes(snapshot)
@@ -327,7 +327,7 @@ def test_absurd_names(name, said, odd):
 
 def test_a_snapshot_of_a_running_process(programs, gpu, tmp_path):
     """Taken while four threads allocate as fast as they can, some million calls a second,
-    long after their ring is full; the process is not stopped, and its black box stays.
+    long after their ring is full. The process is not stopped, and its black box stays.
     What the history lacks is counted."""
     env = {**gpu, "MEMTRACE_OUT": str(tmp_path), "MEMTRACE_STACKS": "none", "MEMTRACE_EVENTS": str(RING)}
     ledger = tmp_path / "ledger"

@@ -1,4 +1,4 @@
-"""A tracer follows no pointer that it has not proven (issue F, A1): stacks and
+"""A tracer follows no pointer that it has not proven: stacks and
 tables that are wrong, gone or too small.
 
 `programs/stacks.c` allocates where a walk has nothing to hold on to; `programs/tables.c` changes
@@ -72,7 +72,7 @@ def test_what_can_be_proven_is_whole(traced, programs, what):
 
 @pytest.mark.parametrize("what", ["astray", "unsteady", "registered_unmapped"])
 def test_pointers_that_lead_astray(traced, programs, what):
-    """Frames that lie, says their table, where the program can't read: also
+    """Frames whose table puts them where the program can't read: also
     one that comes and goes meanwhile."""
     (calls, _), stacks = traced(programs / "stacks", what)
     assert len(stacks) == calls and any(names[-1] == CUT for names in stacks)
@@ -99,7 +99,7 @@ def test_tables_that_never_end_cost_a_bounded_time(traced, programs):
 
 @pytest.mark.parametrize("size", [1024, 2048, 4096, 8192, 16384])
 def test_fibers(traced, programs, size):
-    """ucontext, on memory of any sort: between guard pages, in the heap with
+    """ucontext, on memory of any kind: between guard pages, in the heap with
     something beside it, on the stack itself."""
     (calls, _), stacks = traced(programs / "stacks", "fiber", size)
     assert len(stacks) == calls == 5
@@ -107,8 +107,8 @@ def test_fibers(traced, programs, size):
 
 
 def test_a_hook_takes_little_of_the_programs_stack(traced, programs):
-    """What lies around a fiber's stack stays as it was, and of the stack itself a hook takes little
-    (704 bytes when this was written), at its first call as later."""
+    """What is around a fiber's stack stays as it was. Of the stack itself a hook takes little (704
+    bytes when this was written), at its first call as later."""
     alone = support.execute([programs / "stacks", "fiber_in_heap", 4096], env={"LD_PRELOAD": str(programs / "libsmall.so")})
     before = int(support.must(alone).stdout.split()[2])
     for size in (1024, 4096, 16384):

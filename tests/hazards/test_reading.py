@@ -1,5 +1,5 @@
-"""Files of recorded programs, as commands read them (issue F, A6, B11 and B14): JSON with
-each stack once, names of programs and folders that no terminal should obey, and names of
+"""Files of recorded programs, as commands read them. They are JSON with each stack
+once, names of programs and folders that no terminal should obey, and names of
 libraries that must not be opened."""
 
 import json

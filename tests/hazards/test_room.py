@@ -1,6 +1,6 @@
-"""Little room: for the black box, for files, for memory. What is alive stays exact as long as there
-is room anywhere, the program never waits for room that doesn't come, no limit of its own kills it,
-and what is missing is said (issue F, A2, A4)."""
+"""Little room: for the black box, for files, for memory. What is alive stays exact as long as
+there is room anywhere. The program never waits for room that doesn't come, and no limit of its own
+kills it. What is missing is said."""
 
 import os
 import re
@@ -26,8 +26,8 @@ needs_mounts = pytest.mark.skipif(not mounts(), reason="mount namespaces need ro
 
 @pytest.fixture
 def room(programs, gpu, tmp_path):
-    """Runs the program, its box in a file system of so many megabytes (none: where it would go);
-    returns how it ended, its snapshots, and how much of a processor's time it took."""
+    """Runs the program, with its box in a file system of so many megabytes (none: where it would
+    go). Returns how it ended, its snapshots, and how much processor time it took."""
 
     def run(*arguments, megabytes=None, code=0, virtual=False, runtime=("liblockfree",), **more):
         out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
@@ -64,7 +64,7 @@ def live(snapshot):
 @needs_mounts
 @pytest.mark.parametrize("megabytes", [4, 16, 64])
 def test_more_is_alive_than_fits(megabytes, room):
-    """The set of what is alive is exact, and nobody waits: with a table full of what has gone,
+    """The set of what is alive is exact, and nobody waits. With a table full of what has gone,
     this took a hundred times as long."""
     _, [plain], least, _ = room("churn", CALLS, KEEP, MEMTRACE_EVENTS="16384")
     said, [small], took, _ = room("churn", CALLS, KEEP, MEMTRACE_EVENTS="16384", megabytes=megabytes)
@@ -130,8 +130,8 @@ SAYS = {"said": [NO_BOX, REFUSED], "a box": [REFUSED], "nothing": [NOTHING], "no
         *(("fsize", n, "said") for n in (0, 4096, MIB)),
         *(("fsize", n, what) for n, what in ((8 * MIB, "the last"), (100 * MIB, "all"))),
         *(("as", n * MIB, what) for n, what in ((24, "a box"), (32, "either"))),
-        # At 100 MiB it depends on where an arena of the C library's, of 64 MiB, comes to lie:
-        # there is room for a snapshot or not.
+        # At 100 MiB it depends on where an arena of 64 MiB of the C library's is placed.
+        # There is room for a snapshot or not.
         *(("as", n * MIB, what) for n, what in ((64, "the last"), (100, "either"), (200, "all"), (400, "all"), (1000, "all"))),
         *(("data", n * MIB, what) for n, what in ((4, "nothing"), (8, "nothing"), (24, "a box"), (32, "either"))),
         *(("data", n * MIB, what) for n, what in ((64, "the last"), (200, "all"))),
@@ -166,7 +166,7 @@ OPTIONS = {"fsize": "ulimit -f", "as": "ulimit -v", "data": "ulimit -d", "nofile
 @pytest.mark.parametrize("name, value, leaves", [("as", 100 * MIB, "the last"), ("data", 64 * MIB, "the last"), ("as", 1000 * MIB, "all")])
 def test_a_limit_of_which_much_is_taken(name, value, leaves, room):
     """What counts is what is left of it. An eighth of the whole was more than that: no
-    box could be made (issue F, A4)."""
+    box could be made."""
     taken = 4 << 30
     said, [snapshot], _, _ = room("limit", name, taken + value, 20_000, 10, taken, MEMTRACE_STACKS="all")
     assert live(snapshot) == 2000
@@ -175,8 +175,9 @@ def test_a_limit_of_which_much_is_taken(name, value, leaves, room):
 
 
 def test_no_thread_of_ours_takes_an_arena(room):
-    """The C library sets 64 MiB of addresses aside for each thread that takes memory or gives some back, if a piece that
-    suits it comes to lie there: with one thread, in one of fifteen runs. Where addresses are limited they are the program's."""
+    """The C library reserves 64 MiB of addresses for each thread that takes memory or gives some
+    back, if a suitable piece is free. With one thread that happens in one of fifteen runs. Where
+    addresses are limited they are the program's."""
     for _ in range(60):
         said, found, _, _ = room("limit", "as", (4 << 30) + 100 * MIB, 20_000, 10, 4 << 30, MEMTRACE_STACKS="all")
         assert len(found) == 1, said
@@ -243,7 +244,7 @@ def test_a_handler_that_allocates(by, room):
 @pytest.mark.parametrize("stacks", ["none", "all"])
 def test_a_handler_inside_a_call_of_the_runtime(stacks, room):
     """The driver call that the runtime makes is part of the program's own call; that of a handler
-    is one more, whatever it interrupts (issue F, A4)."""
+    is one more, whatever it interrupts."""
     calls = 1000
     _, [snapshot], _, _ = room("inside", calls, MEMTRACE_STACKS=stacks, runtime=("libover", "libunder"))
     blocks = list(hazard.driver_blocks(snapshot).values())

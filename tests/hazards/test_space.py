@@ -1,5 +1,5 @@
 """A recorder in trouble is nothing that the program notices: not in `errno`, not in its files, not
-in a child of its own (issue F, A2, A4)."""
+in a child of its own."""
 
 import re
 

@@ -1,5 +1,5 @@
 """Programs that a run starts without memtrace in them: the run says so at
-its end (issue F, B15)."""
+its end."""
 
 import re
 

@@ -1,5 +1,5 @@
 """Children that no library can be preloaded into, and a process whose
-addresses are not shuffled (issue F, A4)."""
+addresses are not shuffled."""
 
 import shutil
 

@@ -1,4 +1,5 @@
-"""Checks of every kind of call that Python has: each makes some, and takes the stack in the innermost one."""
+"""Checks of every kind of call that Python has: each makes some, and takes
+the stack in the innermost one."""
 
 import ctypes
 import random

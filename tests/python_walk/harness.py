@@ -1,4 +1,5 @@
-"""What the checks share: the library, the interpreter's own view of a stack, and the comparison of both."""
+"""What the checks share: the library, the interpreter's own view of a
+stack, and the comparison of both."""
 
 import ctypes
 import json
@@ -41,13 +42,14 @@ class Bench:
         self.rng = random.Random(1)
 
     def here(self, *_):
-        """Takes the caller's stack. Returns None, so that it can stand anywhere."""
+        """Takes the caller's stack. Returns None, so that it can be anywhere."""
         lib = self.library.held if self.rng.random() < 0.5 else self.library.released
         stack = lib.memtrace_debug_capture(PYTHON)
         self.taken.append((stack, truth(sys._getframe(1))))
 
     def compare(self):
-        """Compares everything taken since the last time; the first difference is an AssertionError."""
+        """Compares everything taken since the last time; the first
+        difference is an AssertionError."""
         known = {}
         taken, self.taken = self.taken, []
         for stack, expect in taken:

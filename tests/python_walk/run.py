@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Is the Python stack that memtrace reads, without the GIL, the one that the interpreter has?
 
-Runs in the interpreter that is to be checked (a CPython that memtrace knows; on any other it checks that memtrace says so). Each
-check makes calls of one kind, has libmemtrace take the stack in the innermost one, with the GIL held or released at
-random, and compares with what `sys._getframe` saw there: names, files and lines, frame by frame. Names are asked for at
-the end, when most of the code objects are gone.
+Runs in the interpreter that is to be checked (a CPython that memtrace knows; on any other it checks
+that memtrace says so). Each check makes calls of one kind. libmemtrace takes the stack in the
+innermost one, with the GIL held or released at random. The check compares it with what
+`sys._getframe` saw there: names, files and lines, frame by frame. Names are asked for at the end,
+when most of the code objects are gone.
 
     python tests/python_walk/run.py [--library libmemtrace.so] [check ...]
     python tests/python_walk/run.py --all        # every CPython that can be found

@@ -1,4 +1,5 @@
-"""Checks of what surrounds the Python frames: the thread and what it remembers, the native frames, the program."""
+"""Checks of what surrounds the Python frames: the thread and what it
+remembers, the native frames, the program."""
 
 import ctypes
 import functools
@@ -53,7 +54,8 @@ def unchanged(bench):
 
 
 class Twice(Bench):
-    """Takes each stack twice from one place: going by what the thread remembers, and from nothing."""
+    """Takes each stack twice from one place: going by what the thread
+    remembers, and from nothing."""
 
     def __init__(self, library):
         super().__init__(library)
@@ -94,7 +96,8 @@ def remembered(bench):
 
 
 def evaluations(bench):
-    """The same frames at the same places, of which now one and now the other begins a main loop of its own."""
+    """The same frames at the same places, of which now one and now the
+    other begins a main loop of its own."""
     twice = Twice(bench.library)
 
     def inner():
@@ -115,7 +118,8 @@ def evaluations(bench):
 
 
 def resumed(bench):
-    """A generator's frame stays where it is, and so does all that it is resumed from, but for one frame in between."""
+    """A generator's frame stays where it is, and so does all that it is resumed
+    from, but for one frame in between."""
     twice = Twice(bench.library)
 
     def generator():
@@ -137,7 +141,8 @@ def resumed(bench):
 
 
 def shorter(bench):
-    """A function that returns drops what it held, and that is its caller's stack, where it was while the function ran."""
+    """A function that returns drops what it held, and that is its caller's stack,
+    where it was while the function ran."""
     taken, kept = [], []
     prototype = ctypes.PYFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.py_object)
     capture = prototype(("memtrace_debug_capture", bench.library.held))
@@ -166,7 +171,7 @@ MAIN_LOOP = "_PyEval_EvalFrameDefault"
 
 
 def among_native(bench):
-    """Each Python frame stands inside the main loop that runs it."""
+    """Each Python frame is inside the main loop that runs it."""
     results = []
 
     def take():
@@ -196,7 +201,8 @@ def among_native(bench):
         frames = bench.library.names(stack)
         python = [f for f in frames if f[1].endswith(".py") or f[1].startswith("<")]
         same(python, [expect[0][:2] + [python[0][2]]] + expect[1:])
-        # From the outermost frame inwards: a main loop, then the frames it runs; never frames without a loop.
+        # From the outermost frame inwards: a main loop, then the frames it
+        # runs; never frames without a loop.
         loops = running = 0
         for name, file, _ in reversed(frames):
             if name.startswith(MAIN_LOOP):

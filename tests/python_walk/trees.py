@@ -87,7 +87,8 @@ def call_trees(bench):
 
 
 def threads(bench):
-    """Random call trees in many threads, while others collect garbage and look at everybody's frames."""
+    """Random call trees in many threads, while others collect garbage and
+    look at everybody's frames."""
     import gc
 
     stop = threading.Event()

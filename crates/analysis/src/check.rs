@@ -1,10 +1,11 @@
 //! Will PyTorch's viewers show this file, and does it agree with itself?
 //!
-//! The viewers say nothing useful when they don't like a file: a page stays blank, an assertion
-//! names a line of somebody else's script. Each rule here is one of theirs, or one without which
-//! the picture is wrong: blocks fill their segment, sums are sums, addresses are in order, integers
-//! fit, and the history can be taken back from the segments ([`crate::history`]). What they survive
-//! but the user should know is a warning or a note: a history that begins late is not damage.
+//! The viewers say nothing useful when they don't like a file: a page stays blank, an
+//! assertion names a line of somebody else's script. Each rule here is one of theirs, or one
+//! without which the picture is wrong. Blocks fill their segment, sums are sums, addresses are
+//! in order and integers fit. And the history can be taken back from the segments
+//! ([`crate::history`]). What they survive but the user should know is a warning or a note: a
+//! history that begins late is not damage.
 
 use std::fmt;
 
@@ -56,8 +57,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Problems of one kind that are told one by one; of further ones only the number.
-const TOLD: usize = 10;
+/// Problems of one kind that are listed one by one. Of further ones only the number is said.
+const LISTED: usize = 10;
 
 /// Of so many things in a file that are no snapshots each is named.
 const UNREAD: usize = 10;
@@ -397,8 +398,8 @@ impl Findings {
         let beginning = rewind(snapshot, device, &mut report);
         // The walk goes backwards; a reader of the file goes forwards.
         contradictions.reverse();
-        let more = contradictions.len().saturating_sub(TOLD);
-        for (index, contradiction) in contradictions.into_iter().take(TOLD) {
+        let more = contradictions.len().saturating_sub(LISTED);
+        for (index, contradiction) in contradictions.into_iter().take(LISTED) {
             self.error(format!("device_traces[{device}][{index}]"), contradiction.to_string());
         }
         if more > 0 {

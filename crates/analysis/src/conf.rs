@@ -1,9 +1,9 @@
 //! The settings that were in force when a program ran, and which limit refused a request.
 //!
 //! PyTorch writes the value of each setting into its snapshots. memtrace knows the variable
-//! that the user set, by either of its names, and sees what the allocator does: an expandable
-//! segment shows that they are on, also where the program itself has set that under way. Advice
-//! to set what is set already helps nobody.
+//! that the user set, by either of its names. It also sees what the allocator does. An
+//! expandable segment shows that they are on, even where the program has set that under way.
+//! Advice to set what is set already helps nobody.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -37,9 +37,9 @@ pub fn since(conf: &str) -> Option<Release> {
 
 /// The configuration under which a snapshot was recorded, as far as it says so or shows it.
 pub fn own_conf(snapshot: &Snapshot) -> String {
-    let told = &snapshot.allocator_settings;
-    let known = |key: &str| told[key].as_str().filter(|conf| !conf.is_empty());
-    // What memtrace has heard is everything that holds, PyTorch's own list
+    let settings = &snapshot.allocator_settings;
+    let known = |key: &str| settings[key].as_str().filter(|conf| !conf.is_empty());
+    // What memtrace recorded is everything that holds, PyTorch's own list
     // has the words that were said last.
     let about = snapshot.memtrace.as_ref();
     let heard = about.and_then(|about| about.allocator_conf.as_deref());
@@ -51,12 +51,13 @@ pub fn own_conf(snapshot: &Snapshot) -> String {
         parts.push("expandable_segments:True".to_owned());
     }
     if parsed.settings.max_split_size == u64::MAX
-        && let Some(bytes) = told["max_split_size"].as_u64().filter(|b| *b >= MIB)
+        && let Some(bytes) = settings["max_split_size"].as_u64().filter(|b| *b >= MIB)
     {
         parts.push(format!("max_split_size_mb:{}", bytes / MIB));
     }
     if parsed.settings.garbage_collection_threshold == 0.0
-        && let Some(threshold) = told["garbage_collection_threshold"].as_f64().filter(|t| *t > 0.0)
+        && let Some(threshold) =
+            settings["garbage_collection_threshold"].as_f64().filter(|t| *t > 0.0)
     {
         parts.push(format!("garbage_collection_threshold:{threshold}"));
     }
@@ -64,7 +65,7 @@ pub fn own_conf(snapshot: &Snapshot) -> String {
     parts.join(",")
 }
 
-/// Are segments expandable? Told, or seen.
+/// Are segments expandable? As the snapshot says, or as its segments show.
 fn has_expandable(snapshot: &Snapshot) -> bool {
     let entries = || snapshot.device_traces.iter().flatten();
     snapshot.allocator_settings["expandable_segments"] == Value::Bool(true)
@@ -108,9 +109,9 @@ impl Known {
     /// Finds it out.
     pub fn of(snapshot: &Snapshot) -> Known {
         let own = own_conf(snapshot);
-        let told = snapshot.memtrace.as_deref();
-        let pairs = told.and_then(|told| told.refused_by_driver.as_deref()).unwrap_or_default();
-        let failed = told.and_then(|told| told.out_of_memory.as_ref());
+        let about = snapshot.memtrace.as_deref();
+        let pairs = about.and_then(|about| about.refused_by_driver.as_deref()).unwrap_or_default();
+        let failed = about.and_then(|about| about.out_of_memory.as_ref());
         let newest = failed.filter(|f| f.refused_by_driver).and_then(|f| f.device.zip(f.time_us));
         let signed = |(device, time): (i64, u64)| Some((device, i64::try_from(time).ok()?));
         Known {
@@ -161,10 +162,10 @@ fn segment(settings: &Settings, asked: u64) -> u64 {
 
 /// Bytes that each device has.
 fn totals(snapshot: &Snapshot) -> BTreeMap<i64, u64> {
-    let Some(told) = &snapshot.memtrace else { return BTreeMap::new() };
-    let cards = told.virtual_gpu.iter().flat_map(|gpu| &gpu.devices);
+    let Some(about) = &snapshot.memtrace else { return BTreeMap::new() };
+    let cards = about.virtual_gpu.iter().flat_map(|gpu| &gpu.devices);
     let cards = cards.filter_map(|card| Some((card.device, card.total?)));
-    let asked = told.reconcile.iter().flatten().map(|table| (table.device, table.total));
+    let asked = about.reconcile.iter().flatten().map(|table| (table.device, table.total));
     cards.chain(asked).collect()
 }
 
@@ -179,7 +180,7 @@ mod tests {
     use memtrace_format::key::Memtrace;
 
     #[test]
-    fn a_release_is_told_or_unknown() {
+    fn a_release_is_known_or_unknown() {
         let of = |memtrace: Value, allocator_settings: Value| {
             let memtrace = Memtrace::read(memtrace);
             release(&Snapshot { memtrace, allocator_settings, ..Snapshot::default() })

@@ -1,5 +1,5 @@
-//! The two ends of a Python program: a snapshot of its end shows what was held when Python began to
-//! end; what was left at the end of the process is told beside it.
+//! The two ends of a Python program. A snapshot of its end shows what was held when Python began to
+//! end. What was left at the end of the process is reported beside it.
 
 use memtrace_format::key::EndDevice;
 use memtrace_format::snapshot::Snapshot;

@@ -1,11 +1,11 @@
 //! A device's history, run backwards and forwards.
 //!
-//! A trace tells what changed, the segments tell how it ended, and only the two together tell
-//! what there was when the trace began: memory that the program took before recording was
-//! switched on, or whose entries a bounded ring has dropped, shows in no `alloc`. So [`rewind`]
-//! starts from the segments and takes the entries back, last to first, as PyTorch's viewer does
-//! for its *Allocator State History*. What is left at the front is the [`Beginning`]: without it
-//! every total would be too low by exactly that much.
+//! A trace says what changed, and the segments say how it ended. Only the two together say what
+//! there was when the trace began. Memory that the program took before recording was switched on,
+//! or whose entries a bounded ring has dropped, shows in no `alloc`. So [`rewind`] starts from
+//! the segments and takes the entries back, last to first, as PyTorch's viewer does for its
+//! *Allocator State History*. What is left at the front is the [`Beginning`]: without it every
+//! total would be too low by exactly that much.
 //!
 //! The same walk shows whether segments and trace belong together. Where they contradict each other
 //! it says so and goes on with the most plausible state; it never panics, whatever the numbers.
@@ -72,15 +72,15 @@ pub enum Contradiction {
     NeverFreed(u64),
     /// A `free_requested` of a block that nobody holds afterwards.
     NotPending(u64),
-    /// A block is freed while, by what follows, another one lies at the same addresses.
+    /// A block is freed while, by what follows, another one is at the same addresses.
     Overlap(u64, u64),
-    /// A block that lies in no segment at that time.
+    /// A block that is in no segment at that time.
     OutsideSegments(u64, u64),
     /// A `segment_alloc` or `segment_map` of a range that is not there afterwards.
     NoSegment(Action, u64, u64),
-    /// A segment appears while, by the entries before, a block already lies in it.
+    /// A segment appears while, by the entries before, a block already is in it.
     BlockBefore(u64, u64),
-    /// A segment goes while, by what follows, another one lies at the same addresses.
+    /// A segment goes while, by what follows, another one is at the same addresses.
     SegmentOverlap(u64, u64),
 }
 
@@ -247,7 +247,7 @@ impl Rewind<'_> {
             .is_some_and(|(start, s)| addr.saturating_add(size) <= start.saturating_add(s.size))
     }
 
-    /// Says so if a block lies in a range that is about to go.
+    /// Says so if a block is in a range that is about to go.
     fn empty(&mut self, addr: u64, size: u64) {
         let block = self.at.blocks.range(addr..addr.saturating_add(size)).next();
         if let Some((&block, _)) = block {

@@ -1,9 +1,9 @@
-//! Questions about a snapshot, as pure functions: what was the peak and who held it
-//! ([`summary()`]), and is the file one that PyTorch's viewers can show ([`check`]); and would the
-//! program have fitted, on another card, with other settings ([`replay`]).
+//! Questions about a snapshot, as pure functions. What was the peak, and who held it
+//! ([`summary()`])? Can PyTorch's viewers show the file ([`check`])? Would the program have fitted
+//! on another card, or with other settings ([`replay`])?
 //!
 //! No file, no terminal, no clock: a snapshot goes in, plain data comes out, and the same snapshot
-//! always gives the same answer. All stand on the walk in [`history`].
+//! always gives the same answer. All are built on the walk in [`history`].
 
 #![forbid(unsafe_code)]
 // Product names in prose are not code.

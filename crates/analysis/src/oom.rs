@@ -11,7 +11,7 @@ use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx, T
 use memtrace_terminal::Page;
 
 use crate::conf::{self, Known, Limit};
-use crate::report::told_warning;
+use crate::report::warning_line;
 use crate::sites::Lines;
 
 /// The most lines.
@@ -23,7 +23,7 @@ const TOP: usize = 5;
 pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     let about = snapshot.memtrace.as_deref()?;
     let oom = about.out_of_memory.as_ref()?;
-    let lines = Lines::told(Some(about), tables);
+    let lines = Lines::from_key(Some(about), tables);
     let mut out = Page::default();
     let asked = oom.asked.unwrap_or(0);
     let call = oom.call.as_deref().unwrap_or("PyTorch's allocator");
@@ -37,7 +37,7 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
         out.push_str("(on a virtual GPU)\n");
     }
     let _ = writeln!(out, "OUT OF MEMORY on {place}: {} asked of {call}{by}", size(asked));
-    let _ = writeln!(out, "  at {}", lines.of_told(&oom.frames));
+    let _ = writeln!(out, "  at {}", lines.of_code_lines(&oom.frames));
     let known = Known::of(snapshot);
     let limit = limit(snapshot, &known);
     if let Some(free) = oom.free {
@@ -61,7 +61,7 @@ pub fn text(snapshot: &Snapshot, tables: Tables<'_>) -> Option<Page> {
     );
     owners(&mut out, about, device);
     for w in about.warnings().iter().filter(|w| w.kind == "taken before out of memory") {
-        let _ = writeln!(out, "  {}", told_warning(w, &lines));
+        let _ = writeln!(out, "  {}", warning_line(w, &lines));
     }
     let sites = sites(blocks(), tables, &lines);
     if !sites.is_empty() {

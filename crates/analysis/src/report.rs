@@ -1,8 +1,8 @@
 //! Who has the rest: memory by owner, and whether it adds up to what each device says.
 //!
-//! The sums and the table were worked out when the snapshot was written (its `memtrace` key); here
-//! they are put beside what the segments show, and it is said what a reader should look at. A
-//! snapshot of PyTorch's own has no such key, and so no owner but PyTorch.
+//! The sums and the table were worked out when the snapshot was written, and are in its `memtrace`
+//! key. Here they are put beside what the segments show, with a note on what a reader should look
+//! at. A snapshot of PyTorch's own has no such key, and so no owner but PyTorch.
 
 mod pinned;
 
@@ -85,7 +85,7 @@ pub struct Labelled {
     pub count: u64,
 }
 
-/// Managed memory (`cudaMallocManaged`), which lies with the host or on a
+/// Managed memory (`cudaMallocManaged`), which is on the host or on a
 /// device, wherever it was touched last.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Managed {
@@ -172,17 +172,17 @@ pub fn report(snapshot: &Snapshot) -> Report {
 /// The same, by other lines of code.
 pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
     let Summary { estimate, recorded_by, devices, .. } = summary::summary_by(snapshot, by);
-    let told = snapshot.memtrace.as_deref();
+    let about = snapshot.memtrace.as_deref();
     let mut unknown = summary::unknown(snapshot);
     unknown.extend(estimate.iter().flat_map(summary::workspaces));
-    let sums = told.and_then(|told| told.owners.as_ref());
-    let tables = told.and_then(|told| told.reconcile.as_deref()).unwrap_or_default();
-    let labels = told.and_then(|told| told.labels.as_ref());
+    let sums = about.and_then(|about| about.owners.as_ref());
+    let tables = about.and_then(|about| about.reconcile.as_deref()).unwrap_or_default();
+    let labels = about.and_then(|about| about.labels.as_ref());
     let mut all: BTreeSet<i64> = devices.iter().map(|d| d.device as i64).collect();
     all.extend(sums.iter().flat_map(|sums| &sums.devices).map(|d| d.device));
     all.extend(tables.iter().map(|d| d.device));
     all.extend(
-        told.and_then(|told| told.entered.as_ref()).iter().flat_map(|e| *e).map(|e| e.device),
+        about.and_then(|about| about.entered.as_ref()).iter().flat_map(|e| *e).map(|e| e.device),
     );
     let devices: Vec<DeviceReport> = all
         .into_iter()
@@ -236,7 +236,7 @@ pub fn report_by(snapshot: &Snapshot, by: By) -> Report {
         host: host.map_or_else(Vec::new, |host| owners(&host.by)),
         host_communicators: host.map_or_else(Vec::new, |host| communicators(&host.communicators)),
         pinned,
-        deferred_frees: told.and_then(|told| told.deferred_frees.clone()),
+        deferred_frees: about.and_then(|about| about.deferred_frees.clone()),
         devices,
         warnings,
         unknown,
@@ -254,8 +254,8 @@ fn labelled(rows: &[key::Labelled]) -> Vec<Labelled> {
     rows.iter().filter_map(row).collect()
 }
 
-/// The same memory by labels in which numbers that stand by themselves are `*`:
-/// `layers.7/attention` is `layers.*/attention`, unless it is the only one.
+/// The same memory by labels in which separate numbers are `*`: `layers.7/attention` is
+/// `layers.*/attention`, unless it is the only one.
 pub fn rolled_up(rows: &[Labelled]) -> Vec<Labelled> {
     let mut sums: BTreeMap<String, (usize, Labelled)> = BTreeMap::new();
     for row in rows {
@@ -330,8 +330,8 @@ fn reconcile(table: &key::Reconciled) -> Reconcile {
     }
 }
 
-/// What PyTorch took for a library to work in: it stays when the tensors are gone, or comes with
-/// each call and goes with it, and is no leak.
+/// What PyTorch took for a library to work in. It stays when the tensors are gone, or comes and
+/// goes with each call, and is no leak.
 fn workspaces(snapshot: &Snapshot, device: i64) -> Vec<Workspace> {
     let library = |frames: Option<StackIx>| {
         let stack = frames.and_then(|s| snapshot.stacks.get(s as usize));
@@ -396,16 +396,16 @@ fn workspace_of(frame: &Frame) -> Option<&'static str> {
 }
 
 /// A warning of the `memtrace` key in one line, with the line of code that it is about.
-pub fn told_warning(warning: &key::Warning, lines: &Lines) -> String {
-    format!("{}, {}", warning.text, lines.of_told(&warning.frames))
+pub fn warning_line(warning: &key::Warning, lines: &Lines) -> String {
+    format!("{}, {}", warning.text, lines.of_code_lines(&warning.frames))
 }
 
 fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec<String> {
     let known = Known::of(snapshot);
     let line = known.expandable_line();
     let mut all = Vec::new();
-    let told = snapshot.memtrace.iter().flat_map(|told| told.warnings());
-    all.extend(told.map(|w| told_warning(w, lines)));
+    let warned = snapshot.memtrace.iter().flat_map(|about| about.warnings());
+    all.extend(warned.map(|w| warning_line(w, lines)));
     for d in devices {
         match &d.reconcile {
             Some(r) if r.unexplained.unsigned_abs() as f64 > UNEXPLAINED * r.used as f64 => all.push(format!(
@@ -434,14 +434,15 @@ fn warnings(snapshot: &Snapshot, devices: &[DeviceReport], lines: &Lines) -> Vec
             ));
         }
     }
-    if let Some(failed) = snapshot.memtrace.as_ref().and_then(|told| told.out_of_memory.as_ref()) {
+    if let Some(failed) = snapshot.memtrace.as_ref().and_then(|about| about.out_of_memory.as_ref())
+    {
         let limit = oom::limit(snapshot, &known).zip(failed.free);
         let why =
             limit.map(|(l, free)| format!("; {}", l.sentence(free, |b| format!("{b} bytes"))));
         all.push(format!(
             "out of memory: {} bytes asked, {}{}",
             failed.asked.unwrap_or(0),
-            lines.of_told(&failed.frames),
+            lines.of_code_lines(&failed.frames),
             why.unwrap_or_default()
         ));
     }

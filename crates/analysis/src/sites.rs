@@ -1,10 +1,10 @@
 //! Which line of the program a stack is about.
 //!
 //! An allocation's innermost frame is always the allocator; what a user wants is the innermost
-//! frame of *their* code ([`memtrace_origin`] says whose a frame is). If the whole
-//! program is an installed package, it is the innermost frame of a package, and only without
-//! that one of PyTorch or of the standard library. Without any Python (a backward thread) it is
-//! the autograd node that runs, then the operator, then the innermost native frame that is not
+//! frame of *their* code ([`memtrace_origin`] says whose a frame is). If the whole program is an
+//! installed package, it is the innermost frame of a package. Only without such a frame is it one
+//! of PyTorch or of the standard library. Without any Python, as on a backward thread, it is the
+//! autograd node that runs. Else it is the operator, else the innermost native frame that is not
 //! part of the recorder or the allocator.
 //!
 //! A trainer's whole memory may be one line of the user's. So there is a second line,
@@ -14,7 +14,7 @@ use std::fmt;
 
 use memtrace_format::key::{CodeLine, Memtrace};
 use memtrace_format::snapshot::{Frame, NO_LINE, Snapshot, StackIx, Tables};
-use memtrace_origin::{Places, Whose, file_name};
+use memtrace_origin::{Origin, Places, file_name};
 
 /// A line of code that memory is charged to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,8 +78,8 @@ impl Lines {
     }
 
     /// The same where frames and stacks are kept apart from the snapshot.
-    pub fn told(about: Option<&Memtrace>, tables: Tables<'_>) -> Lines {
-        Lines(Places::told(about, tables))
+    pub fn from_key(about: Option<&Memtrace>, tables: Tables<'_>) -> Lines {
+        Lines(Places::from_key(about, tables))
     }
 
     /// The line of a stack; `None` is a block or entry without one.
@@ -90,31 +90,31 @@ impl Lines {
     /// The innermost line of a stack that is neither PyTorch's nor the standard library's.
     pub fn module_line(&self, tables: Tables<'_>, stack: Option<StackIx>) -> Option<Site> {
         let frames = frames_of(tables, stack);
-        let whose = self.0.stack(&frames);
-        let is_module = |w: &Whose| matches!(w, Whose::User | Whose::Installed);
-        whose.iter().position(is_module).map(|i| line(frames[i], whose[i]))
+        let origins = self.0.stack(&frames);
+        let is_module = |w: &Origin| matches!(w, Origin::User | Origin::Installed);
+        origins.iter().position(is_module).map(|i| line(frames[i], origins[i]))
     }
 
     /// The line of these frames, innermost first.
     pub fn of_frames(&self, frames: &[&Frame]) -> Site {
-        let whose = self.0.stack(frames);
-        let first = |wanted: Whose| whose.iter().position(|w| *w == wanted);
-        let python = || whose.iter().position(|w| w.is_python());
+        let origins = self.0.stack(frames);
+        let first = |wanted: Origin| origins.iter().position(|w| *w == wanted);
+        let python = || origins.iter().position(|w| w.is_python());
         let native = |is: &dyn Fn(&Frame) -> bool| {
-            (0..frames.len()).find(|i| !whose[*i].is_python() && is(frames[*i]))
+            (0..frames.len()).find(|i| !origins[*i].is_python() && is(frames[*i]))
         };
-        let found = first(Whose::User)
-            .or_else(|| first(Whose::Installed))
+        let found = first(Origin::User)
+            .or_else(|| first(Origin::Installed))
             .or_else(python)
             .or_else(|| native(&|f| is_autograd_node(&f.name)))
             .or_else(|| native(&|f| f.name.starts_with("at::_ops::")))
             .or_else(|| native(&|f| !is_machinery(f)))
             .or_else(|| native(&|_| true));
-        found.map_or(Site::NoStack, |i| line(frames[i], whose[i]))
+        found.map_or(Site::NoStack, |i| line(frames[i], origins[i]))
     }
 
-    /// The line of frames that stand in the `memtrace` key.
-    pub(crate) fn of_told(&self, frames: &[CodeLine]) -> Site {
+    /// The line of frames that are in the `memtrace` key.
+    pub(crate) fn of_code_lines(&self, frames: &[CodeLine]) -> Site {
         let frames: Vec<Frame> = frames.iter().map(Frame::from).collect();
         self.of_frames(&frames.iter().collect::<Vec<_>>())
     }
@@ -126,9 +126,9 @@ fn frames_of(tables: Tables<'_>, stack: Option<StackIx>) -> Vec<&Frame> {
     indices.iter().filter_map(|f| tables.frames.get(*f as usize)).collect()
 }
 
-fn line(frame: &Frame, whose: Whose) -> Site {
+fn line(frame: &Frame, origin: Origin) -> Site {
     let Frame { name, filename, line } = frame.clone();
-    if whose.is_python() {
+    if origin.is_python() {
         Site::Line { filename, line, name }
     } else {
         Site::Native { filename, line, name }
@@ -168,7 +168,7 @@ fn short(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn told(frames: &[(&str, &str, u64)]) -> String {
+    fn site_text(frames: &[(&str, &str, u64)]) -> String {
         let snapshot = Snapshot {
             frames: frames
                 .iter()
@@ -204,17 +204,20 @@ mod tests {
         let main = ("<module>", "/home/user/train.py", 40);
         let mut stack = ALLOCATOR.to_vec();
         stack.extend([compiled, package, standard, frozen, user, main]);
-        assert_eq!(told(&stack), "/home/user/train.py:12 train");
-        assert_eq!(told(&[package, ("<module>", "<stdin>", 1)]), "<stdin>:1 <module>");
-        assert_eq!(told(&[ALLOCATOR[0], package, standard]), format!("{}:125 forward", package.1));
+        assert_eq!(site_text(&stack), "/home/user/train.py:12 train");
+        assert_eq!(site_text(&[package, ("<module>", "<stdin>", 1)]), "<stdin>:1 <module>");
+        assert_eq!(
+            site_text(&[ALLOCATOR[0], package, standard]),
+            format!("{}:125 forward", package.1)
+        );
     }
 
     #[test]
     fn a_line_that_is_not_known_has_no_number() {
         for line in [0, NO_LINE] {
-            assert_eq!(told(&[("main", "/home/me/a.py", line)]), "/home/me/a.py main");
-            assert_eq!(told(&[("main", "/home/me/bin/a", NO_LINE)]), "/home/me/bin/a main");
-            assert_eq!(told(&[("<module>", "", line)]), "(no file) <module>");
+            assert_eq!(site_text(&[("main", "/home/me/a.py", line)]), "/home/me/a.py main");
+            assert_eq!(site_text(&[("main", "/home/me/bin/a", NO_LINE)]), "/home/me/bin/a main");
+            assert_eq!(site_text(&[("<module>", "", line)]), "(no file) <module>");
         }
     }
 
@@ -227,10 +230,10 @@ mod tests {
         let run = ("_run_code", "<frozen runpy>", 88);
         let command = ("<module>", "/env/bin/acme", 8);
         let installed = [ALLOCATOR[0], torch, model, train, run];
-        assert_eq!(told(&installed), format!("{}:4 forward", model.1));
-        assert_eq!(told(&[torch, model, train, command]), format!("{}:4 forward", model.1));
+        assert_eq!(site_text(&installed), format!("{}:4 forward", model.1));
+        assert_eq!(site_text(&[torch, model, train, command]), format!("{}:4 forward", model.1));
         let script = ("<module>", "/home/me/bin/train", 40);
-        assert_eq!(told(&[torch, model, script]), "/home/me/bin/train:40 <module>");
+        assert_eq!(site_text(&[torch, model, script]), "/home/me/bin/train:40 <module>");
     }
 
     #[test]
@@ -267,24 +270,24 @@ mod tests {
             ("at::_ops::bmm::call(at::Tensor const&, at::Tensor const&)", "??", 0),
             (apply, "/env/torch/lib/libtorch_cpu.so", 77),
         ];
-        assert_eq!(told(&frames), "BmmBackward0::apply (libtorch_cpu.so)");
-        assert_eq!(told(&frames[..3]), "at::_ops::bmm::call");
+        assert_eq!(site_text(&frames), "BmmBackward0::apply (libtorch_cpu.so)");
+        assert_eq!(site_text(&frames[..3]), "at::_ops::bmm::call");
         // Of those inside each other it is the one that was called last.
         let outer = ("at::_ops::matmul::call(at::Tensor const&, at::Tensor const&)", "??", 0);
-        assert_eq!(told(&[frames[0], frames[1], frames[2], outer]), "at::_ops::bmm::call");
+        assert_eq!(site_text(&[frames[0], frames[1], frames[2], outer]), "at::_ops::bmm::call");
         let node = "torch::autograd::PyNode::apply(std::vector<at::Tensor>&&)";
         let reentrant = [frames[0], frames[1], frames[2], frames[3], (node, "??", 0)];
-        assert_eq!(told(&reentrant), "BmmBackward0::apply (libtorch_cpu.so)");
+        assert_eq!(site_text(&reentrant), "BmmBackward0::apply (libtorch_cpu.so)");
     }
 
     #[test]
     fn native_programs_have_sites_too() {
         let load = ("(anonymous namespace)::load(char const*)", "/opt/app/engine.so", 4096);
         assert_eq!(
-            told(&[("cudaMalloc", "/opt/libmemtrace.so", 9), ("??", "/lib/x.so", 1), load]),
+            site_text(&[("cudaMalloc", "/opt/libmemtrace.so", 9), ("??", "/lib/x.so", 1), load]),
             "load (engine.so)"
         );
-        assert_eq!(told(&[ALLOCATOR[0]]), "torch::unwind::unwind");
-        assert_eq!(told(&[]), "(no stack was recorded)");
+        assert_eq!(site_text(&[ALLOCATOR[0]]), "torch::unwind::unwind");
+        assert_eq!(site_text(&[]), "(no stack was recorded)");
     }
 }

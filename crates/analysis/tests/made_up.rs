@@ -1,5 +1,5 @@
-//! Snapshots made up here: damage is named with its place and its value, an honest history of any
-//! length passes, and nonsense makes nobody panic.
+//! Snapshots made up here: damage is named with its place and its value, a valid history of any
+//! length passes, and nonsense causes no panic.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]

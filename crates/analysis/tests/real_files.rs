@@ -165,7 +165,7 @@ fn memory_older_than_the_recording_is_counted() {
 }
 
 #[test]
-fn ooms_are_told_with_what_was_asked_and_free() {
+fn ooms_say_what_was_asked_and_free() {
     let device = &summary(&read("golden/basic_python")).devices[0];
     let [oom] = &device.ooms[..] else { panic!("one oom: {:?}", device.ooms) };
     assert!(oom.asked > oom.device_free);

@@ -12,7 +12,7 @@ use flate2::read::GzDecoder;
 use memtrace_analysis::check::{self, Level};
 use memtrace_analysis::replay::exact::exact;
 use memtrace_analysis::replay::picture::picture;
-use memtrace_analysis::replay::requests::{Requests, What, requests};
+use memtrace_analysis::replay::requests::{RequestKind, Requests, requests};
 use memtrace_analysis::replay::run::{Card, run, smallest_capacity};
 use memtrace_analysis::replay::tune::{candidates, tune};
 use memtrace_analysis::replay::{own_conf, settings};
@@ -111,7 +111,7 @@ fn a_failed_request_is_asked_again() {
     let snapshot = load("golden/basic_python_stacks");
     let asked = requests(&snapshot, 0);
     let failed = asked.during.iter().find_map(|r| match r.what {
-        What::Failed { size, .. } => Some(size),
+        RequestKind::Failed { size, .. } => Some(size),
         _ => None,
     });
     let failed = failed.expect("the file has an oom");
@@ -216,7 +216,7 @@ fn entry(action: Action, addr: u64, size: u64) -> TraceEntry {
 /// Segments that go for no reason were sent away by the program; before a
 /// new one the allocator did it itself.
 #[test]
-fn empty_cache_is_told_from_making_room() {
+fn empty_cache_and_making_room_differ() {
     let base = 0x7000_0000_0000;
     let two = [
         entry(Action::SegmentAlloc, base, 20 * MIB),
@@ -229,7 +229,7 @@ fn empty_cache_is_told_from_making_room() {
         let trace = two.iter().chain(after).cloned().collect();
         let snapshot = Snapshot { segments, device_traces: vec![trace], ..Snapshot::default() };
         let asked = requests(&snapshot, 0);
-        asked.during.iter().any(|r| r.what == What::EmptyCache)
+        asked.during.iter().any(|r| r.what == RequestKind::EmptyCache)
     };
     assert!(asks(&[], vec![]));
     assert!(!asks(&[entry(Action::Oom, 0, 40 * MIB)], vec![]));

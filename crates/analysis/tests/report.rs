@@ -92,7 +92,7 @@ fn a_file_of_pytorchs_own_has_one_owner() {
 }
 
 #[test]
-fn what_stands_in_the_memtrace_key_is_told() {
+fn the_memtrace_key_is_reported() {
     let mut snapshot = with_stacks();
     let by = json!([{"owner": "NCCL", "bytes": 48 * MIB, "count": 2}]);
     let communicators = json!([
@@ -130,7 +130,7 @@ fn what_stands_in_the_memtrace_key_is_told() {
 #[test]
 fn pinned_memory_is_what_was_asked_for_what_rounding_adds_and_what_is_idle() {
     let frames = |line| json!([{"name": "load", "filename": "/home/me/load.py", "line": line}]);
-    let told = |rounding, rounded| {
+    let report_of = |rounding, rounded| {
         let mut snapshot = with_stacks();
         let sums = json!({"held": 33 * MIB, "framework": 32 * MIB, "requested": 20 * MIB, "rounding": rounding, "rounded": rounded});
         snapshot.memtrace =
@@ -138,7 +138,7 @@ fn pinned_memory_is_what_was_asked_for_what_rounding_adds_and_what_is_idle() {
         report::report(&snapshot)
     };
     let one = |bytes, line| json!({"bytes": bytes, "count": 1, "frames": frames(line)});
-    let report = told(11 * MIB, json!([one(MIB, 4), one(7 * MIB, 3), one(3 * MIB, 4)]));
+    let report = report_of(11 * MIB, json!([one(MIB, 4), one(7 * MIB, 3), one(3 * MIB, 4)]));
     let pinned = report.pinned.expect("known");
     assert_eq!((pinned.peak.held, pinned.peak.idle, pinned.end.held), (32 * MIB, MIB, 0));
     let sites: Vec<_> =
@@ -149,11 +149,11 @@ fn pinned_memory_is_what_was_asked_for_what_rounding_adds_and_what_is_idle() {
     );
     let [warning] = &report.warnings[..] else { panic!("{:?}", report.warnings) };
     assert!(warning.contains("held 32505856 bytes for 20971520") && warning.contains("load.py:3"));
-    assert!(told(8 * MIB, json!([one(8 * MIB, 3)])).warnings.is_empty(), "a quarter is usual");
+    assert!(report_of(8 * MIB, json!([one(8 * MIB, 3)])).warnings.is_empty(), "a quarter is usual");
 }
 
 #[test]
-fn workspaces_are_told_by_stream_live_or_not() {
+fn workspaces_are_listed_by_stream_live_or_not() {
     let mut snapshot = with_stacks();
     snapshot.segments = vec![
         segment(0x1000_0000, 0, &[(8 * MIB, Live, USERS), (12 * MIB, Free, None)]),
@@ -203,8 +203,8 @@ fn the_text_about_a_failure_says_what_to_do() {
     }
     assert!(text.contains("NCCL took 4 bytes") && !text.contains("elsewhere"));
     assert!(text.lines().count() <= oom::LINES);
-    let told = snapshot.memtrace.as_mut().and_then(|told| told.out_of_memory.as_mut());
-    told.expect("it failed").asked = Some(7 * GIB);
+    let about = snapshot.memtrace.as_mut().and_then(|about| about.out_of_memory.as_mut());
+    about.expect("it failed").asked = Some(7 * GIB);
     let text = oom::text(&snapshot, snapshot.tables()).expect("it failed");
     assert!(text.ends_with("    nothing: it is more than the whole device has\n"), "{text}");
 }
@@ -223,9 +223,9 @@ fn labels_that_only_a_number_tells_apart_are_rolled_up() {
         row("", 3),
     ];
     let rolled = report::rolled_up(&rows);
-    let told: Vec<_> = rolled.iter().map(|l| (&*l.label, l.bytes, l.count)).collect();
+    let shown: Vec<_> = rolled.iter().map(|l| (&*l.label, l.bytes, l.count)).collect();
     assert_eq!(
-        told,
+        shown,
         [
             ("forward/layers.*/attention", 60, 3),
             ("forward/layers.0/mlp", 40, 1),

@@ -10,7 +10,8 @@ use std::io::BufReader;
 use std::process::ExitCode;
 
 use memtrace_caching::{
-    Action, Allocator, BlockId, Event, OutOfMemory, Ready, Route, Script, Settings, Step, Why,
+    Action, Allocator, BlockId, Event, FailureCause, OutOfMemory, Ready, Route, Script, Settings,
+    Step,
 };
 use serde_json::Value;
 
@@ -297,7 +298,9 @@ impl Program {
 fn same_address(got: Result<u64, OutOfMemory>, expected: &Value) -> Result<(), String> {
     match (got, expected.as_u64()) {
         (Ok(got), Some(expected)) if got == expected => Ok(()),
-        (Err(OutOfMemory { why: Why::Exhausted | Why::Rejected, .. }), None) => Ok(()),
+        (Err(OutOfMemory { why: FailureCause::Exhausted | FailureCause::Rejected, .. }), None) => {
+            Ok(())
+        }
         (got, expected) => Err(format!("got {got:x?}, PyTorch {expected:x?}")),
     }
 }

@@ -1,20 +1,21 @@
 //! The allocator of one device: requests, and what follows from each, in PyTorch's order.
 //!
-//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Driver`]: the same
-//! requests and the same answers of the device give the same addresses, the same events in the same
-//! order, the same statistics. It is one state machine behind `&mut self`: whoever shares it
-//! between threads puts one lock around each device's.
+//! This is PyTorch's caching allocator (the `native` backend of 2.15) over any [`Driver`]. The
+//! same requests and the same answers of the device give the same addresses, events, order and
+//! statistics. It is one state machine behind `&mut self`. Whoever shares it between threads
+//! puts one lock around each device's.
 //!
-//! A request goes: finish frees that waited ([`crate::deferred`]); round the size; look for the
-//! best fit ([`crate::fit`]); or get a new segment, giving others back if that is needed
-//! ([`crate::segments`], [`crate::expandable`]); split; tell.
+//! A request first finishes frees that waited ([`crate::deferred`]). Its size is rounded,
+//! and the best fit is looked for ([`crate::fit`]). Else it gets a new segment, for which
+//! others are given back if need be ([`crate::segments`], [`crate::expandable`]). The
+//! block is split, and the event reported.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use memtrace_format::snapshot::PoolId;
 
-use crate::blocks::{BlockId, Blocks, Ix, Uses};
+use crate::blocks::{BlockId, BlockIndex, Blocks, Uses};
 use crate::deferred::Waiting;
 use crate::driver::Driver;
 use crate::event::{Action, Event, Sink};
@@ -23,7 +24,7 @@ use crate::pool::{LARGE, Pool, Private, SMALL};
 use crate::settings::Settings;
 use crate::sizes;
 use crate::stats::{ByPool, Stats};
-use crate::visit::Visit;
+use crate::visit::PyTorchMap;
 
 /// What was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +57,12 @@ pub struct OutOfMemory {
     /// The limit that a memory fraction sets.
     pub limit: Option<u64>,
     /// Why.
-    pub why: Why,
+    pub why: FailureCause,
 }
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum FailureCause {
     /// Nothing helped.
     Exhausted,
     /// `throw_on_cudamalloc_oom`: refused at once.
@@ -74,7 +75,7 @@ pub enum Why {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.why == Why::Absurd {
+        if self.why == FailureCause::Absurd {
             return f.write_str("CUDA out of memory. Tried to allocate more than 1EB memory.");
         }
         write!(
@@ -150,7 +151,7 @@ pub(crate) struct Request {
     /// What the driver is asked for.
     pub segment: u64,
     pub stream: u64,
-    pub pool: Ix,
+    pub pool: BlockIndex,
     /// Blocks of expandable segments will do.
     pub expandable: bool,
 }
@@ -167,18 +168,18 @@ pub struct Allocator<D, S> {
     pub(crate) private: BTreeMap<PoolId, Private>,
     pub(crate) reserved_by_pool: BTreeMap<PoolId, ByPool>,
     /// Pools that nobody holds, in PyTorch's order.
-    pub(crate) freeable: Visit<PoolId>,
+    pub(crate) freeable: PyTorchMap<PoolId>,
     /// Pools that are asked before giving up.
-    pub(crate) on_oom: Visit<PoolId>,
+    pub(crate) on_oom: PyTorchMap<PoolId>,
     /// Where allocations go instead of the default pools: the last that wants a stream gets it.
     pub(crate) routes: Vec<(PoolId, Route)>,
     /// Captures that have been announced.
     pub(crate) captures: u32,
     pub(crate) reservations: Vec<Option<Reservation>>,
-    pub(crate) uses: HashMap<Ix, Uses>,
+    pub(crate) uses: HashMap<BlockIndex, Uses>,
     /// Streams that were named for a block during a capture. As in PyTorch, they stay with the
     /// block if it is not given back during a capture, and count for whoever has it then.
-    pub(crate) captured_uses: HashMap<Ix, Vec<u64>>,
+    pub(crate) captured_uses: HashMap<BlockIndex, Vec<u64>>,
     pub(crate) waiting: Waiting,
     /// Segments and reservations so far.
     pub(crate) births: u64,
@@ -215,8 +216,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             pools: vec![Pool::new(true, (0, 0)), Pool::new(false, (0, 0))],
             private: BTreeMap::new(),
             reserved_by_pool: BTreeMap::new(),
-            freeable: Visit::default(),
-            on_oom: Visit::default(),
+            freeable: PyTorchMap::default(),
+            on_oom: PyTorchMap::default(),
             routes: Vec::new(),
             captures: 0,
             reservations: Vec::new(),
@@ -234,8 +235,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         new
     }
 
-    /// From now on, free blocks of one size stand in the order of their addresses alone, whatever
-    /// the age of their segments: as in older releases of PyTorch.
+    /// From now on, free blocks of one size are ordered by their addresses alone, whatever the age
+    /// of their segments, as in older releases of PyTorch.
     pub fn ignore_age(&mut self) {
         self.ignore_age = true;
     }
@@ -247,7 +248,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.births
     }
 
-    /// The device, to ask or tell it things.
+    /// The device, to query or set it.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -314,7 +315,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     /// There is no memory.
     pub fn malloc(&mut self, size: u64, stream: u64) -> Result<Allocation, OutOfMemory> {
         if size >= sizes::ABSURD {
-            return Err(self.out_of_memory(size, size, 0, Why::Absurd));
+            return Err(self.out_of_memory(size, size, 0, FailureCause::Absurd));
         }
         if !self.capturing() {
             self.finish_waiting();
@@ -327,17 +328,17 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         };
         match found {
             Ok(found) => Ok(self.hand_out(&request, found, size)),
-            Err(Why::Rejected) => {
+            Err(FailureCause::Rejected) => {
                 self.stats.num_oom_rejections += 1;
-                Err(self.out_of_memory(size, rounded, request.segment, Why::Rejected))
+                Err(self.out_of_memory(size, rounded, request.segment, FailureCause::Rejected))
             }
-            Err(Why::Broken) => {
-                Err(self.out_of_memory(size, rounded, request.segment, Why::Broken))
+            Err(FailureCause::Broken) => {
+                Err(self.out_of_memory(size, rounded, request.segment, FailureCause::Broken))
             }
             Err(why) => {
                 let failure = self.out_of_memory(size, rounded, request.segment, why);
                 let pool = self.pools[request.pool as usize].id;
-                self.tell(Action::Oom, failure.device_free, rounded, stream, pool);
+                self.emit(Action::Oom, failure.device_free, rounded, stream, pool);
                 self.stats.num_ooms += 1;
                 Err(failure)
             }
@@ -364,7 +365,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         requested: u64,
         rounded: u64,
         segment: u64,
-        why: Why,
+        why: FailureCause,
     ) -> OutOfMemory {
         OutOfMemory {
             requested,
@@ -431,7 +432,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.flush(None);
     }
 
-    /// Where a block lies.
+    /// Where a block is.
     pub fn allocation(&self, id: BlockId) -> Option<Allocation> {
         let ix = self.blocks.find(id)?;
         let block = &self.blocks[ix];
@@ -442,7 +443,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.captures > 0 && self.device.capturing()
     }
 
-    fn pool_for(&mut self, rounded: u64, stream: u64) -> Ix {
+    fn pool_for(&mut self, rounded: u64, stream: u64) -> BlockIndex {
         let small = sizes::is_small(rounded);
         for (id, route) in self.routes.iter().rev() {
             let goes = match *route {
@@ -457,7 +458,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         if small { SMALL } else { LARGE }
     }
 
-    pub(crate) fn tell(&mut self, action: Action, addr: u64, size: u64, stream: u64, pool: PoolId) {
+    pub(crate) fn emit(&mut self, action: Action, addr: u64, size: u64, stream: u64, pool: PoolId) {
         self.sink.event(&self.saying(action, addr, size, stream, pool));
     }
 

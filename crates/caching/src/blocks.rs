@@ -1,17 +1,17 @@
 //! Blocks: pieces of segments, in a slab, linked to their neighbours in address order.
 
 use crate::free::FreeKey;
-use crate::visit::Visit;
+use crate::visit::PyTorchMap;
 
 /// Index into the slab.
-pub(crate) type Ix = u32;
+pub(crate) type BlockIndex = u32;
 /// No block, no reservation.
-pub(crate) const NONE: Ix = Ix::MAX;
+pub(crate) const NONE: BlockIndex = BlockIndex::MAX;
 
 /// Names a block that was handed out. It stays wrong for ever once the block was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId {
-    pub(crate) index: Ix,
+    pub(crate) index: BlockIndex,
     pub(crate) generation: u32,
 }
 
@@ -28,11 +28,11 @@ pub(crate) struct Block {
     pub birth: u64,
     /// What the pool's counter said when this block became free.
     pub age_base: u64,
-    pub prev: Ix,
-    pub next: Ix,
-    pub pool: Ix,
-    /// The reservation it lies in, if it is expandable.
-    pub reservation: Ix,
+    pub prev: BlockIndex,
+    pub next: BlockIndex,
+    pub pool: BlockIndex,
+    /// The reservation it is in, if it is expandable.
+    pub reservation: BlockIndex,
     /// Events that its free waits for.
     pub events: u32,
     generation: u32,
@@ -48,7 +48,13 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    pub fn new(addr: u64, size: u64, stream: u64, pool: Ix, reservation: Ix) -> Block {
+    pub fn new(
+        addr: u64,
+        size: u64,
+        stream: u64,
+        pool: BlockIndex,
+        reservation: BlockIndex,
+    ) -> Block {
         Block {
             addr,
             size,
@@ -70,8 +76,8 @@ impl Block {
         }
     }
 
-    /// Where it stands among the free.
-    pub fn key(&self, ix: Ix) -> FreeKey {
+    /// Its place among the free blocks.
+    pub fn key(&self, ix: BlockIndex) -> FreeKey {
         FreeKey { stream: self.stream, size: self.size, birth: self.birth, addr: self.addr, ix }
     }
 
@@ -91,32 +97,32 @@ impl Block {
 
 /// The streams that use a block besides its own.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Uses(pub Visit<()>);
+pub(crate) struct Uses(pub PyTorchMap<()>);
 
 /// All blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blocks {
     slab: Vec<Block>,
-    free: Vec<Ix>,
+    free: Vec<BlockIndex>,
 }
 
-impl std::ops::Index<Ix> for Blocks {
+impl std::ops::Index<BlockIndex> for Blocks {
     type Output = Block;
     #[inline]
-    fn index(&self, ix: Ix) -> &Block {
+    fn index(&self, ix: BlockIndex) -> &Block {
         &self.slab[ix as usize]
     }
 }
 
-impl std::ops::IndexMut<Ix> for Blocks {
+impl std::ops::IndexMut<BlockIndex> for Blocks {
     #[inline]
-    fn index_mut(&mut self, ix: Ix) -> &mut Block {
+    fn index_mut(&mut self, ix: BlockIndex) -> &mut Block {
         &mut self.slab[ix as usize]
     }
 }
 
 impl Blocks {
-    pub fn add(&mut self, mut block: Block) -> Ix {
+    pub fn add(&mut self, mut block: Block) -> BlockIndex {
         if let Some(ix) = self.free.pop() {
             let slot = &mut self.slab[ix as usize];
             block.generation = slot.generation;
@@ -124,38 +130,38 @@ impl Blocks {
             return ix;
         }
         self.slab.push(block);
-        (self.slab.len() - 1) as Ix
+        (self.slab.len() - 1) as BlockIndex
     }
 
-    pub fn remove(&mut self, ix: Ix) {
+    pub fn remove(&mut self, ix: BlockIndex) {
         let block = &mut self[ix];
         block.live = false;
         block.generation = block.generation.wrapping_add(1);
         self.free.push(ix);
     }
 
-    pub fn id(&self, ix: Ix) -> BlockId {
+    pub fn id(&self, ix: BlockIndex) -> BlockId {
         BlockId { index: ix, generation: self[ix].generation }
     }
 
     /// What was handed out under this id is handed out no more.
-    pub fn retire_id(&mut self, ix: Ix) {
+    pub fn retire_id(&mut self, ix: BlockIndex) {
         let block = &mut self[ix];
         block.generation = block.generation.wrapping_add(1);
     }
 
     /// The allocated block with this id.
-    pub fn find(&self, id: BlockId) -> Option<Ix> {
+    pub fn find(&self, id: BlockId) -> Option<BlockIndex> {
         let block = self.slab.get(id.index as usize)?;
         (block.live && block.allocated && block.generation == id.generation).then_some(id.index)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (Ix, &Block)> {
-        self.slab.iter().enumerate().filter(|(_, b)| b.live).map(|(i, b)| (i as Ix, b))
+    pub fn iter(&self) -> impl Iterator<Item = (BlockIndex, &Block)> {
+        self.slab.iter().enumerate().filter(|(_, b)| b.live).map(|(i, b)| (i as BlockIndex, b))
     }
 
     /// Puts `new` between two neighbours.
-    pub fn link(&mut self, before: Ix, new: Ix, after: Ix) {
+    pub fn link(&mut self, before: BlockIndex, new: BlockIndex, after: BlockIndex) {
         self[new].prev = before;
         self[new].next = after;
         if before != NONE {

@@ -1,9 +1,9 @@
-//! What must always hold, looked at from scratch: for tests, and for whoever doubts.
+//! The invariants of the allocator, checked from scratch. For tests.
 
 use std::collections::BTreeMap;
 
 use crate::allocator::Allocator;
-use crate::blocks::{Block, Ix, NONE};
+use crate::blocks::{Block, BlockIndex, NONE};
 use crate::stats::{ByPool, Stats};
 
 /// The first thing that does not hold.
@@ -65,7 +65,7 @@ pub(crate) fn check<D, S>(a: &Allocator<D, S>) -> Result<(), String> {
     same(&a.stats, &recount)
 }
 
-fn neighbours<D, S>(a: &Allocator<D, S>, ix: Ix, block: &Block) -> Result<(), String> {
+fn neighbours<D, S>(a: &Allocator<D, S>, ix: BlockIndex, block: &Block) -> Result<(), String> {
     let at = block.addr;
     if block.next != NONE {
         let next = &a.blocks[block.next];

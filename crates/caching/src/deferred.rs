@@ -9,23 +9,23 @@ use std::collections::{HashMap, VecDeque};
 use memtrace_format::snapshot::PoolId;
 
 use crate::allocator::{Allocator, Misuse};
-use crate::blocks::{BlockId, Ix};
+use crate::blocks::{BlockId, BlockIndex};
 use crate::driver::{AfterCapture, Driver};
 use crate::event::Sink;
-use crate::visit::Visit;
+use crate::visit::PyTorchMap;
 
 /// What waits for what.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Waiting {
     /// By stream: event and block, oldest first.
-    by_stream: Visit<VecDeque<(u64, Ix)>>,
+    by_stream: PyTorchMap<VecDeque<(u64, BlockIndex)>>,
     /// Given back during a capture.
-    after_capture: Vec<Ix>,
+    after_capture: Vec<BlockIndex>,
 }
 
 impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A block that other streams use was given back.
-    pub(crate) fn free_later(&mut self, ix: Ix) {
+    pub(crate) fn free_later(&mut self, ix: BlockIndex) {
         if self.capturing() {
             self.waiting.after_capture.push(ix);
         } else {
@@ -34,7 +34,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// Records an event on each stream that uses the block, except some.
-    fn record_events(&mut self, ix: Ix, except: impl Fn(u64) -> bool) {
+    fn record_events(&mut self, ix: BlockIndex, except: impl Fn(u64) -> bool) {
         self.blocks[ix].used = false;
         let Some(uses) = self.uses.remove(&ix) else { return };
         for (hash, stream) in uses.0.keys() {
@@ -54,7 +54,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         if waiting.is_empty() {
             return;
         }
-        let by_addr: HashMap<u64, Ix> =
+        let by_addr: HashMap<u64, BlockIndex> =
             waiting.iter().map(|ix| (self.blocks[*ix].addr, *ix)).collect();
         let addrs = waiting.iter().map(|ix| self.blocks[*ix].addr);
         let mut blocks: Vec<AfterCapture> =
@@ -96,7 +96,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    fn one_event_less(&mut self, ix: Ix) {
+    fn one_event_less(&mut self, ix: BlockIndex) {
         let block = &mut self.blocks[ix];
         block.events -= 1;
         if block.events == 0 {
@@ -131,8 +131,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    /// Gives a block back whose work on other streams is known to go on
-    /// until [`Allocator::complete_free`]: for a replay, which knows when it
+    /// Gives a block back whose work on other streams is known to go on until
+    /// [`Allocator::complete_free`]. It is for a replay, which knows when the work
     /// ended but not on which streams it was.
     ///
     /// # Errors

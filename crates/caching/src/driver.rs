@@ -1,6 +1,6 @@
 //! What the allocator asks of a device.
 //!
-//! Few calls and plain numbers, so that the same algorithm runs on a driver, on a
+//! It has few calls and plain numbers, so that the same algorithm runs on a driver, on a
 //! [`Counter`](crate::Counter) that only counts, or on a [`Script`](crate::Script) that answers as
 //! a recorded driver did. A device never calls back.
 
@@ -9,7 +9,7 @@ use memtrace_format::snapshot::PoolId;
 /// A block that was given back during a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AfterCapture {
-    /// Where it lies.
+    /// Where it is.
     pub addr: u64,
     /// It waits for nothing.
     pub done: bool,
@@ -69,17 +69,17 @@ pub trait Driver {
     }
 
     /// What PyTorch leaves to chance about the blocks that were given back during a capture, once
-    /// it is over; who knows what it was can say so. It looks at them in the order in which a hash
-    /// of *its own* pointers puts them; here that is the order of the frees. And it remembers
-    /// streams named during a capture by such a pointer, also when what it points to has long gone,
-    /// so that a block may inherit those of another and not wait at all.
+    /// it is over. Who knows what it was can say so. It looks at them in the order in which a hash
+    /// of *its own* pointers puts them. Here that is the order of the frees. It also remembers
+    /// streams named during a capture by such a pointer, even when what it points to has long gone.
+    /// So a block may inherit those of another and not wait at all.
     fn after_capture(&mut self, blocks: &mut [AfterCapture]) {
         let _ = blocks;
     }
 
-    /// What PyTorch hashes a stream by. It visits streams in the order of its hash
-    /// table, so that exactly equal histories need the same number; it is (1 <<
-    /// 56 | device << 48 | stream id) there.
+    /// What PyTorch hashes a stream by. It visits streams in the order of its
+    /// hash table, so exactly equal histories need the same number. There it is
+    /// (1 << 56 | device << 48 | stream id).
     fn stream_hash(&self, stream: u64) -> u64 {
         stream
     }

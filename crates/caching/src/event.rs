@@ -1,4 +1,4 @@
-//! What happens, told at the moment and in the order in which PyTorch writes its trace.
+//! What happens, reported at the moment and in the order in which PyTorch writes its trace.
 
 use memtrace_format::snapshot::{self, PoolId};
 

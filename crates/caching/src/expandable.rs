@@ -2,10 +2,10 @@
 //!
 //! One reservation belongs to one stream of one pool. Memory comes and goes in chunks of 2
 //! MiB (small pool) or one large segment's size. A block without memory behind it is
-//! *unmapped*, and stands in a set of its own.
+//! *unmapped*, and is kept in a set of its own.
 
 use crate::allocator::{Allocator, Request};
-use crate::blocks::{Block, Ix, NONE};
+use crate::blocks::{Block, BlockIndex, NONE};
 use crate::driver::Driver;
 use crate::event::{Action, Sink};
 use crate::settings::Reserve;
@@ -21,7 +21,7 @@ pub(crate) struct Reservation {
 
 impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A free block of at least the wanted size, in no pool, by mapping memory.
-    pub(crate) fn expand(&mut self, r: &Request) -> Option<Ix> {
+    pub(crate) fn expand(&mut self, r: &Request) -> Option<BlockIndex> {
         let mut at = self.find_room(r)?;
         if !self.blocks[at].mapped && !self.map(&mut at, r.size) {
             return None;
@@ -40,7 +40,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
 
     /// The first run of free and unmapped blocks that is long enough, by
     /// address; or a new reservation.
-    fn find_room(&mut self, r: &Request) -> Option<Ix> {
+    fn find_room(&mut self, r: &Request) -> Option<BlockIndex> {
         let pool = &self.pools[r.pool as usize];
         let unmapped = pool.unmapped.range((r.stream, 0, 0)..).take_while(|k| k.0 == r.stream);
         for &(_, _, ix) in unmapped {
@@ -65,7 +65,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             self.reservations.len() - 1
         });
         self.reservations[number] = Some(reservation);
-        let mut block = Block::new(base, size, r.stream, r.pool, number as Ix);
+        let mut block = Block::new(base, size, r.stream, r.pool, number as BlockIndex);
         block.mapped = false;
         block.birth = self.next_birth();
         let ix = self.blocks.add(block);
@@ -73,7 +73,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         Some(ix)
     }
 
-    fn has_room(&self, mut at: Ix, wanted: u64) -> bool {
+    fn has_room(&self, mut at: BlockIndex, wanted: u64) -> bool {
         let mut bytes = 0;
         while bytes < wanted && at != NONE && self.blocks[at].is_idle() {
             bytes += self.blocks[at].size;
@@ -96,7 +96,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
 
     /// Maps memory behind the first `size` bytes of an unmapped block, which
     /// may become part of a free neighbour.
-    fn map(&mut self, ix: &mut Ix, size: u64) -> bool {
+    fn map(&mut self, ix: &mut BlockIndex, size: u64) -> bool {
         let block = &self.blocks[*ix];
         let (addr, stream, pool, number) =
             (block.addr, block.stream, block.pool, block.reservation);
@@ -129,13 +129,13 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         self.reserved_up(pool, mapped);
         self.stats.num_device_alloc += 1;
         let id = self.pools[pool as usize].id;
-        self.tell(Action::SegmentMap, addr, mapped, stream, id);
+        self.emit(Action::SegmentMap, addr, mapped, stream, id);
         true
     }
 
     /// Takes the memory behind the whole chunks of a free block back; what
-    /// lies around them stays free.
-    pub(crate) fn unmap(&mut self, ix: Ix) {
+    /// is around them stays free.
+    pub(crate) fn unmap(&mut self, ix: BlockIndex) {
         let block = &self.blocks[ix];
         let (addr, size, stream, pool, number) =
             (block.addr, block.size, block.stream, block.pool, block.reservation);
@@ -183,11 +183,11 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             private.segments = private.segments.saturating_sub(1);
         }
         self.stats.num_device_free += 1;
-        self.tell(Action::SegmentUnmap, start, end - start, stream, id);
+        self.emit(Action::SegmentUnmap, start, end - start, stream, id);
     }
 
     /// Nothing is mapped in it any more: the addresses go back.
-    pub(crate) fn give_up_reservation(&mut self, ix: Ix) {
+    pub(crate) fn give_up_reservation(&mut self, ix: BlockIndex) {
         let block = &self.blocks[ix];
         let (stream, addr, pool, number) =
             (block.stream, block.addr, block.pool, block.reservation);

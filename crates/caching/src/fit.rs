@@ -1,7 +1,7 @@
 //! Finding a free block, cutting it, and putting it together again.
 
 use crate::allocator::{Allocation, Allocator, Misuse, Request};
-use crate::blocks::{Block, Ix, NONE};
+use crate::blocks::{Block, BlockIndex, NONE};
 use crate::driver::Driver;
 use crate::event::{Action, Sink};
 use crate::free::FreeKey;
@@ -10,7 +10,7 @@ use crate::sizes::{ABSURD, MIN_BLOCK, SMALL_LIMIT};
 
 impl<D: Driver, S: Sink> Allocator<D, S> {
     /// Takes the smallest free block of the stream that is large enough out of its pool.
-    pub(crate) fn best_fit(&mut self, r: &Request) -> Option<Ix> {
+    pub(crate) fn best_fit(&mut self, r: &Request) -> Option<BlockIndex> {
         let collecting = self.collects();
         let pool = &mut self.pools[r.pool as usize];
         if collecting {
@@ -49,8 +49,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// A block at exactly this address, out of one free block of the stream
-    /// (`UntypedStorage._resize_with_addr_`): what lies before it there is handed out first and
-    /// given back afterwards. Looks at all free blocks of the stream.
+    /// (`UntypedStorage._resize_with_addr_`). What is before it there is handed out first and given
+    /// back afterwards. Looks at all free blocks of the stream.
     ///
     /// # Errors
     /// No block can begin there, or not all of it is free.
@@ -90,7 +90,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// The size of a block with what it could still grow by.
-    fn room(&self, ix: Ix) -> u64 {
+    fn room(&self, ix: BlockIndex) -> u64 {
         let block = &self.blocks[ix];
         let next = (block.next != NONE).then(|| &self.blocks[block.next]);
         block.size + next.filter(|n| !n.mapped).map_or(0, |n| n.size)
@@ -108,7 +108,12 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// Hands out a block that is in no pool; what it does not need goes back.
-    pub(crate) fn hand_out(&mut self, r: &Request, found: Ix, requested: u64) -> Allocation {
+    pub(crate) fn hand_out(
+        &mut self,
+        r: &Request,
+        found: BlockIndex,
+        requested: u64,
+    ) -> Allocation {
         let mut ix = found;
         let pool = &self.pools[r.pool as usize];
         let small = pool.small;
@@ -149,7 +154,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// Cuts the first `size` bytes off a block that is in no pool: they are a block of their own.
-    fn cut(&mut self, ix: Ix, size: u64) -> Ix {
+    fn cut(&mut self, ix: BlockIndex, size: u64) -> BlockIndex {
         let rest = &mut self.blocks[ix];
         let (before, addr) = (rest.prev, rest.addr);
         let mut head = Block::new(addr, size, rest.stream, rest.pool, rest.reservation);
@@ -162,7 +167,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// The free is complete: the block joins its free neighbours and waits for the next request.
-    pub(crate) fn complete(&mut self, ix: Ix) {
+    pub(crate) fn complete(&mut self, ix: BlockIndex) {
         let block = &mut self.blocks[ix];
         let (addr, size, requested, stream) =
             (block.addr, block.size, block.requested, block.stream);
@@ -171,7 +176,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         block.active = false;
         let pool = &self.pools[block.pool as usize];
         let (small, id) = (pool.small, pool.id);
-        self.tell(Action::FreeCompleted, addr, requested, stream, id);
+        self.emit(Action::FreeCompleted, addr, requested, stream, id);
         let mut split_blocks = 0_i64;
         let mut split_bytes = 0_i64;
         for neighbour in [before, after] {
@@ -198,7 +203,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
 
     /// Makes `from`, a neighbour, part of `into`, if both are free and of
     /// one kind. Gives the bytes won.
-    pub(crate) fn merge(&mut self, into: Ix, from: Ix) -> u64 {
+    pub(crate) fn merge(&mut self, into: BlockIndex, from: BlockIndex) -> u64 {
         if from == NONE {
             return 0;
         }
@@ -228,7 +233,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// Puts a free block into its pool.
-    pub(crate) fn insert(&mut self, ix: Ix) {
+    pub(crate) fn insert(&mut self, ix: BlockIndex) {
         let block = &mut self.blocks[ix];
         let pool = &mut self.pools[block.pool as usize];
         block.age_base = pool.searches;
@@ -236,13 +241,13 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     }
 
     /// Takes a free block out of its pool.
-    pub(crate) fn take_out(&mut self, ix: Ix) {
+    pub(crate) fn take_out(&mut self, ix: BlockIndex) {
         let block = &self.blocks[ix];
         self.pools[block.pool as usize].free.remove(&block.key(ix));
     }
 
     /// The free blocks of a pool behind a key, for walks during which blocks go.
-    pub(crate) fn next_free(&self, pool: Ix, after: Option<FreeKey>) -> Option<FreeKey> {
+    pub(crate) fn next_free(&self, pool: BlockIndex, after: Option<FreeKey>) -> Option<FreeKey> {
         self.pools[pool as usize].free.after(after.as_ref())
     }
 }

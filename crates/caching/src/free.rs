@@ -1,18 +1,18 @@
 //! The free blocks of a pool, in the order in which they are looked for.
 //!
-//! Every request looks for the first block that is large enough, and every free takes neighbours
-//! out and puts one block in: five searches for a request and its free. So each stream has its
-//! blocks in *bins* by size, 32 for each doubling, and a bit for each bin that has some: the first
-//! bin that can hold what is wanted follows from the size, the next one that does from the bits.
-//! Inside a bin the order is exact, by the whole key. A bin is a short list, and a tree where a
-//! program has many blocks of one size.
+//! Every request looks for the first block that is large enough. Every free takes neighbours out
+//! and puts one block in. That makes five searches for a request and its free. So each stream has
+//! its blocks in *bins* by size, 32 for each doubling, and a bit for each bin that has some. The
+//! first bin that can hold what is wanted follows from the size, the next one that does from the
+//! bits. Inside a bin the order is exact, by the whole key. A bin is a short list, and a tree where
+//! a program has many blocks of one size.
 
 use std::collections::BTreeSet;
 
-use crate::blocks::Ix;
+use crate::blocks::BlockIndex;
 use crate::sizes::MIN_BLOCK;
 
-/// Where a free block stands: streams apart, small before large, older
+/// The order of free blocks: streams apart, small before large, older
 /// segments first, low addresses first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FreeKey {
@@ -21,7 +21,7 @@ pub(crate) struct FreeKey {
     /// The number of its segment.
     pub birth: u64,
     pub addr: u64,
-    pub ix: Ix,
+    pub ix: BlockIndex,
 }
 
 impl FreeKey {
@@ -36,7 +36,7 @@ impl FreeKey {
     }
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeBlocks {
     /// By stream; one stays when its last block has gone.
@@ -320,7 +320,13 @@ mod tests {
     fn keys() -> impl Strategy<Value = FreeKey> {
         let size = prop_oneof![4 => Just(512), 2 => 1..200_u64, 1 => any::<u64>()];
         (prop_oneof![Just(0), Just(7), Just(u64::MAX)], size, 0..3_u64, 0..40_u64).prop_map(
-            |(stream, size, birth, addr)| FreeKey { stream, size, birth, addr, ix: addr as Ix },
+            |(stream, size, birth, addr)| FreeKey {
+                stream,
+                size,
+                birth,
+                addr,
+                ix: addr as BlockIndex,
+            },
         )
     }
 

@@ -1,8 +1,8 @@
 //! PyTorch's caching allocator, over any device.
 //!
 //! An exact re-implementation of the algorithm behind `torch.cuda` (the `native` backend of PyTorch
-//! 2.15): the same requests get the same addresses, the same events in the same order and the same
-//! statistics. Over a [`Counter`] it answers what would have happened: with other settings, on a
+//! 2.15). The same requests get the same addresses, the same events in the same order and the same
+//! statistics. Over a [`Counter`] it answers what would have happened with other settings or on a
 //! smaller card. Over a [`Script`] it repeats a recorded history and so proves that it is exact.
 //!
 //! What it must never do: guess. Where PyTorch's behaviour is a matter of hash
@@ -39,7 +39,7 @@ pub mod stats;
 mod tokens;
 mod visit;
 
-pub use allocator::{Allocation, Allocator, Misuse, OutOfMemory, Route, Why};
+pub use allocator::{Allocation, Allocator, FailureCause, Misuse, OutOfMemory, Route};
 pub use blocks::BlockId;
 pub use counter::Counter;
 pub use deferred::Pending;

@@ -79,7 +79,7 @@ impl Pointers {
         allocator.free(id).map(|()| size)
     }
 
-    /// Another stream uses what lies at an address. Memory that is not ours is
+    /// Another stream uses what is at an address. Memory that is not ours is
     /// none of our business, as in PyTorch.
     pub fn record_stream<D: Driver, S: Sink>(
         &self,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use memtrace_format::snapshot::PoolId;
 
-use crate::blocks::Ix;
+use crate::blocks::BlockIndex;
 use crate::free::FreeBlocks;
 
 /// Free blocks, and addresses without memory.
@@ -15,7 +15,7 @@ pub(crate) struct Pool {
     pub id: PoolId,
     pub free: FreeBlocks,
     /// (stream, address, block)
-    pub unmapped: BTreeSet<(u64, u64, Ix)>,
+    pub unmapped: BTreeSet<(u64, u64, BlockIndex)>,
     /// Searches so far, counted while garbage collection is on: the clock of a block's age.
     pub searches: u64,
     pub no_split: bool,
@@ -39,15 +39,15 @@ impl Pool {
 }
 
 /// The default small pool.
-pub(crate) const SMALL: Ix = 0;
+pub(crate) const SMALL: BlockIndex = 0;
 /// The default large pool.
-pub(crate) const LARGE: Ix = 1;
+pub(crate) const LARGE: BlockIndex = 1;
 
 /// A pair of pools of a graph or a user.
 #[derive(Clone, Debug)]
 pub(crate) struct Private {
-    pub small: Ix,
-    pub large: Ix,
+    pub small: BlockIndex,
+    pub large: BlockIndex,
     /// Captures and users that hold it.
     pub uses: u64,
     /// Segments that it holds.

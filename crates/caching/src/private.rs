@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_format::snapshot::PoolId;
 
 use crate::allocator::{Allocation, Allocator, Misuse, OutOfMemory, Request, Route};
-use crate::blocks::Ix;
+use crate::blocks::BlockIndex;
 use crate::driver::Driver;
 use crate::event::Sink;
 use crate::pool::{LARGE, Pool, Private, SMALL};
@@ -16,8 +16,8 @@ fn hash(id: PoolId) -> u64 {
     if id.0 != 0 { id.0 } else { id.1 }
 }
 
-/// What stands for an id in a table: ids of users count up, and so do those of
-/// graphs, so that half a word is plenty.
+/// What represents an id in a table. Ids of users count up, and so do those
+/// of graphs, so half a word is plenty.
 fn key(id: PoolId) -> u64 {
     (id.0 << 32) | (id.1 & 0xffff_ffff)
 }
@@ -45,14 +45,14 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     fn make_pool(&mut self, id: PoolId) -> &Private {
         let pools = &mut self.pools;
         self.private.entry(id).or_insert_with(|| {
-            let small = pools.len() as Ix;
+            let small = pools.len() as BlockIndex;
             pools.push(Pool::new(true, id));
             pools.push(Pool::new(false, id));
             Private { small, large: small + 1, uses: 1, segments: 0, own_allocator: false }
         })
     }
 
-    pub(crate) fn pool_of(&mut self, id: PoolId, small: bool) -> Ix {
+    pub(crate) fn pool_of(&mut self, id: PoolId, small: bool) -> BlockIndex {
         if id == (0, 0) {
             return if small { SMALL } else { LARGE };
         }
@@ -198,7 +198,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A free block of one of the pools that are for this. Not if the request is for a private pool
     /// anyway. PyTorch forgets expandable segments here: none of their blocks will do, and what is
     /// found is cut by the rule of other segments.
-    pub(crate) fn borrow_from_pools(&mut self, r: &mut Request) -> Option<Ix> {
+    pub(crate) fn borrow_from_pools(&mut self, r: &mut Request) -> Option<BlockIndex> {
         let small = self.pools[r.pool as usize].small;
         if self.pools[r.pool as usize].is_private() {
             return None;

@@ -1,10 +1,10 @@
 //! A device that answers as a recorded driver did: the same addresses, and
 //! memory when there was some.
 //!
-//! It is made of the segment events of a trace. Asked for a segment, it looks at what comes
-//! next: if that is a segment of this size, here it is; if it is something else, there was no
-//! memory. That is an oracle, so whoever wants to know whether the refusals were right keeps
-//! books beside it ([`Script::with_capacity`]).
+//! It is made of the segment events of a trace. Asked for a segment, it looks at what comes next.
+//! If that is a segment of this size, it is handed out. If it is something else, there was no
+//! memory. So it knows the future: whoever wants to know whether the refusals were right keeps a
+//! ledger beside it ([`Script::with_capacity`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -37,7 +37,7 @@ pub enum Ready {
     /// When somebody has waited for anything since it was recorded: [`Script::waited`].
     AfterWait,
     /// Never by itself: the caller completes frees.
-    Told,
+    Reported,
 }
 
 /// A device that answers as recorded.
@@ -82,7 +82,7 @@ impl Script {
         }
     }
 
-    /// Keeps books: a refusal or a grant that `capacity` bytes do not explain is a problem.
+    /// Keeps a ledger: a refusal or a grant that `capacity` bytes do not explain is a problem.
     #[must_use]
     pub fn with_capacity(mut self, capacity: u64) -> Script {
         self.books = Some((capacity, 0));
@@ -263,7 +263,7 @@ impl Driver for Script {
         match self.ready {
             Ready::Always => true,
             Ready::AfterWait => event != self.waits,
-            Ready::Told => false,
+            Ready::Reported => false,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Memory from the device and back: what is tried, and in which order, when no free block fits.
 
-use crate::allocator::{Allocator, Request, Why};
-use crate::blocks::{Block, Ix, NONE};
+use crate::allocator::{Allocator, FailureCause, Request};
+use crate::blocks::{Block, BlockIndex, NONE};
 use crate::driver::Driver;
 use crate::event::{Action, Sink};
 use crate::free::FreeKey;
@@ -9,7 +9,7 @@ use crate::pool::{LARGE, SMALL};
 
 impl<D: Driver, S: Sink> Allocator<D, S> {
     /// A block for a request that no free block fits, by all means there are.
-    pub(crate) fn make_room(&mut self, r: &mut Request) -> Result<Ix, Why> {
+    pub(crate) fn make_room(&mut self, r: &mut Request) -> Result<BlockIndex, FailureCause> {
         if self.collects() {
             self.collect_garbage();
         }
@@ -30,11 +30,15 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
                 return Ok(found);
             }
         }
-        Err(Why::Exhausted)
+        Err(FailureCause::Exhausted)
     }
 
     /// One attempt to get a segment.
-    fn new_segment(&mut self, r: &Request, retry: bool) -> Result<Option<Ix>, Why> {
+    fn new_segment(
+        &mut self,
+        r: &Request,
+        retry: bool,
+    ) -> Result<Option<BlockIndex>, FailureCause> {
         if retry {
             self.stats.num_alloc_retries += 1;
         }
@@ -45,7 +49,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         if self.settings.throw_on_oom {
             let allowed = (self.settings.memory_fraction * self.device.total() as f64) as u64;
             if wanted > allowed {
-                return Err(Why::Rejected);
+                return Err(FailureCause::Rejected);
             }
         }
         let pool = &self.pools[r.pool as usize];
@@ -53,7 +57,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         if r.expandable {
             let found = self.expand(r);
             if found.is_none() && self.device.broken() {
-                return Err(Why::Broken);
+                return Err(FailureCause::Broken);
             }
             if found.is_some()
                 && let Some(private) = self.private.get_mut(&id)
@@ -63,7 +67,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             return Ok(found);
         }
         let Some(addr) = self.device.alloc(r.segment, id) else {
-            return if self.device.broken() { Err(Why::Broken) } else { Ok(None) };
+            return if self.device.broken() { Err(FailureCause::Broken) } else { Ok(None) };
         };
         if let Some(private) = self.private.get_mut(&id) {
             private.segments += 1;
@@ -78,11 +82,11 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
             self.stats.oversize_segments.up(1);
         }
         self.stats.num_device_alloc += 1;
-        self.tell(Action::SegmentAlloc, addr, r.segment, r.stream, id);
+        self.emit(Action::SegmentAlloc, addr, r.segment, r.stream, id);
         Ok(Some(ix))
     }
 
-    pub(crate) fn reserved_up(&mut self, pool: Ix, size: u64) {
+    pub(crate) fn reserved_up(&mut self, pool: BlockIndex, size: u64) {
         let pool = &self.pools[pool as usize];
         self.stats.reserved_bytes.up(pool.small, size);
         if pool.is_private() {
@@ -90,7 +94,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    pub(crate) fn reserved_down(&mut self, pool: Ix, size: u64) {
+    pub(crate) fn reserved_down(&mut self, pool: BlockIndex, size: u64) {
         let pool = &self.pools[pool as usize];
         self.stats.reserved_bytes.down(pool.small, size);
         if pool.is_private() {
@@ -103,7 +107,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         let block = &self.blocks[key.ix];
         let (addr, size, stream, pool) = (block.addr, block.size, block.stream, block.pool);
         let (small, id) = (self.pools[pool as usize].small, self.pools[pool as usize].id);
-        self.tell(Action::SegmentFree, addr, size, stream, id);
+        self.emit(Action::SegmentFree, addr, size, stream, id);
         self.device.free(addr, size, id);
         self.reserved -= size;
         if let Some(private) = self.private.get_mut(&id) {
@@ -233,7 +237,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    fn release_all(&mut self, pool: Ix) {
+    fn release_all(&mut self, pool: BlockIndex) {
         let mut expandable = Vec::new();
         let mut at = None;
         while let Some(key) = self.next_free(pool, at) {

@@ -1,9 +1,9 @@
 //! The settings of the allocator, from `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`.
 //!
-//! The grammar is the one that PyTorch 2.15 was seen to have, its leniencies included: white space
-//! does not count; a separator is any one of `,` `:` `[` `]`, so `max_split_size_mb,64]` is fine;
-//! numbers are read as C reads them, with whatever follows ignored; `large_segment_size_mb` counts
-//! first, wherever it stands. What PyTorch refuses is refused in its words. Settings that change
+//! The grammar is the one that PyTorch 2.15 was seen to have, its leniencies included. White space
+//! does not count. A separator is any one of `,` `:` `[` `]`, so `max_split_size_mb,64]` is fine.
+//! Numbers are read as C reads them, with whatever follows ignored. `large_segment_size_mb` counts
+//! first, wherever it is. What PyTorch refuses is refused in its words. Settings that change
 //! nothing here are read and named in [`Parsed::notes`].
 
 use std::fmt;
@@ -94,9 +94,9 @@ impl Settings {
         settings.change(conf).map(|notes| Parsed { settings, notes })
     }
 
-    /// A configuration that is set under way: PyTorch forgets what was said about sizes
-    /// and garbage, keeps the rest, and then goes as far as it understands. Gives what is
-    /// to be said about it, as in [`Parsed`].
+    /// A configuration that is set under way. PyTorch forgets what was said about sizes and
+    /// garbage and keeps the rest. Then it goes as far as it understands. Gives what is to
+    /// be said about it, as in [`Parsed`].
     ///
     /// # Errors
     /// What PyTorch refuses; what came before it counts.

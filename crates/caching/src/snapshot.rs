@@ -4,7 +4,7 @@
 use memtrace_format::snapshot::{self, BlockState, Segment};
 
 use crate::allocator::Allocator;
-use crate::blocks::{Block, BlockId, Ix, NONE};
+use crate::blocks::{Block, BlockId, BlockIndex, NONE};
 use crate::driver::Driver;
 use crate::event::Sink;
 use crate::expandable::Reservation;
@@ -15,13 +15,13 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     /// an expandable one each mapped range.
     pub fn segments(&self, device: i64) -> Vec<Segment> {
         let begins = |b: &Block| b.mapped && (b.prev == NONE || !self.blocks[b.prev].mapped);
-        let mut heads: Vec<Ix> =
+        let mut heads: Vec<BlockIndex> =
             self.blocks.iter().filter(|(_, b)| begins(b)).map(|(ix, _)| ix).collect();
         heads.sort_unstable_by_key(|ix| self.blocks[*ix].addr);
         heads.into_iter().map(|head| self.segment(head, device)).collect()
     }
 
-    fn segment(&self, head: Ix, device: i64) -> Segment {
+    fn segment(&self, head: BlockIndex, device: i64) -> Segment {
         let first = &self.blocks[head];
         let pool = &self.pools[first.pool as usize];
         let mut segment = Segment {
@@ -68,8 +68,8 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         segment
     }
 
-    /// Begins with these segments: what a program had when recording began. Expandable ones lie in
-    /// `reservations` (base, size); one that lies in none is left out. Gives the blocks that are
+    /// Begins with these segments: what a program had when recording began. Expandable ones are in
+    /// `reservations` (base, size); one that is in none is left out. Gives the blocks that are
     /// in use. Statistics begin with them.
     pub fn begin_with(
         &mut self,
@@ -110,7 +110,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     ) {
         let Some(first) = inside.first() else { return };
         let chunk = if first.small { SMALL_SEGMENT } else { self.settings.large_segment };
-        let number = self.reservations.len() as Ix;
+        let number = self.reservations.len() as BlockIndex;
         self.reservations.push(Some(Reservation { base, size, chunk }));
         let pool = self.pool_of(first.pool_id, first.small);
         let (mut at, mut before) = (base, NONE);
@@ -128,10 +128,10 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         from: u64,
         to: u64,
         stream: u64,
-        pool: Ix,
-        number: Ix,
-        before: Ix,
-    ) -> Ix {
+        pool: BlockIndex,
+        number: BlockIndex,
+        before: BlockIndex,
+    ) -> BlockIndex {
         if from >= to {
             return before;
         }
@@ -147,10 +147,10 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
     fn begin_chain(
         &mut self,
         segment: &Segment,
-        number: Ix,
-        mut before: Ix,
+        number: BlockIndex,
+        mut before: BlockIndex,
         in_use: &mut Vec<(u64, BlockId)>,
-    ) -> Ix {
+    ) -> BlockIndex {
         let pool = self.pool_of(segment.pool_id, segment.small);
         for b in &segment.blocks {
             let mut block = Block::new(b.address, b.size, segment.stream, pool, number);
@@ -175,7 +175,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         before
     }
 
-    fn count_in_use(&mut self, ix: Ix, small: bool) {
+    fn count_in_use(&mut self, ix: BlockIndex, small: bool) {
         let block = &self.blocks[ix];
         let (size, requested) = (block.size, block.requested);
         self.stats.allocation.up(small, 1);
@@ -188,7 +188,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         }
     }
 
-    /// The segment that a block lies in: of an expandable one, the mapped range.
+    /// The segment that a block is in: of an expandable one, the mapped range.
     pub fn segment_of(&self, id: BlockId) -> Option<(u64, u64)> {
         let mut head = self.blocks.find(id)?;
         while let Some(before) = self.mapped(self.blocks[head].prev) {
@@ -202,7 +202,7 @@ impl<D: Driver, S: Sink> Allocator<D, S> {
         Some((self.blocks[head].addr, size))
     }
 
-    fn mapped(&self, ix: Ix) -> Option<Ix> {
+    fn mapped(&self, ix: BlockIndex) -> Option<BlockIndex> {
         (ix != NONE && self.blocks[ix].mapped).then_some(ix)
     }
 

@@ -1,11 +1,11 @@
 //! The order in which PyTorch visits streams and pools.
 //!
 //! PyTorch keeps waiting events by stream, and pools that nobody holds any more, in hash tables,
-//! and walks them as they lie. Which free completes first, and which pool gives its segments back
-//! first, follows from that. So the table here places its keys the same way: open addressing over a
-//! power of two of slots, the slot from Fibonacci hashing, a richer entry makes room for a poorer
-//! one (Robin Hood), removal shifts back what follows, and the table grows before it is more than
-//! half full. That the order is the same is checked against PyTorch, in
+//! and walks them slot by slot. Which free completes first, and which pool gives its segments back
+//! first, follows from that. So the table here places its keys the same way. It has open addressing
+//! over a power of two of slots, with the slot from Fibonacci hashing. A richer entry makes room
+//! for a poorer one (Robin Hood), and removal shifts back what follows. The table grows before it
+//! is more than half full. That the order is the same is checked against PyTorch, in
 //! `tests/e2e/allocator_differential.py`.
 
 /// 2^64 divided by the golden ratio.
@@ -23,20 +23,20 @@ struct Entry<V> {
 
 /// A map that is visited in PyTorch's order.
 #[derive(Clone, Debug)]
-pub(crate) struct Visit<V> {
+pub(crate) struct PyTorchMap<V> {
     slots: Vec<Option<Entry<V>>>,
-    /// Slots that a hash can name; behind them lies room for the longest walk.
+    /// Slots that a hash can name; behind them is room for the longest walk.
     capacity: usize,
     len: usize,
 }
 
-impl<V> Default for Visit<V> {
+impl<V> Default for PyTorchMap<V> {
     fn default() -> Self {
-        Visit { slots: Vec::new(), capacity: 0, len: 0 }
+        PyTorchMap { slots: Vec::new(), capacity: 0, len: 0 }
     }
 }
 
-impl<V> Visit<V> {
+impl<V> PyTorchMap<V> {
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -202,7 +202,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_is_a_map(ops in proptest::collection::vec((0..40_u64, any::<bool>()), 0..300)) {
-            let mut visit: Visit<u64> = Visit::default();
+            let mut visit: PyTorchMap<u64> = PyTorchMap::default();
             let mut model = BTreeMap::new();
             for (n, (key, put)) in ops.into_iter().enumerate() {
                 // Few hashes, so that they collide.

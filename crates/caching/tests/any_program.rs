@@ -1,6 +1,8 @@
 //! Whatever a program does, right or wrong, the allocator stays whole.
 
-use memtrace_caching::{Allocator, BlockId, Counter, Misuse, Pointers, Route, Settings, Why};
+use memtrace_caching::{
+    Allocator, BlockId, Counter, FailureCause, Misuse, Pointers, Route, Settings,
+};
 use proptest::prelude::*;
 
 const CONFS: [&str; 10] = [
@@ -182,10 +184,10 @@ fn wrong_pointers_have_clear_errors() {
     assert_eq!(again.to_string(), format!("invalid device pointer: {addr:#x}"));
     pointers.record_stream(&mut a, 0xdead_0000, 7);
     let absurd = a.malloc(1 << 63, 0).expect_err("there is no such card");
-    assert_eq!(absurd.why, Why::Absurd);
+    assert_eq!(absurd.why, FailureCause::Absurd);
     assert_eq!(absurd.to_string(), "CUDA out of memory. Tried to allocate more than 1EB memory.");
     let large = a.malloc((1 << 60) - 1, 0).expect_err("there is no such card");
-    assert_eq!(large.why, Why::Exhausted);
+    assert_eq!(large.why, FailureCause::Exhausted);
     assert_eq!(a.stats().num_ooms, 1);
     assert_eq!(a.check(), Ok(()));
 }

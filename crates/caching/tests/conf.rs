@@ -223,7 +223,7 @@ fn what_is_set_under_way_forgets_sizes_and_keeps_the_rest() {
         read("large_segment_size_mb:32,throw_on_cudamalloc_oom:True,expandable_segments:True");
     settings.change("pinned_use_background_threads:True").expect("valid");
     assert_eq!(settings, kept);
-    // What stands before a mistake counts.
+    // What is before a mistake counts.
     for (conf, divisions) in
         [("roundup_power2_divisions:2,nonsense:1", 2), ("nonsense:1,roundup_power2_divisions:2", 0)]
     {

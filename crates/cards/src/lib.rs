@@ -1,14 +1,14 @@
 //! Which GPUs this machine has, as CUDA's driver and NVML say.
 //!
-//! The driver (`cudarc`, which opens it when it is first asked) says which cards a program would
-//! see, under the numbers that it would see them by: `CUDA_VISIBLE_DEVICES` counts. No context is
+//! The driver says which cards a program would see, and under which numbers, so
+//! `CUDA_VISIBLE_DEVICES` counts. `cudarc` opens it when it is first asked. No context is
 //! made. One takes some hundred MiB of the card and seconds of time, and may be what a
-//! neighbour's job then lacks; so how much memory is free is asked of NVML, which needs none.
-//! Where there is no NVML, nobody knows.
+//! neighbour's job then lacks. So NVML is asked how much memory is free, because it needs
+//! none. Where there is no NVML, that isn't known.
 //!
-//! Whoever asks does so in a process of its own, and waits no longer than it likes: a driver
-//! that is broken may hang, or end the process. What is preloaded there should not be a
-//! recorder: it would record the question.
+//! The caller asks in a process of its own and sets how long it waits, because a
+//! broken driver may hang or end the process. No recorder should be preloaded there,
+//! because it would record the question.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write;

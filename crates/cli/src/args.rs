@@ -1,4 +1,5 @@
-//! What can be typed. The texts here are the reference of the command line, and are tested as such.
+//! The arguments of the command. The texts here are the reference of the
+//! command line, and are tested as such.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use memtrace_options::{FORMAT, PERMISSIONS, STACKS, VIRTUAL};
 
 pub(crate) use memtrace_options::{Format, Permissions, Stacks};
 
-use crate::settings::{Settings, and_variables, behind, behind_all, help, long_help, words};
+use crate::settings::{Settings, and_variables, behind, behind_all, choices, help, long_help};
 use crate::units;
 
 /// The flight recorder for GPU memory: every allocation of a program, with
@@ -219,7 +220,7 @@ pub(crate) struct Recover {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
-    #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = words::<Format>())]
+    #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = choices::<Format>())]
     pub(crate) format: Format,
 
     /// With --format json: spell out every stack, as PyTorch's viewer wants it;
@@ -227,7 +228,7 @@ pub(crate) struct Recover {
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
 
-    #[arg(long, value_name = PERMISSIONS.placeholder, help = help(&PERMISSIONS), value_parser = words::<Permissions>())]
+    #[arg(long, value_name = PERMISSIONS.placeholder, help = help(&PERMISSIONS), value_parser = choices::<Permissions>())]
     pub(crate) permissions: Option<Permissions>,
 
     /// Leave the black boxes where they are
@@ -252,7 +253,7 @@ pub(crate) struct Snapshot {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
-    #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = words::<Format>())]
+    #[arg(long, value_name = FORMAT.placeholder, help = FORMAT.help, default_value = FORMAT.default, value_parser = choices::<Format>())]
     pub(crate) format: Format,
 
     /// With --format json: spell out every stack, as PyTorch's viewer wants it;
@@ -260,7 +261,7 @@ pub(crate) struct Snapshot {
     #[arg(long, requires = "format")]
     pub(crate) expand: bool,
 
-    #[arg(long, value_name = PERMISSIONS.placeholder, help = help(&PERMISSIONS), value_parser = words::<Permissions>())]
+    #[arg(long, value_name = PERMISSIONS.placeholder, help = help(&PERMISSIONS), value_parser = choices::<Permissions>())]
     pub(crate) permissions: Option<Permissions>,
 }
 
@@ -379,7 +380,7 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
 
-    #[arg(long, value_name = STACKS.placeholder, help = help(&STACKS), value_parser = words::<Stacks>())]
+    #[arg(long, value_name = STACKS.placeholder, help = help(&STACKS), value_parser = choices::<Stacks>())]
     pub(crate) stacks: Option<Stacks>,
 
     /// The program and its arguments

@@ -19,7 +19,7 @@ use memtrace_snapshot::{Counts, Encoding};
 use crate::args::Format;
 use crate::failure::Failure;
 use crate::output::{self, Unnamed};
-use crate::say::tell;
+use crate::say::eprint_line;
 
 /// How long a process may take to make its black box.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -84,21 +84,21 @@ fn snapshot(
 }
 
 /// Why a black box is no snapshot.
-pub(crate) enum Trouble {
+pub(crate) enum BoxError {
     /// There is no room for one.
     NoRoom(String),
     Other(String),
 }
 
-impl From<Trouble> for Failure {
-    fn from((Trouble::NoRoom(why) | Trouble::Other(why)): Trouble) -> Failure {
+impl From<BoxError> for Failure {
+    fn from((BoxError::NoRoom(why) | BoxError::Other(why)): BoxError) -> Failure {
         Failure::new(why)
     }
 }
 
-impl From<String> for Trouble {
-    fn from(why: String) -> Trouble {
-        Trouble::Other(why)
+impl From<String> for BoxError {
+    fn from(why: String) -> BoxError {
+        BoxError::Other(why)
     }
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn write(
     reason: &str,
     folder: &Path,
     how: (Format, Readers),
-) -> Result<Written, Trouble> {
+) -> Result<Written, BoxError> {
     // Where the description is damaged, the header knows this much.
     let pid = Some(file.header(at::PID));
     let about =
@@ -134,10 +134,10 @@ pub(crate) fn write(
 
 impl Written {
     /// Gives the file its name in the folder.
-    pub(crate) fn place(self, folder: &Path) -> Result<PathBuf, Trouble> {
+    pub(crate) fn place(self, folder: &Path) -> Result<PathBuf, BoxError> {
         let path = self.file.place().map_err(|e| cannot_write(&e, folder))?;
         if self.overwritten > 0 {
-            tell(&format!(
+            eprint_line(&format!(
                 "{}: its program overwrote the {} oldest events before they were read",
                 path.display(),
                 self.overwritten
@@ -147,7 +147,7 @@ impl Written {
     }
 }
 
-fn cannot_write(e: &io::Error, folder: &Path) -> Trouble {
+fn cannot_write(e: &io::Error, folder: &Path) -> BoxError {
     if let Some(bad) = e.get_ref().and_then(|e| e.downcast_ref::<OpenError>()) {
         return bad.to_string().into();
     }
@@ -156,7 +156,7 @@ fn cannot_write(e: &io::Error, folder: &Path) -> Trouble {
         folder.display()
     );
     match e.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Trouble::NoRoom(why),
-        _ => Trouble::Other(why),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => BoxError::NoRoom(why),
+        _ => BoxError::Other(why),
     }
 }

@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 use crate::blackbox;
 use crate::failure::Failure;
 use crate::found::{Found, Writer, find};
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 use crate::units::{many, size, span};
 
 /// More than this is worth a line at the next run.
 const MUCH: u64 = 256 << 20;
-/// Or this part of the file system that they lie in: one in so many.
+/// Or this part of the file system that they are in: one in so many.
 const PART: u64 = 20;
 
 /// A black box as the list shows it.
@@ -41,7 +41,7 @@ struct Listed {
     why: String,
 }
 
-/// Where the recorder puts black boxes that are kept in memory, as far as this environment tells.
+/// Where the recorder puts black boxes that are kept in memory, as far as this environment says.
 pub(crate) fn memory_folders() -> Vec<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let chosen = var(BLACKBOX.variable).filter(|path| path != Path::new(NO_BLACKBOX));
@@ -118,7 +118,7 @@ impl Listed {
         })
     }
 
-    fn tell(&self, now_us: u64, page: &mut Page) {
+    fn print(&self, now_us: u64, page: &mut Page) {
         let pid = self.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
         let ago = self.started_us.map_or(0, |us| now_us.saturating_sub(us));
         let root = self.about.root.and_then(|root| u64::try_from(root).ok());
@@ -156,7 +156,7 @@ pub(crate) fn list(as_json: bool) -> Result<Answer, Failure> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now_us = now.map_or(0, |t| t.as_micros() as u64);
     for one in &all {
-        one.tell(now_us, &mut page);
+        one.print(now_us, &mut page);
     }
     page.push_str("\n");
     let bytes: u64 = all.iter().map(|o| o.bytes).sum();
@@ -195,7 +195,7 @@ pub(crate) fn mention() {
             found.iter().filter_map(Listed::of).filter(|o| o.state == "dead").collect();
         let bytes: u64 = dead.iter().map(|o| o.bytes).sum();
         if bytes > limit {
-            tell(&format!(
+            eprint_line(&format!(
                 "{} of processes that have died hold{} {} of {}: `memtrace recover` lists them",
                 boxes(dead.len()),
                 if dead.len() == 1 { "s" } else { "" },

@@ -1,8 +1,8 @@
 //! The cards of this machine.
 //!
 //! CUDA's driver is asked in a process of its own, which is this program once more. A driver that
-//! is broken may hang or end the process, and a recorder that is preloaded into this one would
-//! record the question: there it is not loaded. What else is preloaded stays, so under
+//! is broken may hang or end the process. And a recorder that is preloaded into this process would
+//! record the question, so it is not loaded there. What else is preloaded stays, so under
 //! `memtrace run --virtual` the cards are the virtual ones, and are called so.
 
 use std::env;
@@ -34,21 +34,21 @@ const LOOK: Duration = Duration::from_millis(5);
 const INJECTED: [&str; 2] = ["CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"];
 
 /// What there is.
-pub(crate) enum Here {
+pub(crate) enum CardsHere {
     /// No driver, or none of its cards.
     Nothing,
     /// At least one card.
     Cards(Cards),
     /// A driver that can't be used: a line for the user.
-    Trouble(String),
+    Failed(String),
 }
 
 /// Asks the driver, if there is one.
-pub(crate) fn here() -> Here {
+pub(crate) fn here() -> CardsHere {
     let me = match env::current_exe() {
         Ok(me) => me,
         Err(e) => {
-            return Here::Trouble(format!("cannot tell where memtrace is installed: {e}"));
+            return CardsHere::Failed(format!("cannot tell where memtrace is installed: {e}"));
         }
     };
     let mut command = Command::new(me);
@@ -71,18 +71,18 @@ fn without_recorder(preloaded: &OsStr) -> OsString {
 }
 
 /// What the other process says.
-fn asked(command: &mut Command, patience: Duration) -> Here {
+fn asked(command: &mut Command, patience: Duration) -> CardsHere {
     let text = match output(command, patience) {
         Ok(text) => text,
-        Err(why) => return Here::Trouble(why),
+        Err(why) => return CardsHere::Failed(why),
     };
     match serde_json::from_str::<Result<Option<Cards>, String>>(&text) {
-        Ok(Ok(Some(here))) if !here.cards.is_empty() => Here::Cards(here),
-        Ok(Ok(_)) => Here::Nothing,
-        Ok(Err(error)) => Here::Trouble(format!(
+        Ok(Ok(Some(here))) if !here.cards.is_empty() => CardsHere::Cards(here),
+        Ok(Ok(_)) => CardsHere::Nothing,
+        Ok(Err(error)) => CardsHere::Failed(format!(
             "CUDA's driver is there and can't be used: {error}; see what nvidia-smi says"
         )),
-        Err(_) => Here::Trouble(
+        Err(_) => CardsHere::Failed(
             "the library that goes by the name of CUDA's driver doesn't answer as the driver does; \
              see what nvidia-smi says"
                 .to_owned(),
@@ -123,14 +123,14 @@ pub(crate) fn answer() -> Result<Answer, Failure> {
 /// `memtrace devices --real`.
 pub(crate) fn list(as_json: bool) -> Result<Answer, Failure> {
     let here = match here() {
-        Here::Trouble(why) => return Err(Failure::new(why)),
-        Here::Nothing if as_json => return Answer::json(&json!([]), false),
-        Here::Nothing => {
+        CardsHere::Failed(why) => return Err(Failure::new(why)),
+        CardsHere::Nothing if as_json => return Answer::json(&json!([]), false),
+        CardsHere::Nothing => {
             let mut text = Page::default();
             text.push_str("CUDA's driver is not here, or sees no GPU\n");
             return Ok(Answer::page(text, false));
         }
-        Here::Cards(here) => here,
+        CardsHere::Cards(here) => here,
     };
     if as_json {
         return Answer::json(&to_json(&here), true);
@@ -202,15 +202,15 @@ pub(crate) fn line(number: usize, card: &Card) -> String {
 mod tests {
     use super::*;
 
-    fn says(script: &str) -> Here {
+    fn says(script: &str) -> CardsHere {
         asked(Command::new("sh").args(["-c", script]), Duration::from_millis(300))
     }
 
     #[test]
     fn a_driver_may_be_absent_or_broken() {
-        assert!(matches!(says("echo '{\"Ok\":null}'"), Here::Nothing));
+        assert!(matches!(says("echo '{\"Ok\":null}'"), CardsHere::Nothing));
         let none = r#"echo '{"Ok":{"cuda":"","driver":null,"is_virtual":false,"cards":[]}}'"#;
-        assert!(matches!(says(none), Here::Nothing), "no card");
+        assert!(matches!(says(none), CardsHere::Nothing), "no card");
         for (script, words) in [
             ("echo '{\"Err\":\"CUDA_ERROR_UNKNOWN\"}'", "CUDA_ERROR_UNKNOWN"),
             ("kill -SEGV $$", "doesn't answer as the driver does"),
@@ -219,7 +219,7 @@ mod tests {
             ("sleep 60", "has not answered"),
         ] {
             let begun = Instant::now();
-            let Here::Trouble(why) = says(script) else { panic!("{script}: no trouble") };
+            let CardsHere::Failed(why) = says(script) else { panic!("{script}: no trouble") };
             assert!(why.contains(words), "{script}: {why}");
             assert!(begun.elapsed() < Duration::from_secs(20), "{script}");
         }

@@ -1,26 +1,26 @@
 //! One question, asked of each snapshot of each file.
 //!
-//! A question is a function from a snapshot to an [`Answer`]; files, folders, order, headings,
-//! lists and exit codes are here, so that every command takes them in the same way. A single file
-//! is answered as it is. Of several, each answer is printed as soon as it is known, under the name
-//! of its file, or all of them as one JSON list. The exit code is the worst.
+//! A question is a function from a snapshot to an [`Answer`]. Files, folders, order, headings,
+//! lists and exit codes are here, so that every command treats them alike. A single file is
+//! answered as it is. Of several files, each answer is printed as soon as it is known, under the
+//! name of its file. Or all of them are one JSON list. The exit code is the worst.
 
 use std::path::Path;
 
 use memtrace_format::snapshot::Snapshot;
-use memtrace_reading::{Limit, Trouble, find, snapshots};
+use memtrace_reading::{FileError, Limit, find, snapshots};
 use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::args::Files;
 use crate::failure::Failure;
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 
 /// A snapshot that is asked about.
 pub(crate) struct Asked<'a> {
     pub(crate) name: &'a str,
     pub(crate) snapshot: &'a Snapshot,
-    /// Its name does not stand above the answer.
+    /// Its name is not printed above the answer.
     alone: bool,
 }
 
@@ -89,7 +89,7 @@ impl Answers {
         mut ask: impl FnMut(&Path, &mut Answers) -> Result<(), Failure>,
     ) -> Result<Answer, Failure> {
         let found = find(&files.files)?;
-        found.notes.iter().for_each(|note| tell(note));
+        found.notes.iter().for_each(|note| eprint_line(note));
         self.several = found.several;
         for trouble in found.troubles {
             self.fail(&trouble.path.display().to_string(), trouble.clone().into())?;
@@ -133,7 +133,7 @@ impl Answers {
         }
         self.failed = true;
         if let Some(line) = failure.line() {
-            tell(line);
+            eprint_line(line);
             if let Some(list) = &mut self.list {
                 list.push(json!({"file": name, "error": line}));
             }
@@ -145,7 +145,7 @@ impl Answers {
         if let Some(list) = self.list.filter(|_| self.several) {
             Answer::json(&list, self.yes)?.print()?;
         }
-        if self.failed { Err(Failure::told()) } else { Ok(Answer::printed(self.yes)) }
+        if self.failed { Err(Failure::reported()) } else { Ok(Answer::printed(self.yes)) }
     }
 }
 
@@ -159,15 +159,15 @@ fn named(name: &str, value: &Value) -> Value {
     object
 }
 
-impl From<Trouble> for Failure {
-    fn from(trouble: Trouble) -> Failure {
+impl From<FileError> for Failure {
+    fn from(trouble: FileError) -> Failure {
         Failure::new(trouble.to_string())
     }
 }
 
 /// A pipe is waited for.
-pub(crate) fn tell_of_pipe(path: &Path) {
-    tell(&format!(
+pub(crate) fn report_silent_pipe(path: &Path) {
+    eprint_line(&format!(
         "{}: still waiting for a writer of this pipe (FIFO): whoever has it open writes nothing (Ctrl-C ends)",
         path.display()
     ));
@@ -176,6 +176,6 @@ pub(crate) fn tell_of_pipe(path: &Path) {
 impl Files {
     /// How much each file may take.
     pub(crate) fn limit(&self) -> Limit {
-        Limit::new(self.max_memory).among(self.files.len() > 1).telling(tell_of_pipe)
+        Limit::new(self.max_memory).among(self.files.len() > 1).on_silent_pipe(report_silent_pipe)
     }
 }

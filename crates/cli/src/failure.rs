@@ -12,7 +12,7 @@ impl Failure {
     }
 
     /// Everything has been said already.
-    pub(crate) fn told() -> Failure {
+    pub(crate) fn reported() -> Failure {
         Failure(None)
     }
 

@@ -1,4 +1,4 @@
-//! Black boxes that lie about: which a path stands for, whose they are, whether their processes live.
+//! Black boxes in folders: which a path stands for, whose they are, whether their processes live.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -44,8 +44,8 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// One that lies about in a folder, where anybody may have put it: it must be this user's, and
-    /// a link one that the recorder makes, which has the black box's own name.
+    /// One from a folder where anybody may have put it. It must be this user's. A link must be one
+    /// that the recorder makes, which has the black box's own name.
     pub(crate) fn open(name: &Path) -> Result<Found, String> {
         let about = fs::symlink_metadata(name).map_err(|e| e.to_string())?;
         let user = memtrace_files::user().map_err(|e| e.to_string())?;

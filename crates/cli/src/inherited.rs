@@ -1,7 +1,7 @@
 //! What a program inherits of whoever starts it: which of standard input, output and error are
 //! closed, whether `SIGPIPE` is ignored, which signals are blocked.
 //!
-//! Rust's runtime changes that before `main`, and once more when it becomes another program: closed
+//! Rust's runtime changes that before `main`, and once more when it becomes another program. Closed
 //! descriptors lead to `/dev/null`, `SIGPIPE` is ignored and then not, no signal is blocked. So it
 //! is looked at before the runtime begins, and put back as the last thing before `exec`.
 
@@ -37,7 +37,7 @@ extern "C" fn look() {
 }
 
 /// Has the program inherit the same.
-pub(crate) fn hand_on(command: &mut Command) {
+pub(crate) fn inherit(command: &mut Command) {
     let Some(inherited) = INHERITED.get() else { return };
     let put_back = move || {
         // SAFETY: plain system calls; what is closed was opened by the runtime.

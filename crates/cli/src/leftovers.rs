@@ -1,10 +1,10 @@
 //! What processes leave behind when they are killed: the list of a run, and files that nobody
-//! finishes. Both are cleared by the next `memtrace run` or `memtrace recover` that comes by; black
-//! boxes, which are worth something, never are.
+//! finishes. Both are cleared by the next `memtrace run` or `memtrace recover`. Black boxes,
+//! which are worth something, never are.
 //!
-//! The name of a list says whose it is: of this machine, in which namespace of
-//! process numbers, by number and by the time since the machine started. So the list
-//! of a run that goes on somewhere else stays.
+//! The name of a list says which process it belongs to. It has the machine, the namespace
+//! of process numbers, the number, and the time since the machine started. So the list of a
+//! run that goes on somewhere else stays.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};

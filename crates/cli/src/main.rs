@@ -5,5 +5,5 @@ mod inherited;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    memtrace_cli::main(inherited::hand_on)
+    memtrace_cli::main(inherited::inherit)
 }

@@ -9,15 +9,15 @@ use memtrace_format::json::{self, Stacks};
 use memtrace_format::key::Memtrace;
 use memtrace_format::pickle;
 use memtrace_format::snapshot::Snapshot;
-use memtrace_options::{PERMISSIONS, Words};
+use memtrace_options::{Choices, PERMISSIONS};
 
 use crate::args::{Format, Permissions};
 
-/// Who may read what this command writes, as it was told or as the variable says. A value that
+/// Who may read what this command writes, as the option or the variable says. A value that
 /// nobody knows means the default, as in the recorder.
-pub(crate) fn readers(told: Option<Permissions>) -> Readers {
+pub(crate) fn readers(asked: Option<Permissions>) -> Readers {
     let named = || Permissions::named(&std::env::var(PERMISSIONS.variable).ok()?);
-    match told.or_else(named).unwrap_or_default() {
+    match asked.or_else(named).unwrap_or_default() {
         Permissions::Private => Readers::Owner,
         Permissions::Umask => Readers::Umask,
     }

@@ -1,6 +1,6 @@
-//! Can something be preloaded into this program? Asked before it is started, because the answer of
-//! the system is silence: a static or setuid program simply runs unrecorded, and one of another
-//! architecture fills the terminal with the loader's complaints.
+//! Can something be preloaded into this program? It is asked before the start, because the system
+//! says nothing. A static or setuid program simply runs unrecorded. One of another architecture
+//! fills the terminal with the loader's complaints.
 //!
 //! A script is what its first line says, so the interpreter is looked at, and through `env` the
 //! program that it will find. What a program starts later can't be known here.
@@ -174,7 +174,7 @@ fn interpreter(script: &Path, line: &[u8]) -> Result<PathBuf, Refusal> {
     let first = OsStr::from_bytes(words.next().unwrap_or_default());
     let mut name = first;
     if Path::new(first).file_name() == Some(OsStr::new("env")) {
-        // Options and variables stand before the program; -u and -C take a word with them.
+        // Options and variables are before the program; -u and -C take a word with them.
         let mut options = words.skip_while({
             let mut value_follows = false;
             move |word| {

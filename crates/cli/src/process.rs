@@ -1,8 +1,8 @@
-//! Which black box a process has mapped: the one truth about whose it is
-//! and whether it is still written.
+//! Which black box a process has mapped. Nothing else says for certain whose it
+//! is and whether it is still written.
 //!
 //! `/proc/PID/maps` lists the mapping as long as the process runs, whatever happened to the file's
-//! name; a number that was given to another process, a zombie, and a process that became another
+//! name. A number that was given to another process, a zombie, and a process that became another
 //! program by `exec` don't list it. Nothing is stopped and nothing attached to.
 
 use std::fs::{self, File};
@@ -72,7 +72,7 @@ pub(crate) fn writes(pid: u64, path: &Path, file: &File) -> io::Result<bool> {
 pub(crate) fn writer(path: &Path, file: &File) -> io::Result<Option<u64>> {
     for entry in fs::read_dir("/proc")? {
         let number = entry?.file_name().to_str().and_then(|n| n.parse().ok());
-        // Of somebody else's processes it can't be told.
+        // Of another user's processes it isn't known.
         if let Some(pid) = number
             && writes(pid, path, file).unwrap_or(false)
         {

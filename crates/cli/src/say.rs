@@ -1,6 +1,6 @@
 //! What goes to the user: answers on standard output, trouble on standard error. Nothing of the
-//! command is printed past this module, and all that it prints is a [`Page`], a line that is made
-//! one, JSON, or the command's own words; see [`memtrace_terminal`].
+//! command is printed past this module. All that it prints is a [`Page`], a text made one line,
+//! JSON, or the command's own words; see [`memtrace_terminal`].
 
 use std::io::{self, Write};
 
@@ -74,7 +74,7 @@ fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// One line on standard error, now: what follows may take a while.
-pub(crate) fn tell(line: &str) {
+pub(crate) fn eprint_line(line: &str) {
     // Nobody may be listening; there is nobody else to tell.
     let _ = writeln!(io::stderr(), "memtrace: {}", shown(line));
 }

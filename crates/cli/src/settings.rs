@@ -7,21 +7,21 @@ use std::fmt::Write as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::error::Error;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueHint};
-use memtrace_options::{ALL, Reader, Setting, Value, Word, Words};
+use memtrace_options::{ALL, Choice, Choices, Reader, Setting, Value};
 
-/// What `memtrace run` was told of the recorder, as its variables have it.
+/// What `memtrace run` was asked to set for the recorder, by variable.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings(Vec<(&'static Setting, OsString)>);
 
 impl Settings {
-    /// What was told, each once.
-    pub(crate) fn told(&self) -> impl Iterator<Item = (&'static Setting, &OsStr)> {
+    /// What was set, each once.
+    pub(crate) fn given(&self) -> impl Iterator<Item = (&'static Setting, &OsStr)> {
         self.0.iter().map(|(setting, value)| (*setting, value.as_os_str()))
     }
 
-    /// What was told of one.
+    /// The value of one.
     pub(crate) fn of(&self, setting: &Setting) -> Option<&OsStr> {
-        self.told().find(|(this, _)| *this == setting).map(|(_, value)| value)
+        self.given().find(|(this, _)| *this == setting).map(|(_, value)| value)
     }
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn behind_all() -> usize {
 
 impl FromArgMatches for Settings {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let told = |(setting, option)| Some((setting, matches.get_one(option).cloned()?));
-        Ok(Settings(offered().filter_map(told).collect()))
+        let given = |(setting, option)| Some((setting, matches.get_one(option).cloned()?));
+        Ok(Settings(offered().filter_map(given).collect()))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -62,7 +62,7 @@ impl Args for Settings {
     fn augment_args(command: Command) -> Command {
         command.args(offered().enumerate().map(|(i, (setting, option))| {
             let (values, hint) = match setting.value {
-                Value::Words(words) => {
+                Value::Choices(words) => {
                     (one_of(words).map(OsString::from).into(), ValueHint::Unknown)
                 }
                 Value::Folder => (ValueParser::os_string(), ValueHint::DirPath),
@@ -79,13 +79,13 @@ impl Args for Settings {
     }
 }
 
-fn one_of(words: &[Word]) -> PossibleValuesParser {
+fn one_of(words: &[Choice]) -> PossibleValuesParser {
     PossibleValuesParser::new(words.iter().map(|w| PossibleValue::new(w.name).help(w.help)))
 }
 
 /// Reads the words of a setting.
-pub(crate) fn words<T: Words>() -> impl TypedValueParser<Value = T> {
-    let words: Vec<Word> = T::ALL.iter().map(|(_, word)| *word).collect();
+pub(crate) fn choices<T: Choices>() -> impl TypedValueParser<Value = T> {
+    let words: Vec<Choice> = T::ALL.iter().map(|(_, word)| *word).collect();
     one_of(&words).try_map(|name| T::named(&name).ok_or("it is in no table"))
 }
 

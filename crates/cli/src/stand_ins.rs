@@ -1,15 +1,15 @@
 //! Stand-ins for NVIDIA's libraries, so that a program runs on the virtual GPU and on nothing else.
 //!
 //! The virtual GPU is one library. It calls itself `libcuda.so.1` and defines every function of
-//! every vendor library. A program, though, asks for those libraries by their own names, and
-//! whoever looks a function up in a particular library (PyTorch does so with NVRTC) must find it
-//! there. So each name gets a shared object that is empty but for that name and a dependency on
-//! `libcuda.so.1`. All are preloaded: the loader then takes the vendor's libraries for loaded,
-//! never maps them, and a look-up goes through the dependency to the virtual GPU. The vendor's
+//! every vendor library. A program, though, asks for those libraries by their own names. And
+//! whoever looks a function up in a particular library must find it there, as PyTorch does with
+//! NVRTC. So each name gets a shared object that is empty but for that name and a dependency on
+//! `libcuda.so.1`. All are preloaded. The loader then takes the vendor's libraries for loaded and
+//! never maps them. A look-up goes through the dependency to the virtual GPU. The vendor's
 //! packages need not even be installed.
 //!
-//! NVIDIA's libraries give their symbols a version, which is called as the library is.
-//! Who was linked to one asks for it, and the loader says so when it is missing; so a
+//! NVIDIA's libraries give their symbols a version, which is called as the library is. A library
+//! that was linked to one asks for it, and the loader complains when it is missing. So a
 //! stand-in has it, too, though no symbol.
 //!
 //! A user's machine has no compiler, so the objects are written here, byte by byte;
@@ -118,9 +118,9 @@ impl Folder {
         [DRIVER].into_iter().chain(names()).map(|name| self.path.join(name))
     }
 
-    /// Each file appears complete under its name or not at all, so two runs may fill one folder
-    /// at once, and a file that a cleaner of temporary folders took away comes back. What
-    /// stands there and is something else goes.
+    /// Each file appears complete under its name or not at all, so two runs may fill one
+    /// folder at once. A file that a cleaner of temporary folders took away comes back. What
+    /// is there and is something else is removed.
     fn fill(&self, library: &Path) -> io::Result<()> {
         for (name, target) in [(DRIVER, library), (DRIVER_UNVERSIONED, Path::new(DRIVER))] {
             if fs::read_link(self.path.join(name)).ok().as_deref() != Some(target) {
@@ -213,13 +213,13 @@ fn versions(soname: &str) -> Vec<&str> {
 /// A shared object that has a name and needs one other, and versions, and nothing
 /// else: no symbols, no code, no sections.
 ///
-/// Two parts are mapped: one to read (headers, an empty table of symbols, names), one to write (the
-/// dynamic section, in which older loaders adjust addresses). In one body, since where each part
-/// lies follows from those before it, and what is written below must be just that.
+/// Two parts are mapped. One is read-only: headers, an empty table of symbols, names. The other is
+/// writable: the dynamic section, in which older loaders adjust addresses. All is in one body: where
+/// a part is follows from the parts before it, and what is written below must match.
 fn shared_object(soname: &str, needed: &str) -> Vec<u8> {
     const PARTS: u32 = 4;
     let elf = Encoder::new(Endianness::Little, true, MACHINE);
-    // Where everything lies; addresses are offsets, in the second part a page further on.
+    // Where everything is; addresses are offsets, in the second part a page further on.
     let hash = elf.file_header_size() + u64::from(PARTS) * elf.program_header_size();
     let symbols = hash + elf.hash_size(1, 1);
     let names = symbols + elf.sym_size();

@@ -4,7 +4,8 @@
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     for (unit, shift) in UNITS {
-        // A size is told in the largest unit of which it is a tenth or more, small ones in bytes.
+        // A size is printed in the largest unit of which it is a tenth or
+        // more, small ones in bytes.
         if bytes >= 1 << shift {
             let n = bytes as f64 / (1_u64 << shift) as f64;
             let digits = if n < 9.995 { 2 } else { 1 };
@@ -77,7 +78,7 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// The last row of a table that is cut: how many rows are not listed, whose sum stands beside it.
+/// The last row of a table that is cut: how many rows are not listed, whose sum is beside it.
 pub(crate) fn more(rows: usize, thing: &str, all: usize) -> String {
     let s = if rows == 1 { "" } else { "s" };
     format!("({rows} more {thing}{s}, --top {all} shows them)")

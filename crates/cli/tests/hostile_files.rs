@@ -1,4 +1,4 @@
-//! Files that mean harm, in every command that reads them (issue F, A6): what they take is bounded,
+//! Hostile files, in every command that reads them: what they take is bounded,
 //! and their names reach no terminal raw.
 
 // Product names in prose are not code.

@@ -1,6 +1,5 @@
-//! What can't be read is said, and the rest is answered (issue F, A5, A6, B11):
-//! files of a folder that are passed by, things among the snapshots of a file,
-//! pipes, names that are commands, padding.
+//! What can't be read is said, and the rest is answered. That holds for files of a folder that are
+//! passed by, things among the snapshots of a file, pipes, names that are commands, and padding.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -49,25 +48,25 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     out.finish().expect("room")
 }
 
-struct Here(TempDir);
+struct Scratch(TempDir);
 
-impl Here {
-    fn new() -> Here {
-        Here(tempfile::tempdir().expect("a folder"))
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch(tempfile::tempdir().expect("a folder"))
     }
 
     fn path(&self) -> &Path {
         self.0.path()
     }
 
-    fn file(&self, name: &str, bytes: &[u8]) -> &Here {
+    fn file(&self, name: &str, bytes: &[u8]) -> &Scratch {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("made");
         fs::write(path, bytes).expect("written");
         self
     }
 
-    fn fifo(&self, name: &str) -> &Here {
+    fn fifo(&self, name: &str) -> &Scratch {
         let made = Command::new("mkfifo").arg(self.path().join(name)).status();
         assert!(made.expect("mkfifo is there").success());
         self
@@ -99,7 +98,7 @@ fn headings(out: &str) -> Vec<&str> {
 
 #[test]
 fn a_folder_says_what_it_leaves_out() {
-    let here = Here::new();
+    let here = Scratch::new();
     let bytes = golden("expandable");
     here.file("run/memtrace-a-1-0.pickle", &bytes).file("run/oom_snapshot.pickle", &bytes);
     here.file("run/memtrace-a-2-0.pickle.xz", b"\xfd7zXZ\0").file("run/b.pkl.xz", b"\xfd7zXZ\0");
@@ -157,7 +156,7 @@ fn a_folder_says_what_it_leaves_out() {
 
 #[test]
 fn a_folder_without_snapshots_among_several_arguments_costs_the_others_nothing() {
-    let here = Here::new();
+    let here = Scratch::new();
     here.file("a.pickle", &golden("expandable")).file("empty/notes.txt", b"");
     for question in QUESTIONS {
         let (code, out, err) = here.run(&[question, "empty", "a.pickle"]);
@@ -174,7 +173,7 @@ fn a_folder_without_snapshots_among_several_arguments_costs_the_others_nothing()
 
 #[test]
 fn what_stands_among_snapshots_is_named() {
-    let here = Here::new();
+    let here = Scratch::new();
     let a = json(&golden("expandable"));
     let bare = serde_json::from_str::<serde_json::Value>(&a).expect("JSON")["segments"].to_string();
     here.file(
@@ -245,7 +244,7 @@ fn what_stands_among_snapshots_is_named() {
 
 #[test]
 fn what_was_read_before_a_cut_is_answered() {
-    let here = Here::new();
+    let here = Scratch::new();
     let (a, b) = (golden("expandable"), golden("basic_python_stacks"));
     here.file("cut.pickle", &[&a[..], &b[..b.len() / 2]].concat());
     let (ja, jb) = (json(&a), json(&b));
@@ -283,7 +282,7 @@ fn suggested<'e>(err: &'e str, begin: &str, behind: &str) -> &'e str {
 
 #[test]
 fn a_name_in_a_command_is_one_word() {
-    let here = Here::new();
+    let here = Scratch::new();
     let names = [
         "$(touch PWNED)",
         "a');open('PWNED','w')#",
@@ -326,7 +325,7 @@ fn a_name_in_a_command_is_one_word() {
 
 #[test]
 fn a_pipe_to_which_nobody_writes_is_not_waited_for() {
-    let here = Here::new();
+    let here = Scratch::new();
     let bytes = golden("expandable");
     here.fifo("x.pickle").file("a.pickle", &bytes).file("b.pickle", &bytes);
     // All at once: each waits for some seconds.
@@ -365,7 +364,7 @@ fn a_pipe_to_which_nobody_writes_is_not_waited_for() {
 
 #[test]
 fn a_pipe_to_which_somebody_writes_is_read() {
-    let here = Here::new();
+    let here = Scratch::new();
     here.fifo("x.pickle").file("a.pickle", &golden("expandable"));
     for script in [
         r#"timeout 60 "$MEMTRACE" summary <(cat a.pickle)"#,
@@ -407,7 +406,7 @@ fn a_pipe_to_which_somebody_writes_is_read() {
 
 #[test]
 fn zeros_behind_gzip_are_padding() {
-    let here = Here::new();
+    let here = Scratch::new();
     let bytes = golden("expandable");
     let packed = gzip(&bytes);
     let two = [gzip(&bytes[..100]), gzip(&bytes[100..])].concat();
@@ -431,7 +430,7 @@ fn zeros_behind_gzip_are_padding() {
 
 #[test]
 fn a_file_of_holes_takes_what_it_has_on_the_disk() {
-    let here = Here::new();
+    let here = Scratch::new();
     let file = fs::File::create(here.path().join("holes.pickle")).expect("made");
     (&file).write_all(b"\x80\x04").expect("written");
     file.set_len(1 << 40).expect("a file system with sparse files");
@@ -444,7 +443,7 @@ fn a_file_of_holes_takes_what_it_has_on_the_disk() {
 
 #[test]
 fn a_black_box_in_a_folder_of_any_name_is_recovered_by_what_is_suggested() {
-    let here = Here::new();
+    let here = Scratch::new();
     let words = black_box(&[], &[], &Made::of_words(64), "{}");
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let name = "x;touch PWNED $(id)/memtrace-h-7-1.blackbox";
@@ -467,7 +466,7 @@ fn a_black_box_in_a_folder_of_any_name_is_recovered_by_what_is_suggested() {
 
 #[test]
 fn symbolize_writes_over_nothing_but_the_file_itself() {
-    let here = Here::new();
+    let here = Scratch::new();
     let (a, b) = (golden("expandable"), golden("basic_python_stacks"));
     here.file("r0/a.pickle", &a).file("r1/a.pickle", &b).file("a.pickle.gz", &gzip(&b));
     here.file("out/keep", b"").fifo("x.pickle");
@@ -494,8 +493,8 @@ fn symbolize_writes_over_nothing_but_the_file_itself() {
 }
 
 #[test]
-fn little_memory_is_told_in_its_unit() {
-    let here = Here::new();
+fn little_memory_is_printed_in_its_unit() {
+    let here = Scratch::new();
     here.file("a.pickle", &golden("expandable"));
     let (code, _, err) = here.run(&["summary", "a.pickle", "--max-memory", "1KiB"]);
     assert_eq!(code, Some(2));

@@ -1,5 +1,5 @@
-//! Several files, folders, several snapshots in a file, and files that are something else (issue F,
-//! B11), in every command that reads snapshots.
+//! Several files, folders, several snapshots in a file, and files that are something else, in
+//! every command that reads snapshots.
 
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
@@ -34,18 +34,18 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     out.finish().expect("room")
 }
 
-struct Here(TempDir);
+struct Scratch(TempDir);
 
-impl Here {
-    fn new() -> Here {
-        Here(tempfile::tempdir().expect("a folder"))
+impl Scratch {
+    fn new() -> Scratch {
+        Scratch(tempfile::tempdir().expect("a folder"))
     }
 
     fn path(&self) -> &Path {
         self.0.path()
     }
 
-    fn file(&self, name: &str, bytes: &[u8]) -> &Here {
+    fn file(&self, name: &str, bytes: &[u8]) -> &Scratch {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("made");
         fs::write(path, bytes).expect("written");
@@ -67,7 +67,7 @@ fn headings(out: &str) -> Vec<&str> {
 
 #[test]
 fn ranks_come_in_order_each_under_its_name() {
-    let here = Here::new();
+    let here = Scratch::new();
     let bytes = golden("basic_python_stacks");
     let name = |rank: u32, n: u32| format!("memtrace-host-{}-rank{rank}-{n}.pickle", 100 + rank);
     for (rank, n) in [(10, 0), (2, 0), (2, 10), (2, 9), (0, 0)] {
@@ -94,7 +94,7 @@ fn ranks_come_in_order_each_under_its_name() {
 
 #[test]
 fn json_of_one_file_is_an_object_and_of_several_a_list() {
-    let here = Here::new();
+    let here = Scratch::new();
     here.file("a.pickle", &golden("basic_python_stacks")).file("b.pickle", &golden("expandable"));
     here.file("bad.pickle", b"").file("one/a.pickle", &golden("expandable"));
     for question in QUESTIONS {
@@ -119,7 +119,7 @@ fn json_of_one_file_is_an_object_and_of_several_a_list() {
 
 #[test]
 fn the_worst_exit_code_is_the_answer_and_the_others_are_answered() {
-    let here = Here::new();
+    let here = Scratch::new();
     here.file("a.pickle", &golden("basic_python_stacks")).file("b.pickle", b"\x80\x04}(");
     for question in QUESTIONS {
         let (code, out, err) = here.run(&[question[0], "b.pickle", "a.pickle", "none.pickle"]);
@@ -139,7 +139,7 @@ fn the_worst_exit_code_is_the_answer_and_the_others_are_answered() {
 
 #[test]
 fn several_snapshots_in_one_file_are_each_answered() {
-    let here = Here::new();
+    let here = Scratch::new();
     let [a, b] = ["basic_python_stacks", "expandable"].map(golden);
     here.file("behind.pickle", &[&a[..], &b, &a].concat());
     // Pickles without their end, in a list and in a dictionary by number and by name.
@@ -176,7 +176,7 @@ fn several_snapshots_in_one_file_are_each_answered() {
 
 #[test]
 fn gzip_and_zstd_are_read() {
-    let here = Here::new();
+    let here = Scratch::new();
     let bytes = golden("basic_python_stacks");
     let packed = gzip(&bytes);
     let halves = [gzip(&bytes[..100]), gzip(&bytes[100..])].concat();
@@ -211,7 +211,7 @@ fn gzip_and_zstd_are_read() {
 
 #[test]
 fn what_is_no_snapshot_is_named_as_what_it_is() {
-    let here = Here::new();
+    let here = Scratch::new();
     let mut black_box = b"memtrace".to_vec();
     black_box.resize(8192, 0);
     let zip =
@@ -264,7 +264,7 @@ fn what_is_no_snapshot_is_named_as_what_it_is() {
 
 #[test]
 fn a_folder_without_snapshots_says_what_is_in_it() {
-    let here = Here::new();
+    let here = Scratch::new();
     here.file("empty/notes.txt", b"").file("killed/m.blackbox", b"");
     here.file("both/m.blackbox", b"").file("both/memtrace-h-1-0.pickle", &golden("expandable"));
     here.file("both/config.json", b"{}");
@@ -279,7 +279,7 @@ fn a_folder_without_snapshots_says_what_is_in_it() {
 
 #[test]
 fn symbolize_writes_each_file() {
-    let here = Here::new();
+    let here = Scratch::new();
     let bytes = golden("basic_python_stacks");
     here.file("a.pickle", &bytes).file("b.pickle.gz", &gzip(&bytes)).file("out/keep", b"");
     let (code, _, err) = here.run(&["symbolize", "a.pickle", "b.pickle.gz", "--out", "one.pickle"]);
@@ -291,7 +291,7 @@ fn symbolize_writes_each_file() {
 
 #[test]
 fn recover_takes_several() {
-    let here = Here::new();
+    let here = Scratch::new();
     here.file("a.blackbox", b"").file("folder/b.blackbox", b"not one");
     let (code, _, err) = here.run(&["recover", "a.blackbox", "folder", "none"]);
     assert_eq!(code, Some(2), "{err}");

@@ -165,9 +165,9 @@ fn tune_changes_nothing_that_it_can_t_compare() {
         let own = with_settings(folder.path(), conf, Some("2.15.0"));
         for args in [&["tune", &own][..], &["tune", "--json", &own]] {
             let done = output(args);
-            let (said, told) = (text(&done.stdout), text(&done.stderr));
-            assert_eq!((done.status.code(), &*said), (Some(2), ""), "{told}");
-            assert!(told.contains(why) && told.contains(conf), "{told}");
+            let (said, errors) = (text(&done.stdout), text(&done.stderr));
+            assert_eq!((done.status.code(), &*said), (Some(2), ""), "{errors}");
+            assert!(errors.contains(why) && errors.contains(conf), "{errors}");
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Which GPU the virtual one is, and how a user names it.
 //!
-//! Two people ask. The virtual GPU asks for every number that differs from card to card: it must
-//! answer `cudaGetDeviceProperties`, attribute queries and `cudaMemGetInfo` as that card would,
-//! since programs size their work by the answers. The command line asks for a name (`h100`,
+//! There are two users. The virtual GPU asks for every number that differs from card to card. It
+//! must answer `cudaGetDeviceProperties`, attribute queries and `cudaMemGetInfo` as that card
+//! would, since programs size their work by the answers. The command line asks for a name (`h100`,
 //! `l4*2,lazy`, `sm_90,80GiB,132SM`) to become such a card, or a sentence that says why it can't.
 //!
 //! Three kinds of numbers, kept apart because they come from different places:
 //! * what depends on the architecture alone ([`Limits`]): CUDA's documented limits per compute
 //!   capability;
 //! * what NVIDIA prints about a card ([`Profile`]): multiprocessors, clocks, bus, caches, ids;
-//! * what only a running card can tell: usable memory, which lies below the data sheet's because
-//!   ECC and firmware keep some, and the memory that a context takes. Each states its source,
+//! * what only a running card shows: usable memory and the memory that a context takes. Usable
+//!   memory is below the data sheet's, because ECC and firmware keep some. Each states its source,
 //!   and an estimate says that it is one.
 //!
 //! This crate computes nothing about CUDA and touches no device; it must stay free of dependencies,

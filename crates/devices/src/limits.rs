@@ -1,9 +1,10 @@
 //! What follows from the compute capability alone.
 //!
-//! Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the
-//! tuning guide of each architecture (shared memory and its opt-in maximum, reserved shared memory,
-//! single to double precision). The share of the L2 cache that may be set aside is not in that
-//! table: it is what cards of the architecture report, in sixteenths, and an estimate where noted.
+//! Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and
+//! the tuning guide of each architecture. They have shared memory and its opt-in maximum,
+//! reserved shared memory, and single to double precision. The share of the L2 cache that may
+//! be set aside is not in that table. It is what cards of the architecture report, in
+//! sixteenths, and an estimate where noted.
 
 const KIB: u32 = 1024;
 

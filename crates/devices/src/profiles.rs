@@ -1,10 +1,10 @@
-//! The cards.
+//! The models of cards.
 //!
 //! Sources: NVIDIA's data sheets and architecture white papers (multiprocessors, memory clock, bus
-//! width, L2), the public PCI id list (device ids), and what the cards themselves report when users
-//! publish the output of `deviceQuery`, `torch.cuda.get_device_properties` or PyTorch's
-//! out-of-memory message (usable memory, clock limits, copy engines). Usable memory moves by some
-//! MiB from one driver to the next; `memory_source` says which report was taken.
+//! width, L2) and the public PCI id list (device ids). The rest is what the cards themselves report
+//! (usable memory, clock limits, copy engines). Users publish the output of `deviceQuery`,
+//! `torch.cuda.get_device_properties` or PyTorch's out-of-memory message. Usable memory moves by
+//! some MiB from one driver to the next; `memory_source` says which report was taken.
 //!
 //! The memory that a context takes can't be looked up: it grows with the driver, the
 //! number of multiprocessors and the loaded code. All `context_mib` here are estimates
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// A card's name carries its data-sheet size; what it can use lies below, by at most a tenth.
+    /// A card's name carries its data-sheet size; what it can use is below, by at most a tenth.
     #[test]
     fn usable_memory_lies_just_below_the_data_sheet() {
         let gb = [16, 32, 16, 24, 40, 80, 24, 48, 24, 24, 32, 80, 141, 180];

@@ -10,7 +10,7 @@
 //! `placement` says at which addresses memory is given out: as drivers do on Linux (the default) or
 //! ascending, as on Windows and under WSL.
 //!
-//! A wrong word must end in one sentence that says what is wrong and what to write instead; it
+//! A wrong word must end in one sentence that says what is wrong and what to write instead. It
 //! never falls back to some other GPU.
 
 use crate::Limits;

@@ -1,22 +1,23 @@
-//! Files that memtrace makes and opens, in folders where others may have put traps.
+//! Files that memtrace makes and opens in folders that others may write to, too. Links,
+//! FIFOs and devices there must do no harm.
 //!
-//! A file is made under a name that nobody can guess and that nothing has yet (`O_EXCL`), and gets
-//! its own name when it is complete ([`NewFile`]): a link, a device or a FIFO that stands at that
-//! name is never written through, a reader never sees half a file, and no file of somebody's is
-//! overwritten, except by [`NewFile::replace`] the one that the user named. Files hold paths and
-//! command lines, so they are their owner's alone unless the user wants otherwise ([`Readers`]).
+//! A file is made under a name that nobody can guess and that nothing has yet (`O_EXCL`). It gets
+//! its own name when it is complete ([`NewFile`]). So a link, a device or a FIFO at that name is
+//! never written through, and a reader never sees half a file. No file is overwritten but the one
+//! that the user named, by [`NewFile::replace`]. Files hold paths and command lines, so they are
+//! their owner's alone unless the user wants otherwise ([`Readers`]).
 //!
-//! The writer holds a lock on its file until then. The kernel lets go of it when the process dies,
-//! however it dies; so whoever gets the lock knows that nobody will finish the file
+//! The writer holds a lock on its file until then. The kernel releases it when the process dies,
+//! however it dies. So whoever gets the lock knows that nobody will finish the file
 //! ([`clear_abandoned`]). Where a file system has no locks, nothing is cleared.
 //!
 //! A file is opened without following a link and without waiting
 //! ([`open`]), and must be a plain one.
 //!
 //! The kernel gives a new descriptor the lowest number that is free. In somebody else's
-//! process that may be 0, 1 or 2, and then the program reads our file as its input or writes
-//! its output into it; or it is a number that the program would have got next. So every file
-//! goes to a higher number at once ([`aside`]).
+//! process that may be 0, 1 or 2. Then the program reads our file as its input or writes its
+//! output into it. Or it is a number that the program would have got next. So every file is
+//! moved to a higher number at once ([`aside`]).
 
 #![forbid(unsafe_code)]
 

@@ -78,7 +78,7 @@ fn what_is_no_file_is_not_replaced() {
 }
 
 #[test]
-fn traps_are_told_apart_and_nobody_waits() {
+fn traps_are_recognised_and_nobody_waits() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
     fs::write(at("file"), "text").expect("written");

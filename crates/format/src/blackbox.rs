@@ -12,17 +12,17 @@
 //! | live | the table of what is alive, in no order | by whoever retires events |
 //! | depot, code, modules | stacks, Python code, libraries ([`crate::stacks`]) | at first sight |
 //! | about | JSON: host, command, rank, settings | once, at the start; the settings behind it when they are others |
-//! | doors | how often each entry point was called, and by which libraries ([`door_uses`]) | by every hook |
+//! | entry points | how often each entry point was called, and by which libraries ([`entry_point_uses`]) | by every hook |
 //! | labels | what the program says it is doing ([`crate::labels`]) | at first sight |
 //!
-//! **State = live table + the events of the ring from `retired` on.** A slot counts if its
-//! first word is its ticket + 1; a slot that was being written when the process died has 0
-//! there and is counted as torn, never guessed. An entry of the live table counts if its first
-//! word is [`LIVE`]; applying the event at `retired` a second time changes nothing, so a
-//! process killed between the table and the counter loses nothing either. The table's sequence
-//! number tells: it goes up by two for each event.
+//! **State = live table + the events of the ring from `retired` on.** A slot counts if its first
+//! word is its ticket + 1. A slot that was being written when the process died has 0 there. It is
+//! counted as torn, never guessed. An entry of the live table counts if its first word is
+//! [`LIVE`]. Applying the event at `retired` a second time changes nothing. So a process killed
+//! between the table and the counter loses nothing either. The table's sequence number goes up by
+//! two for each event, and is odd meanwhile.
 //!
-//! Here is where everything stands; [`read`](BlackBox) is the reader.
+//! This module has the layout; [`read`](BlackBox) is the reader.
 
 mod read;
 
@@ -39,7 +39,7 @@ pub const VERSION: u64 = (4 << 32) | LAYOUT_VERSION as u64;
 /// Words of the header page.
 pub const HEADER_WORDS: usize = 512;
 
-/// Positions of the header's words. Counters that many threads write stand
+/// Positions of the header's words. Counters that many threads write are
 /// in cache lines of their own.
 pub mod at {
     /// [`super::MAGIC`], stored last when the file is ready.
@@ -59,7 +59,7 @@ pub mod at {
     /// Slots of the ring in use: a power of two that doubles while the
     /// ring fills for the first time.
     pub const RING_CAPACITY: usize = 32;
-    /// Entries of the live table that have ever been in use: nothing stands behind them.
+    /// Entries of the live table that have ever been in use: nothing is behind them.
     pub const LIVE_ROOM: usize = 33;
     /// Entries that are there, in the file or outside.
     pub const LIVE_USED: usize = 34;
@@ -77,7 +77,7 @@ pub mod at {
     pub const LIVE_OUTSIDE_BYTES: usize = 39;
     /// Bytes of the memory that the refused entries stand for.
     pub const LIVE_REFUSED_BYTES: usize = 40;
-    /// Where behind the description the settings stand that PyTorch's allocator has read since: the
+    /// Where behind the description the settings are that PyTorch's allocator has read since: the
     /// first byte and, from bit 32, the length of the text; [`super::NOT_NOTED`] where there was no
     /// room. 0: it has read none since the description was written.
     pub const SETTINGS: usize = 41;
@@ -106,11 +106,11 @@ pub mod at {
 /// Words in the header for what one device has seen: held now, at most,
 /// taken in all, how many times.
 pub const PAST_WORDS: usize = 4;
-/// Devices that are told apart there; the last place is that of a device
-/// that no call has named (−1).
+/// Devices that have places of their own there; the last place is that of a
+/// device that no call has named (−1).
 pub const PAST_DEVICES: usize = 64;
 
-/// In place of where the settings stand: they are unknown.
+/// In place of where the settings are: they are unknown.
 pub const NOT_NOTED: u64 = 1;
 
 /// Settings of PyTorch's allocator, as it has read them.
@@ -133,7 +133,7 @@ pub enum Region {
     Code,
     Modules,
     About,
-    Doors,
+    EntryPoints,
     Labels,
 }
 
@@ -197,7 +197,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Where an allocation of this sort is kept: handles and addresses are apart.
+    /// Where an allocation of this kind is kept: handles and addresses are apart.
     pub fn of_allocation(what: What) -> Class {
         match what {
             What::Array => Class::Array,
@@ -245,15 +245,16 @@ fn plausible(event: &Event) -> bool {
         && (!is_block || tried || event.extra <= LARGEST)
 }
 
-/// Words of an entry point in the doors region: calls of those who found no place, and
-/// [`DOOR_CALLERS`] places: first address of a library, the address after it, and its calls.
-pub const DOOR_WORDS: usize = 16;
-/// Libraries that are told apart for each entry point.
-pub const DOOR_CALLERS: usize = 5;
+/// Words of an entry point in its region. The first counts the calls of those who found
+/// no place. Then there are [`ENTRY_POINT_CALLERS`] places: first address of a library,
+/// the address after it, and its calls.
+pub const ENTRY_POINT_WORDS: usize = 16;
+/// Libraries that are counted apart for each entry point.
+pub const ENTRY_POINT_CALLERS: usize = 5;
 
 /// How an entry point was used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DoorUse {
+pub struct EntryPointUse {
     /// Its number.
     pub api: u16,
     /// Calls of libraries that found no place.
@@ -262,17 +263,17 @@ pub struct DoorUse {
     pub callers: Vec<(u64, u64)>,
 }
 
-/// The entry points that were used, from the words of the doors region.
-pub fn door_uses(words: &[u64]) -> Vec<DoorUse> {
-    let rows = words.as_chunks::<DOOR_WORDS>().0.iter().zip(0..);
+/// The entry points that were used, from the words of that region.
+pub fn entry_point_uses(words: &[u64]) -> Vec<EntryPointUse> {
+    let rows = words.as_chunks::<ENTRY_POINT_WORDS>().0.iter().zip(0..);
     let used = rows.map(|(row, api)| {
         let callers =
             row[1..].as_chunks::<3>().0.iter().filter(|[_, end, calls]| *end != 0 && *calls != 0);
-        DoorUse {
+        EntryPointUse {
             api,
             others: row[0],
             callers: callers.map(|[at, _, calls]| (*at, *calls)).collect(),
         }
     });
-    used.filter(|door| door.others != 0 || !door.callers.is_empty()).collect()
+    used.filter(|used| used.others != 0 || !used.callers.is_empty()).collect()
 }

@@ -1,11 +1,10 @@
 //! From the tree of a file to the snapshot it stands for.
 //!
-//! Accepts what every PyTorch since 2.1 writes: keys that an older release lacks are
-//! allowed to be missing, keys that a newer one adds are kept ([`Other`]). What every
-//! release has must be there and of its type, and the error names the place. A bare list of
-//! segments (`torch.cuda.memory_snapshot()`) is a snapshot without a history, as PyTorch's
-//! own tool takes it. `frames` is a list, or the number of a stack in the tables that the
-//! snapshot then has ([`crate::json`]).
+//! Accepts what every PyTorch since 2.1 writes. Keys that an older release lacks may be missing.
+//! Keys that a newer one adds are kept ([`Other`]). What every release has must be there and of its
+//! type, and the error names the place. A bare list of segments (`torch.cuda.memory_snapshot()`) is
+//! a snapshot without a history, as PyTorch's own tool takes it. `frames` is a list, or the number
+//! of a stack in the tables that the snapshot then has ([`crate::json`]).
 //!
 //! A file may hold several snapshots: one behind the other, in a list, or in a dictionary by
 //! rank. [`Snapshot::read_all`] finds them.
@@ -31,14 +30,14 @@ mod values;
 
 use place::{At, Fields, shape};
 
-/// No honest file spends fewer bytes on an entry, a block or a segment.
+/// No valid file spends fewer bytes on an entry, a block or a segment.
 const LEAST_BYTES: usize = 16;
 /// What one takes in memory.
 const PIECE: usize = size_of::<TraceEntry>();
 /// What a part of another value takes, with what its dictionary or list adds.
 const VALUE: usize = 2 * size_of::<Value>();
-/// Texts of a snapshot, which stand in the file once and in memory for each use, have at most so
-/// many bytes for each byte of the file.
+/// Texts of a snapshot have at most so many bytes for each byte of the file: a text is in the
+/// file once, and in memory for each use.
 const TEXT: usize = 16;
 
 /// So much of the key of a snapshot is shown.
@@ -50,11 +49,11 @@ const MAX_DEPTH: u32 = 32;
 /// One of the snapshots of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// The key that it stands under, where a dictionary holds the snapshots.
+    /// The key that it is under, where a dictionary holds the snapshots.
     pub key: Option<String>,
     /// How its pickle was written, if it is the first in one.
     pub facts: Option<pickle::Facts>,
-    /// Its stacks stand in tables ([`crate::json`]).
+    /// Its stacks are in tables ([`crate::json`]).
     pub has_tables: bool,
     /// What it says, or why it says nothing: among several, one may be
     /// damaged, and another no snapshot at all.
@@ -85,7 +84,7 @@ impl Snapshot {
     }
 
     /// Reads all snapshots of a file, at least one, in so many bytes of memory (and
-    /// those of the file). What stands among them and can't be read has its place in the
+    /// those of the file). What is among them and can't be read has its place in the
     /// list, so that nothing goes missing.
     ///
     /// # Errors
@@ -197,7 +196,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
         }
     }
 
-    /// The snapshots that the tree holds, and what stands among them.
+    /// The snapshots that the tree holds, and what is among them.
     fn all(mut self) -> Vec<Part> {
         let mut parts = Vec::new();
         let members = self.members();
@@ -217,8 +216,8 @@ impl<'t, 'm> Decoder<'t, 'm> {
         parts
     }
 
-    /// Where they stand. If there is none, the root is taken for one, which says what is wrong with
-    /// it; if there is one, whatever stands beside it was meant to be another.
+    /// Where they are. If there is none, the root is taken for one, and the error says what is
+    /// wrong with it. If there is one, whatever is beside it was meant to be another.
     fn members(&self) -> Vec<(Option<String>, Item)> {
         let alone = || vec![(None, self.tree.root())];
         match self.tree.root() {
@@ -550,7 +549,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
     }
 }
 
-/// An error in a frame, told from the list that holds it.
+/// An error in a frame, with its place in the list that holds it.
 fn inside(error: ReadError, place: impl Fn() -> String) -> ReadError {
     match error {
         ReadError::Shape { place: frame, what } => {

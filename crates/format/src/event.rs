@@ -1,6 +1,6 @@
 //! One fixed-size record of something that happened to GPU memory.
 //!
-//! An event is eight 64-bit words, because a word is what a processor publishes whole: the ring
+//! An event is eight 64-bit words, because a word is what a processor publishes whole. The ring
 //! keeps each slot as eight atomics and never needs a lock or an `unsafe` read. Word 0 belongs to
 //! the ring (it is the slot's sequence number); an event owns words 1 to 7. The layout is written
 //! to a file that outlives the process, so it changes only together with [`LAYOUT_VERSION`].
@@ -92,13 +92,14 @@ numbered! {
         /// A device said how full it is: `size` bytes of `extra` are in use. With
         /// [`FLAG_PROCESSES`], `addr` of them by this process and `stream` by others.
         Measured = 22,
-        /// The process set foot on a device: from here on its primary context may be there.
+        /// The process used a device for the first time: from here on its
+        /// primary context may be there.
         Entered = 23,
         /// Somebody looked at the allocator's state through PyTorch's
         /// interface: `size` bytes are in active blocks.
         Snapshot = 24,
         /// The program passed a point that it named: `addr` is the label whose name that is, `size`
-        /// a number, `extra` which sort of point ([`Point`]).
+        /// a number, `extra` which kind of point ([`Point`]).
         Mark = 25,
     }
 }
@@ -135,7 +136,7 @@ impl Kind {
 }
 
 numbered! {
-    /// The sort of a [`Kind::Mark`].
+    /// Which kind of point a [`Kind::Mark`] is.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Point {
         /// A moment with a name.
@@ -150,7 +151,7 @@ numbered! {
 }
 
 impl Point {
-    /// The sort with this number, if there is one.
+    /// The kind of point with this number, if there is one.
     pub fn from_u64(n: u64) -> Option<Point> {
         Point::from_u8(u8::try_from(n).ok()?)
     }
@@ -160,7 +161,7 @@ numbered! {
     /// Who says so: the layer of truth an event belongs to.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Layer {
-        /// PyTorch's caching allocator: its blocks and the segments they lie in.
+        /// PyTorch's caching allocator: its blocks and the segments they are in.
         Framework = 0,
         /// A driver or runtime call that no framework allocator made.
         Device = 1,
@@ -187,7 +188,7 @@ numbered! {
         Imported = 4,
         /// Memory of another API's or process's. `addr` is its handle.
         External = 5,
-        /// An address at which memory of others can be reached, and which is freed as one's own is:
+        /// An address at which memory of others can be reached, and which is freed like one's own:
         /// [`What::External`] memory, or a pool of another process's.
         View = 6,
         /// An address that a graph's allocation node will have; the memory
@@ -210,8 +211,8 @@ numbered! {
         /// One of NCCL's communicators: `size` is how many ranks it has,
         /// `stream` which one this is.
         Communicator = 15,
-        /// A block of a framework's allocator of page-locked memory, in which it
-        /// lies; the driver never hears of it.
+        /// A block of a framework's allocator of page-locked memory, in
+        /// which it is. The driver doesn't see it.
         HostBlock = 16,
     }
 }
@@ -237,7 +238,7 @@ pub const FLAG_FAILED: u8 = 2;
 pub const FLAG_PENDING: u8 = 4;
 /// Flag: a segment (or mapping) for requests of at most 1 MiB, PyTorch's "small" pool.
 pub const FLAG_SMALL: u8 = 8;
-/// Flag: the measurement tells processes apart.
+/// Flag: the measurement distinguishes processes.
 pub const FLAG_PROCESSES: u8 = 16;
 /// Flag: page-locked memory that a framework's allocator took, to hand out as [`What::HostBlock`]s.
 pub const FLAG_OF_BLOCKS: u8 = 32;
@@ -246,7 +247,7 @@ pub const FLAG_OF_BLOCKS: u8 = 32;
 pub const FLAG_ENDING: u8 = 64;
 
 /// What both APIs answer when memory has run out (`cudaErrorMemoryAllocation`,
-/// `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc` or `HandleCreate` that failed has the answer as its
+/// `CUDA_ERROR_OUT_OF_MEMORY`). An `Alloc` or `HandleCreate` that failed has the result as its
 /// `extra`, and as its `addr` the bytes that the device had free then (0: not known).
 pub const OUT_OF_MEMORY: u64 = 2;
 
@@ -363,7 +364,7 @@ const WHAT: Bits = Bits::above(&LAYER, 6);
 const _: () = assert!(What::ALL.len() <= 1 << WHAT.count);
 
 /// The [`Event::part`] of what was made while several communicators were at
-/// work, so that nobody can tell for which.
+/// work, so that it isn't known for which.
 pub const ONE_OF_SEVERAL: u16 = u16::MAX;
 
 impl Event {
@@ -390,7 +391,7 @@ impl Event {
     }
 
     /// The number of NCCL's communicator that the thread was at work for: 0 if none,
-    /// [`ONE_OF_SEVERAL`] if it can't be told. A communicator itself is a
+    /// [`ONE_OF_SEVERAL`] if it isn't known. A communicator itself is a
     /// [`Kind::Create`] with its own number.
     pub fn part(&self) -> u16 {
         if self.layer == Layer::Framework { 0 } else { self.pool.0 }

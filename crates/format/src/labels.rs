@@ -1,9 +1,9 @@
 //! What the program says it is doing: names of ranges, as a tree.
 //!
-//! A label is a name inside another label (or inside nothing), and its id is the position of its
-//! record in the black box's region of labels, as code objects and libraries have theirs
-//! ([`crate::stacks`]). An event carries the id of the label that its thread was in, so that a
-//! range costs nothing per event, and a killed process leaves the names behind.
+//! A label is a name inside another label, or inside nothing. Its id is the position of its record
+//! in the black box's region of labels, as for code objects and libraries ([`crate::stacks`]). An
+//! event carries the id of the label that its thread was in. So a range costs nothing per event,
+//! and a killed process leaves the names behind.
 
 use crate::event::{LABEL_BITS, LabelId, NO_LABEL};
 use crate::numbered::numbered;
@@ -13,12 +13,12 @@ use crate::stacks::{Words, bytes, record};
 pub const LABEL_MAGIC: u64 = u64::from_le_bytes(*b"mtlabel1");
 /// Words of the region: some 25,000 labels.
 pub const LABEL_WORDS: usize = 1 << 17;
-/// Words of a record before its name: length, parent and sort, and the name's bytes. The high
+/// Words of a record before its name: length, parent and kind, and the name's bytes. The high
 /// half of the last is the writer's own.
 pub const LABEL_FIXED: usize = 3;
 /// No label is deeper: a damaged region can't lead a reader in a circle.
 pub const DEEPEST: usize = 64;
-/// What stands between the names of a path.
+/// What is between the names of a path.
 pub const SEPARATOR: &str = "/";
 
 const _: () = assert!(LABEL_WORDS <= 1 << LABEL_BITS);
@@ -26,7 +26,7 @@ const _: () = assert!(LABEL_WORDS <= 1 << LABEL_BITS);
 numbered! {
     /// What a label is the name of.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub enum Sort {
+    pub enum LabelKind {
         /// A range that the program named.
         #[default]
         Range = 0,
@@ -40,8 +40,8 @@ numbered! {
 }
 
 /// The second word of a record.
-pub fn pack_parent(parent: LabelId, sort: Sort) -> u64 {
-    u64::from(parent) | (sort as u64) << 32
+pub fn pack_parent(parent: LabelId, kind: LabelKind) -> u64 {
+    u64::from(parent) | (kind as u64) << 32
 }
 
 /// A label.
@@ -50,7 +50,7 @@ pub struct LabelRecord {
     /// What it is inside of.
     pub parent: LabelId,
     /// What it is the name of.
-    pub sort: Sort,
+    pub kind: LabelKind,
     /// Its own name.
     pub name: String,
 }
@@ -63,7 +63,7 @@ pub fn label<W: Words + ?Sized>(region: &W, id: LabelId) -> Option<LabelRecord> 
     let [name] = bytes(region, at, LABEL_FIXED, head, [length])?;
     Some(LabelRecord {
         parent: link as u32,
-        sort: Sort::from_u8((link >> 32) as u8).unwrap_or_default(),
+        kind: LabelKind::from_u8((link >> 32) as u8).unwrap_or_default(),
         name: String::from_utf8_lossy(&name).into_owned(),
     })
 }

@@ -1,6 +1,6 @@
 //! What memtrace writes down, and the files it writes it into.
 //!
-//! Two shapes and nothing between them: the [`event`] that a hook leaves in the ring (64
+//! Two forms and nothing between them: the [`event`] that a hook leaves in the ring (64
 //! bytes, eight words), and the [`snapshot`] that PyTorch's memory viewers open. Everything
 //! here is plain data and pure functions; no file is opened (some are handed in) and
 //! nothing of the traced process is known.

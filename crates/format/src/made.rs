@@ -40,14 +40,14 @@ pub fn black_box(live: &[Event], history: &[Event], stacks: &Made, about: &str) 
     let mut about = about.as_bytes().to_vec();
     about.resize(about.len().next_multiple_of(8), 0);
     let about: Vec<u64> = about.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
-    // The first door was called three times, from one library.
-    let doors = vec![0, 0x1010, 0x2000, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // The first entry point was called three times, from one library.
+    let entry_points = vec![0, 0x1010, 0x2000, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let labels = vec![0; 64];
 
     let mut words = vec![0; HEADER_WORDS];
     let Made { depot, codes, modules } = stacks;
     let regions: [&Vec<u64>; REGIONS] =
-        [&ring, &table, depot, codes, modules, &about, &doors, &labels];
+        [&ring, &table, depot, codes, modules, &about, &entry_points, &labels];
     for (i, region) in regions.into_iter().enumerate() {
         words[at::REGIONS + 2 * i] = words.len() as u64 * 8;
         words[at::REGIONS + 2 * i + 1] = region.len() as u64 * 8;

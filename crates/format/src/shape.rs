@@ -1,14 +1,14 @@
 //! The order in which a snapshot is written, once for all encodings.
 //!
-//! PyTorch 2.15's keys in PyTorch's order. A trace comes where its key does, unless the
-//! encoding has been given its entries before and keeps them aside ([`Encoder::trace_again`]).
-//! Two habits of its own look odd and are kept: `frames` of a segment stands before `blocks`
-//! when empty and after them when not, and a trace entry without a stack has no `frames` key
-//! while a block without one has an empty list.
+//! PyTorch 2.15's keys in PyTorch's order. A trace comes where its key does, unless the encoding
+//! has been given its entries before and keeps them aside ([`Encoder::trace_again`]). Two of
+//! PyTorch's habits look odd and are kept: `frames` of a segment comes before `blocks` when
+//! empty and after them when not, and a trace entry without a stack has no `frames` key while a
+//! block without one has an empty list.
 //!
-//! This runs inside the traced process, on the background thread. It reads the model and streams;
-//! it must not panic on a model that contradicts itself (an index that names nothing is an error),
-//! and it refuses an integer of 2^63 or more, because the viewer's reader can't take one.
+//! This runs inside the traced process, on the background thread. It reads the model and streams.
+//! It must not panic on a model that contradicts itself: an index that names nothing is an error.
+//! It refuses an integer of 2^63 or more, because the viewer's reader can't take one.
 
 mod value;
 
@@ -40,7 +40,7 @@ pub(crate) trait Encoder {
     fn bool(&mut self, b: bool) -> io::Result<()>;
     fn null(&mut self) -> io::Result<()>;
     fn pool(&mut self, id: PoolId) -> io::Result<()>;
-    /// Stacks and frames stand in tables at the end of the snapshot, and are referred to by number.
+    /// Stacks and frames are in tables at the end of the snapshot, and are referred to by number.
     fn has_tables(&self) -> bool {
         false
     }

@@ -1,10 +1,10 @@
 //! A snapshot of GPU memory, as `torch.cuda.memory._snapshot()` of PyTorch 2.15 returns it.
 //!
-//! The model keeps what the pickle shares: a frame and a stack exist once and are named by
-//! index, so a million trace entries over a thousand stacks cost a million small records.
+//! The model keeps what the pickle shares. A frame and a stack exist once and are named by
+//! index. So a million trace entries over a thousand stacks cost a million small records.
 //! Field names, order and meaning are PyTorch's (see the docstring of
-//! `torch.cuda.memory._snapshot` and what the viewer reads); what memtrace adds lives under
-//! one extra top-level key, `memtrace`, which viewers ignore.
+//! `torch.cuda.memory._snapshot` and what the viewer reads). What memtrace adds is under one
+//! extra top-level key, `memtrace`, which viewers ignore.
 
 use std::borrow::Cow;
 
@@ -221,7 +221,7 @@ impl Action {
     }
 }
 
-/// Which dictionary of the file a key stands in.
+/// Which dictionary of the file a key is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// The snapshot itself.
@@ -242,12 +242,12 @@ pub enum Place {
     HostEntry(u32),
 }
 
-/// A key that this model has no field for: rare ones of PyTorch (`internal_metadata`,
+/// A key that this model has no field for. Such are rare ones of PyTorch (`internal_metadata`,
 /// `forward_frames`, the `fx_…` keys of a frame) and whatever a newer PyTorch adds. Kept, so
 /// that what is read can be written again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
-    /// Where it stands.
+    /// Where it is.
     pub place: Place,
     /// The key.
     pub key: String,

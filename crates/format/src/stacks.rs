@@ -1,15 +1,15 @@
-//! Recorded call stacks: how they lie in memory and in a file, and how to read them back.
+//! Recorded call stacks: their layout in memory and in a file, and how to read them back.
 //!
-//! Three regions of 64-bit words. The *depot* is a trie: a node is a frame and the node of its
-//! caller, a stack is the id of its innermost node, and stacks that share their outer part share
-//! its nodes. The *code* region holds what is known of each Python code object, the *module* region
-//! what is known of each loaded library; both are rows of records that only ever grow. A hook
-//! writes frames raw (a program counter, or a code object and a position in it); names and lines
-//! are worked out by whoever writes them down.
+//! Three regions of 64-bit words. The *depot* is a trie. A node is a frame and the node of its
+//! caller. A stack is the id of its innermost node. Stacks that share their outer part share its
+//! nodes. The *code* region holds what is known of each Python code object, the *module* region
+//! what is known of each loaded library. Both are rows of records that only ever grow. A hook
+//! writes frames raw: a program counter, or a code object and a position in it. Names and lines are
+//! worked out by whoever writes the snapshot.
 //!
-//! Regions hold positions and no pointers, so they mean the same in the process that wrote them, in
-//! another one that maps the same file, and after a crash. A reader trusts nothing: every position
-//! is checked, and a record that was cut short by the end of the process reads as absent.
+//! Regions hold positions and no pointers. So they mean the same in the process that wrote them, in
+//! another that maps the same file, and after a crash. A reader trusts nothing: every position is
+//! checked, and a record that was cut short by the end of the process reads as absent.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,7 @@ numbered! {
         Finalizing = 6,
         /// memtrace was already inside a hook on this thread.
         InHook = 7,
-        /// What lies further out could not be walked.
+        /// What is further out could not be walked.
         Truncated = 8,
         /// Stacks are switched off.
         Disabled = 9,
@@ -205,7 +205,7 @@ impl<W: Words + ?Sized> Words for &W {
     }
 }
 
-/// Where things lie in a depot of a given size.
+/// Where things are in a depot of a given size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DepotShape {
     /// Ids below this have room for their node.
@@ -226,7 +226,7 @@ impl DepotShape {
         (capacity >= 8).then_some(DepotShape { capacity, table: HEADER + 2 * capacity, slots })
     }
 
-    /// Where a node lies: its frame, and then its parent (low half) and its depth (high half).
+    /// Where a node is: its frame, and then its parent (low half) and its depth (high half).
     pub fn node(&self, id: StackId) -> Option<usize> {
         let id = id as usize;
         (id != 0 && id < self.capacity).then_some(HEADER + 2 * id)
@@ -278,7 +278,7 @@ pub const MODULE_FIXED: usize = 7;
 /// What is known of a Python code object.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct CodeRecord {
-    /// Minor version of the interpreter, which tells the format of `lines`.
+    /// Minor version of the interpreter, which decides the format of `lines`.
     pub minor: u8,
     /// First source line.
     pub first_line: i32,
@@ -375,7 +375,7 @@ pub(crate) fn record<W: Words + ?Sized>(
     (head & RECORD_READY != 0 && fits).then_some(head)
 }
 
-/// The byte strings of a record, which lie one after the other behind its fixed part.
+/// The byte strings of a record, which follow each other behind its fixed part.
 pub(crate) fn bytes<W: Words + ?Sized, const N: usize>(
     region: &W,
     at: usize,

@@ -1,8 +1,7 @@
 //! The strings that every snapshot repeats: its keys and its fixed values.
 //!
-//! They are an enumeration so that writing one costs no look-up (the pickle writer
-//! gives the first numbers of its memo to them) and reading one costs a single
-//! look-up for a string, not one for a use.
+//! They are an enumeration, so that writing one costs no look-up: the pickle writer gives the first
+//! numbers of its memo to them. Reading costs one look-up for each string, not for each use.
 
 macro_rules! words {
     ($($word:ident = $text:literal,)*) => {

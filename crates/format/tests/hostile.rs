@@ -1,4 +1,4 @@
-//! Files that mean harm, and files that are only broken: each is refused with a reason, quickly,
+//! Hostile files, and files that are only broken: each is refused with a reason, quickly,
 //! in little memory, and nothing panics.
 
 // Product names in prose are not code.

@@ -1,10 +1,10 @@
-//! Records of ours, held against the ones that they stand for. For tests only.
+//! Our declarations of records, compared with the records that they describe. For tests only.
 //!
-//! A hook reads CUDA's records by declarations of our own: they name the fields that matter, leave
-//! out what comes behind them, and need no header. A slip in one is a wrong size in a snapshot.
-//! [`same_layout`] compares such a declaration with another one of the same record, made by others
-//! from NVIDIA's headers (`cudarc`): where they differ, the tests do not compile. [`unchecked`]
-//! finds the declarations that nobody compares, so that a test can say why of each.
+//! A hook reads CUDA's records by declarations of our own. They name the fields that matter, leave
+//! out what comes after them, and need no header. A slip in one is a wrong size in a snapshot.
+//! [`same_layout`] compares such a declaration with the one that `cudarc` made from NVIDIA's
+//! headers. Where they differ, the tests do not compile. [`unchecked`] finds the declarations that
+//! nobody compares, so that a test can say why of each.
 
 #![forbid(unsafe_code)]
 
@@ -162,8 +162,8 @@ pub const fn size_of_field<R, F>(_: fn(&R) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Records with a layout of C's that no [`same_layout`] of their own file, or of `layouts.rs` in
-/// the folder of its name, is about: `file: Name`, by the path from `sources`.
+/// Records with C's layout that no [`same_layout`] checks, as `file: Name`, by the path from
+/// `sources`. The check is in the record's own file, or in `layouts.rs` in the folder of its name.
 ///
 /// # Panics
 /// The sources can't be read.

@@ -2,7 +2,7 @@
 //!
 //! The recorder, the virtual GPU and the command read by it. Help, completions, the manual page and
 //! the table in `docs/running.md` are written from it. So a new variable is a row of [`ALL`] and a
-//! line where it is read, and a test fails where one of the two is missing.
+//! line where it is read. A test fails where one of the two is missing.
 //!
 //! This crate is data. It reads no environment and prints nothing.
 
@@ -10,11 +10,13 @@
 // Product names in prose are not code.
 #![allow(clippy::doc_markdown)]
 
+mod choices;
 mod near;
-mod words;
 
+pub use choices::{
+    Choice, Choices, Context, Format, LogLevel, Permissions, Quiet, Stacks, VirtualLog,
+};
 pub use near::remark;
-pub use words::{Context, Format, LogLevel, Permissions, Quiet, Stacks, VirtualLog, Word, Words};
 
 /// One thing that can be set.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,7 +56,7 @@ pub enum Reader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     /// One of these.
-    Words(&'static [Word]),
+    Choices(&'static [Choice]),
     /// A folder.
     Folder,
     /// A file.
@@ -75,7 +77,9 @@ impl Setting {
     /// What a value looks like: its words, or what stands for it.
     pub fn shape(&self) -> String {
         match self.value {
-            Value::Words(words) => words.iter().map(|word| word.name).collect::<Vec<_>>().join("|"),
+            Value::Choices(words) => {
+                words.iter().map(|word| word.name).collect::<Vec<_>>().join("|")
+            }
             _ => self.placeholder.to_owned(),
         }
     }
@@ -85,7 +89,7 @@ impl Value {
     /// What a value has to be, as a sentence says it behind "is not".
     pub fn wanted(&self) -> String {
         match self {
-            Value::Words(words) => {
+            Value::Choices(words) => {
                 let names: Vec<&str> = words.iter().map(|word| word.name).collect();
                 format!("one of {}", names.join(", "))
             }
@@ -150,19 +154,19 @@ table! {
         more: "",
     }
     STACKS {
-        option: Some("stacks"), placeholder: "WHICH", value: Value::Words(Stacks::WORDS),
+        option: Some("stacks"), placeholder: "WHICH", value: Value::Choices(Stacks::CHOICES),
         default: "all", reader: Reader::Recorder,
         help: "Which frames to record",
         more: "",
     }
     FORMAT {
-        option: Some("format"), placeholder: "FORMAT", value: Value::Words(Format::WORDS),
+        option: Some("format"), placeholder: "FORMAT", value: Value::Choices(Format::CHOICES),
         default: "pickle", reader: Reader::Recorder,
         help: "How to write snapshots",
         more: "",
     }
     PERMISSIONS {
-        option: Some("permissions"), placeholder: "WHO", value: Value::Words(Permissions::WORDS),
+        option: Some("permissions"), placeholder: "WHO", value: Value::Choices(Permissions::CHOICES),
         default: "private", reader: Reader::Recorder,
         help: "Who may read snapshots, which hold paths and command lines",
         more: "",
@@ -186,7 +190,7 @@ table! {
         more: "",
     }
     CONTEXT {
-        option: None, placeholder: "WHICH", value: Value::Words(Context::WORDS),
+        option: None, placeholder: "WHICH", value: Value::Choices(Context::CHOICES),
         default: "all", reader: Reader::Recorder,
         help: "Which events have a stack",
         more: "",
@@ -204,7 +208,7 @@ table! {
         more: "With off, nothing is left of a process that is killed.",
     }
     QUIET {
-        option: None, placeholder: "0|1", value: Value::Words(Quiet::WORDS),
+        option: None, placeholder: "0|1", value: Value::Choices(Quiet::CHOICES),
         default: "0", reader: Reader::Recorder,
         help: "With 1, say nothing but errors",
         more: "",
@@ -217,7 +221,7 @@ table! {
                for addresses as on Windows and under WSL (without it as on Linux).",
     }
     VIRTUAL_LOG {
-        option: None, placeholder: "0|1|2", value: Value::Words(VirtualLog::WORDS),
+        option: None, placeholder: "0|1|2", value: Value::Choices(VirtualLog::CHOICES),
         default: "0", reader: Reader::VirtualGpu,
         help: "What the virtual GPU says of its calls",
         more: "",
@@ -241,7 +245,7 @@ table! {
         more: "",
     }
     LOG_LEVEL {
-        option: None, placeholder: "LEVEL", value: Value::Words(LogLevel::WORDS),
+        option: None, placeholder: "LEVEL", value: Value::Choices(LogLevel::CHOICES),
         default: "warning", reader: Reader::Package,
         help: "What the Python package logs",
         more: "",
@@ -288,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_row_can_be_told_from_the_others() {
+    fn each_row_differs_from_the_others() {
         for (i, one) in ALL.iter().enumerate() {
             for other in &ALL[..i] {
                 assert_ne!(one.variable, other.variable);
@@ -303,7 +307,7 @@ mod tests {
             let help = setting.help;
             assert!(help.len() <= 90 && !help.ends_with('.') && !help.contains('\n'), "{help}");
             assert!(setting.more.is_empty() || setting.more.ends_with('.'), "{}", setting.more);
-            if let Value::Words(words) = setting.value {
+            if let Value::Choices(words) = setting.value {
                 let is_one = words.iter().any(|word| word.name == setting.default);
                 assert!(is_one, "{}: {}", setting.variable, setting.default);
             }

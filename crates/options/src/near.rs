@@ -1,4 +1,4 @@
-//! A variable that nobody reads is a slip of the pen, and the user thinks that it counts.
+//! A variable that nobody reads is a typo, and the user thinks that it counts.
 
 use crate::{ALL, DEVELOPMENT};
 

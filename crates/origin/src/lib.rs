@@ -1,23 +1,23 @@
 //! Whose code a frame is: native, PyTorch's, the standard library's, an
 //! installed package's, or the user's.
 //!
-//! This is the one place that decides it; a line of code, an owner and a report all ask
-//! here. A frame has a name, a file and a number, and nothing in it says of what kind it is.
-//! So what is known for certain comes first: a snapshot of memtrace's names the libraries
-//! that its native frames lie in, and the folders of PyTorch and of the standard library,
-//! which follow from the libraries that the process had loaded. Without that, they follow
-//! from the other frames: a file and function that only PyTorch has say where its folder is.
-//! Only then does the shape of a path count.
+//! This is the one place that decides it. A line of code, an owner and a report all ask here.
+//! A frame has a name, a file and a number, and nothing in it says of what kind it is. So what
+//! is known for certain comes first. A snapshot of memtrace's lists the libraries that its
+//! native frames are in. It also lists the folders of PyTorch and of the standard library,
+//! which follow from the libraries that the process had loaded. Without that, they follow from
+//! the other frames: a file and function that only PyTorch has say where its folder is. Only
+//! then does the shape of a path count.
 //!
 //! - A frame is Python's unless it is a native one, whatever its file is
 //!   called: a script needs no `.py`.
 //! - A folder is known from its beginning, never by a part in the middle:
 //!   `/home/me/torch/optim` is the user's.
-//! - A folder counts only if Python runs from it: the path of a library is the real
-//!   one, that of a Python file need not be.
-//! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line, and
-//!   neither is what only starts a program: the script that pip makes for a command, the
-//!   text that `multiprocessing` gives a new process. Nor is memtrace's own Python,
+//! - A folder counts only if Python runs from it. The path of a library is the real
+//!   one; that of a Python file need not be.
+//! - What a compiler wrote (`torch.compile`, FX, `dataclasses`) is nobody's line. Neither
+//!   is what only starts a program, such as the script that pip makes for a command or
+//!   the text that `multiprocessing` gives a new process. Nor is memtrace's own Python,
 //!   which wraps functions that it watches.
 
 mod paths;
@@ -33,7 +33,7 @@ use paths::{Path, is_interpreter, is_library, is_native_source, is_windows};
 
 /// Whose a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Whose {
+pub enum Origin {
     /// Machine code of a library or a program.
     Native,
     /// No code at all: why a stack is empty or cut.
@@ -50,10 +50,10 @@ pub enum Whose {
     User,
 }
 
-impl Whose {
+impl Origin {
     /// Has the frame a line of Python?
     pub fn is_python(self) -> bool {
-        !matches!(self, Whose::Native | Whose::Gap)
+        !matches!(self, Origin::Native | Origin::Gap)
     }
 }
 
@@ -61,7 +61,7 @@ impl Whose {
 pub const NO_FILE: &str = "memtrace";
 
 /// Functions that only PyTorch has, by their file in its folder. They say
-/// where it lies when nothing else does.
+/// where it is when nothing else does.
 const ONLY_PYTORCH: [(&str, &[&str]); 9] = [
     ("nn/modules/module.py", &["_call_impl", "_wrapped_call_impl", "_apply"]),
     ("utils/_contextlib.py", &["decorate_context"]),
@@ -86,12 +86,12 @@ enum Outside {
     Sources,
 }
 
-/// Where a process has its Python: what tells its frames apart.
+/// Where a process has its Python, by which its frames are classified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// The libraries and programs that native frames lie in.
+    /// The libraries and programs that native frames are in.
     native: HashSet<String>,
-    /// What lies outside of `native`.
+    /// What is outside of `native`.
     outside: Outside,
     /// Files with a function that only Python's have, whatever they are called.
     scripts: HashSet<String>,
@@ -99,29 +99,29 @@ pub struct Places {
     pytorch: Vec<String>,
     /// Folders of the standard library.
     standard: Vec<String>,
-    /// Folders of packages that only PyTorch's place tells.
+    /// Folders of packages that are known only by PyTorch's place.
     packages: Vec<String>,
     /// An application that keeps no folders: all files begin with their package.
     packed: bool,
     /// The program is a text, such as that of `python -c`.
     typed: bool,
-    /// Scripts that do more than to call one function, though they lie where commands do.
+    /// Scripts that do more than to call one function, though they are where commands do.
     busy: HashSet<String>,
 }
 
 impl Places {
     /// Those of the process of a snapshot.
     pub fn of(snapshot: &Snapshot) -> Places {
-        Places::told(snapshot.memtrace.as_deref(), snapshot.tables())
+        Places::from_key(snapshot.memtrace.as_deref(), snapshot.tables())
     }
 
-    /// From a snapshot's `memtrace` key, its frames and its stacks, where these lie apart.
-    pub fn told(about: Option<&Memtrace>, tables: Tables<'_>) -> Places {
+    /// From a snapshot's `memtrace` key, its frames and its stacks, where these are apart.
+    pub fn from_key(about: Option<&Memtrace>, tables: Tables<'_>) -> Places {
         let libraries = about.and_then(|about| about.libraries.as_ref()).into_iter().flatten();
         let native = libraries.map(|(path, _)| path.clone()).collect();
-        let told = about.and_then(|about| about.python.as_ref());
+        let recorded = about.and_then(|about| about.python.as_ref());
         let [pytorch, standard] =
-            [told.and_then(|t| t.pytorch.as_ref()), told.and_then(|t| t.standard.as_ref())];
+            [recorded.and_then(|t| t.pytorch.as_ref()), recorded.and_then(|t| t.standard.as_ref())];
         let mut places = Places { native, ..Places::default() };
         // What has no Python at all has no script either.
         let is_empty = |folders: Option<&Vec<String>>| folders.is_some_and(Vec::is_empty);
@@ -134,7 +134,7 @@ impl Places {
                 sources |= !places.native.contains(&frame.filename);
             }
         }
-        if told.is_some() {
+        if recorded.is_some() {
             places.outside = if sources { Outside::Sources } else { Outside::Python };
         }
         let python: Vec<&Frame> = tables
@@ -142,14 +142,14 @@ impl Places {
             .iter()
             .filter(|f| f.filename != NO_FILE && !places.is_native(f))
             .collect();
-        let folders = |told: Option<&Vec<String>>| told.cloned().unwrap_or_default();
+        let folders = |recorded: Option<&Vec<String>>| recorded.cloned().unwrap_or_default();
         places.find_folders(tables.frames, &python, folders(pytorch), folders(standard));
         places.look_at_programs(tables);
         places
     }
 
-    /// PyTorch's folders and the standard library's, of those that are
-    /// told, and of what frames say.
+    /// PyTorch's folders and the standard library's, of those that the
+    /// snapshot lists, and of what frames say.
     fn find_folders(
         &mut self,
         all: &[Frame],
@@ -157,12 +157,12 @@ impl Places {
         pytorch: Vec<String>,
         standard: Vec<String>,
     ) {
-        // A folder that no Python frame lies in may be another name of the right one.
+        // A folder that no Python frame is in may be another name of the right one.
         let is_used = |folder: &String| python.iter().any(|f| paths::is_in(&f.filename, folder));
         let loaded = folders_of_libraries(all.iter().map(|f| &*f.filename)).0;
         let is_loaded = !pytorch.is_empty() || !loaded.is_empty();
         self.pytorch = pytorch.into_iter().filter(is_used).collect();
-        // Packages lie in the standard library's folder, too, and say nothing of it.
+        // Packages are in the standard library's folder, too, and say nothing of it.
         let is_used_itself = |folder: &String| {
             let mut own = python.iter().filter(|f| package(&f.filename).is_none());
             own.any(|f| paths::is_in(&f.filename, folder))
@@ -183,14 +183,14 @@ impl Places {
         }
     }
 
-    /// What whole stacks say: where the program lies, and whether it is a text.
+    /// What whole stacks say: where the program is, and whether it is a text.
     fn look_at_programs(&mut self, tables: Tables<'_>) {
         let beside = self.pytorch.iter().filter_map(|f| Path::new(f).parent_of_packages());
         let mut packages = unique(beside);
         if !packages.is_empty() {
             let is_module: Vec<bool> = tables.frames.iter().map(|f| f.name == "<module>").collect();
             let is_outer: Vec<bool> = tables.frames.iter().map(|f| self.is_outer(f)).collect();
-            // Only a machinery of Python's lies outside of the program's own module.
+            // Only a machinery of Python's is outside of the program's own module.
             let program = |stack: &Vec<FrameIx>| {
                 let mut frames = stack.iter().rev().map(|f| *f as usize);
                 let inner = frames.find(|f| is_outer.get(*f) != Some(&true))?;
@@ -207,12 +207,12 @@ impl Places {
         self.busy = self.busy_scripts(tables);
         let is_text: Vec<bool> = tables.frames.iter().map(starts::is_text).collect();
         if is_text.contains(&true) {
-            let whose: Vec<Whose> = tables.frames.iter().map(|f| self.whose(f)).collect();
+            let origins: Vec<Origin> = tables.frames.iter().map(|f| self.origin(f)).collect();
             self.typed = tables.stacks.iter().any(|stack| {
-                let known = || stack.iter().map(|f| *f as usize).filter(|f| *f < whose.len());
+                let known = || stack.iter().map(|f| *f as usize).filter(|f| *f < origins.len());
                 let frames = || known().map(|f| &tables.frames[f]).collect::<Vec<_>>();
-                let whose = || known().map(|f| whose[f]).collect::<Vec<_>>();
-                known().any(|f| is_text[f]) && starts::is_typed(&frames(), &whose(), &self.busy)
+                let origins = || known().map(|f| origins[f]).collect::<Vec<_>>();
+                known().any(|f| is_text[f]) && starts::is_typed(&frames(), &origins(), &self.busy)
             });
         }
     }
@@ -224,7 +224,7 @@ impl Places {
             return HashSet::new();
         }
         let is_python: Vec<bool> =
-            tables.frames.iter().map(|f| self.whose(f).is_python()).collect();
+            tables.frames.iter().map(|f| self.origin(f).is_python()).collect();
         let mut lines: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
         for stack in tables.stacks {
             let known =
@@ -246,8 +246,8 @@ impl Places {
 
     /// Does the frame run programs, whosever they are?
     fn is_outer(&self, frame: &Frame) -> bool {
-        let whose = self.whose(frame);
-        !whose.is_python() || whose == Whose::Standard
+        let origin = self.origin(frame);
+        !origin.is_python() || origin == Origin::Standard
     }
 
     /// Those of a process that has loaded these libraries.
@@ -282,47 +282,47 @@ impl Places {
     }
 
     /// Whose a frame is, taken by itself.
-    pub fn whose(&self, frame: &Frame) -> Whose {
+    pub fn origin(&self, frame: &Frame) -> Origin {
         if frame.filename == NO_FILE {
-            Whose::Gap
+            Origin::Gap
         } else if self.is_native(frame) {
-            Whose::Native
+            Origin::Native
         } else if is_generated(frame)
             || package(&frame.filename) == Some("memtrace")
             || (is_method_of_text(frame) && !self.typed)
         {
-            Whose::Generated
+            Origin::Generated
         } else {
             self.source(&frame.filename)
         }
     }
 
     /// Whose a Python source file is.
-    pub fn source(&self, file: &str) -> Whose {
+    pub fn source(&self, file: &str) -> Origin {
         let path = Path::new(file);
         let is_in = |folders: &[String]| folders.iter().any(|folder| paths::is_in(file, folder));
         let module = paths::frozen(file);
         let package = package(file);
         if is_in(&self.pytorch) || package == Some("torch") || module == Some("torch") {
-            return Whose::PyTorch;
+            return Origin::PyTorch;
         }
         if package.is_some() {
-            return Whose::Installed;
+            return Origin::Installed;
         }
         let looks = self.standard.is_empty() && path.is_standard();
         let is_module = module.is_some_and(paths::is_standard_module)
             || (self.packed && paths::is_standard_module(path.first()));
         if is_in(&self.standard) || looks || is_module {
-            return Whose::Standard;
+            return Origin::Standard;
         }
         let is_beside = self.packages.iter().any(|folder| path.is_package_in(folder));
-        if is_beside { Whose::Installed } else { Whose::User }
+        if is_beside { Origin::Installed } else { Origin::User }
     }
 
     /// Whose the frames of a stack are, innermost first. Here the ones
     /// count that only start a program.
-    pub fn stack(&self, frames: &[&Frame]) -> Vec<Whose> {
-        let mut all: Vec<Whose> = frames.iter().map(|f| self.whose(f)).collect();
+    pub fn stack(&self, frames: &[&Frame]) -> Vec<Origin> {
+        let mut all: Vec<Origin> = frames.iter().map(|f| self.origin(f)).collect();
         starts::mark(frames, &mut all, &self.busy);
         all
     }
@@ -354,7 +354,7 @@ impl Places {
 }
 
 /// PyTorch's folders, and those of the standard library, by the libraries
-/// that lie in them or beside them.
+/// that are in them or beside them.
 fn folders_of_libraries<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<String>, Vec<String>) {
     let (mut pytorch, mut standard) = (Vec::new(), Vec::new());
     for file in files {
@@ -365,7 +365,7 @@ fn folders_of_libraries<'a>(files: impl Iterator<Item = &'a str>) -> (Vec<String
     (unique(pytorch.into_iter()), unique(standard.into_iter()))
 }
 
-/// Where PyTorch lies, by a function that only it has.
+/// Where PyTorch is, by a function that only it has.
 fn folder_of_pytorch(frame: &Frame) -> Option<String> {
     let is_known = |part: &str| {
         let known = ONLY_PYTORCH.iter().find(|(file, _)| *file == part);

@@ -3,7 +3,7 @@
 //!
 //! Parts are compared whole, and from a place that is known: a folder of packages is one only where
 //! an interpreter would look for it. Paths may come from another machine, so none is looked up on
-//! this one; those of Windows have a drive or two backslashes in front, and both kinds of slash.
+//! this one. Those of Windows have a drive or two backslashes in front, and both kinds of slash.
 
 /// Files in which native code is.
 const LIBRARIES: [&str; 5] = ["so", "dll", "pyd", "dylib", "exe"];
@@ -18,7 +18,7 @@ const SOURCES: [&str; 20] = [
 const OF_MODELS: [&str; 3] = ["transformers_modules", "datasets_modules", "evaluate_modules"];
 
 /// Folders with what only starts a program, each in another: debuggers, and what packed
-/// applications bring. And what of memtrace's own stands between a program and the functions that
+/// applications bring. And what of memtrace's own is between a program and the functions that
 /// it calls, where it isn't installed.
 const STARTERS: [[&str; 2]; 9] = [
     ["memtrace", "recording.py"],
@@ -57,7 +57,7 @@ pub(super) fn is_windows(file: &str) -> bool {
     drive || file.starts_with("\\\\")
 }
 
-/// Is the file in this folder? Windows doesn't tell large letters from small ones.
+/// Is the file in this folder? Windows ignores the case of letters.
 pub(super) fn is_in(file: &str, folder: &str) -> bool {
     let (file, folder) = (Path::new(file), Path::new(folder));
     file.parts.len() > folder.parts.len()
@@ -165,7 +165,7 @@ impl<'a> Path<'a> {
         self.part(Some(1)) == "root" || self.parts.iter().any(|part| has_homes(part))
     }
 
-    /// The folder that this one lies in, if it may be one of packages: not
+    /// The folder that this one is in, if it may be one of packages: not
     /// the root, and nobody's home.
     pub(super) fn parent_of_packages(&self) -> Option<String> {
         let parent = self.parts.len().checked_sub(2).filter(|_| self.is_absolute())?;
@@ -175,12 +175,12 @@ impl<'a> Path<'a> {
         (!is_root && !is_home).then(|| self.up_to(parent))
     }
 
-    /// Does the file lie in this folder, and is it no command of one of its packages?
+    /// Is the file in this folder, and is it no command of one of its packages?
     pub(super) fn is_package_in(&self, folder: &str) -> bool {
         is_in(self.file, folder) && self.command_prefix().is_none_or(|prefix| prefix != folder)
     }
 
-    /// A folder that an interpreter looks for packages in, or one in which a packed one lies.
+    /// A folder that an interpreter looks for packages in, or one in which a packed one is.
     fn is_folder_of_packages(&self, i: usize) -> bool {
         let before = |n: usize| self.part(i.checked_sub(n));
         if i + 1 == self.parts.len() {
@@ -208,7 +208,7 @@ impl<'a> Path<'a> {
             || (!self.windows && matches!(extension(name), "egg" | "whl") && name.contains('-'))
     }
 
-    /// A module of the standard library, where one would lie.
+    /// A module of the standard library, where one would be.
     pub(super) fn is_standard(&self) -> bool {
         (1..self.parts.len()).any(|i| {
             let (folder, before) = (self.parts[i - 1], self.part(i.checked_sub(2)));
@@ -220,7 +220,7 @@ impl<'a> Path<'a> {
         })
     }
 
-    /// The folder of PyTorch that this library of its own lies in.
+    /// The folder of PyTorch that this library of its own is in.
     pub(super) fn pytorch_of_library(&self) -> Option<String> {
         let name = self.last().strip_prefix("lib").unwrap_or(self.last());
         let is_library = name.contains(".so") || name.contains(".dll") || name.contains(".dylib");
@@ -230,7 +230,7 @@ impl<'a> Path<'a> {
         (is_library && is_its && is_there).then(|| self.up_to(folder))
     }
 
-    /// The folder of the standard library that this library lies in, or
+    /// The folder of the standard library that this library is in, or
     /// that belongs to this interpreter.
     pub(super) fn standard_of_library(&self) -> Option<String> {
         let folder = self.parts.len().checked_sub(2)?;
@@ -302,7 +302,7 @@ impl<'a> Path<'a> {
         self.parts[i] == "bin" || self.parts[i].eq_ignore_ascii_case("scripts")
     }
 
-    /// Is this the script of a command whose packages lie elsewhere? Nobody but an installer makes
+    /// Is this the script of a command whose packages are elsewhere? Nobody but an installer makes
     /// one that is a program with an archive in it, or writes where all look for commands. In a
     /// home it is called as its package is.
     pub(super) fn is_command_of(&self, package: &str) -> bool {

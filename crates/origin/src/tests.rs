@@ -3,28 +3,28 @@ mod programs;
 use serde_json::{Value, json};
 
 use super::*;
-use Whose::{Gap, Generated, Installed, Native, PyTorch, Standard, User};
+use Origin::{Gap, Generated, Installed, Native, PyTorch, Standard, User};
 
 fn frame(filename: &str, name: &str, line: u64) -> Frame {
     Frame { name: name.to_owned(), filename: filename.to_owned(), line }
 }
 
 /// Of these frames, each of which is a stack of its own.
-fn told(about: &Value, frames: &[Frame]) -> Places {
+fn places_of(about: &Value, frames: &[Frame]) -> Places {
     let stacks: Vec<Vec<u32>> = (0..frames.len() as u32).map(|i| vec![i]).collect();
-    Places::told(Memtrace::read(about.clone()).as_deref(), Tables { frames, stacks: &stacks })
+    Places::from_key(Memtrace::read(about.clone()).as_deref(), Tables { frames, stacks: &stacks })
 }
 
 /// As in a file of PyTorch's own: nothing is known but the frames.
-fn alone(filename: &str, name: &str) -> Whose {
+fn alone(filename: &str, name: &str) -> Origin {
     let frame = frame(filename, name, 12);
-    told(&Value::Null, std::slice::from_ref(&frame)).whose(&frame)
+    places_of(&Value::Null, std::slice::from_ref(&frame)).origin(&frame)
 }
 
 #[track_caller]
-fn all(whose: Whose, files: &[&str]) {
+fn all(origin: Origin, files: &[&str]) {
     for file in files {
-        assert_eq!(alone(file, "f"), whose, "{file}");
+        assert_eq!(alone(file, "f"), origin, "{file}");
     }
 }
 
@@ -128,16 +128,16 @@ fn pytorch_is_where_its_functions_or_its_libraries_are() {
         let other = frame(&file("optim/adamw.py"), "step", 5);
         let users = frame("/home/me/proj/torch/optim/mine.py", "step", 5);
         let frames = [known, other, users];
-        let places = told(&Value::Null, &frames);
-        assert_eq!(frames.each_ref().map(|f| places.whose(f)), [PyTorch, PyTorch, User], "{root}");
+        let places = places_of(&Value::Null, &frames);
+        assert_eq!(frames.each_ref().map(|f| places.origin(f)), [PyTorch, PyTorch, User], "{root}");
     }
     // Its libraries say it better than a copy of one of its functions.
     let library = frame("/opt/torch/lib/libtorch_cpu.so", "at::empty()", 70000);
     let copy = frame("/home/me/torch/nn/modules/module.py", "_call_impl", 5);
     let its = frame("/opt/torch/optim/adam.py", "step", 5);
     let frames = [library, copy, its];
-    let places = told(&Value::Null, &frames);
-    assert_eq!(frames.each_ref().map(|f| places.whose(f)), [Native, User, PyTorch]);
+    let places = places_of(&Value::Null, &frames);
+    assert_eq!(frames.each_ref().map(|f| places.origin(f)), [Native, User, PyTorch]);
 }
 
 #[test]
@@ -163,9 +163,9 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
     ];
     let libraries = json!({"/opt/app/server": "", "/opt/app/engine.plugin": "ab"});
     let about = json!({"python": python, "libraries": libraries});
-    let places = told(&about, &frames);
+    let places = places_of(&about, &frames);
     assert_eq!(
-        frames.each_ref().map(|f| places.whose(f)),
+        frames.each_ref().map(|f| places.origin(f)),
         [PyTorch, Standard, User, Native, User, User, Native, Native, Gap]
     );
     // A folder is known by whole parts, on Windows in large letters or small.
@@ -177,19 +177,19 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
         frame("C:\\Deps\\torch\\optim\\adam.py", "step", 3),
         frame("c:\\deps\\TORCH\\optim\\adam.py", "step", 3),
     ];
-    let places = told(&about, &frames);
-    // Beside PyTorch lie other packages.
-    let whose = frames.each_ref().map(|f| places.whose(f));
-    assert_eq!(whose, [PyTorch, Installed, User, PyTorch, PyTorch]);
-    // What is no library of PyTorch's, or lies elsewhere, says nothing.
+    let places = places_of(&about, &frames);
+    // Beside PyTorch are other packages.
+    let origin = frames.each_ref().map(|f| places.origin(f));
+    assert_eq!(origin, [PyTorch, Installed, User, PyTorch, PyTorch]);
+    // What is no library of PyTorch's, or is elsewhere, says nothing.
     let others =
         ["/me/torch/lib/mine.so", "/me/build/lib/libtorch_cpu.so", "/me/torch/lib/torch.py"];
     assert_eq!(Places::of_libraries(others.into_iter()), Places::default());
     // Another name of the folder: how paths look must do.
     let about = json!({"python": {"standard": ["/elsewhere/lib/python3.11"]}});
-    let places = told(&about, &frames);
+    let places = places_of(&about, &frames);
     let looks = frame("/opt/py/lib/python3.11/threading.py", "run", 3);
-    assert_eq!(places.whose(&looks), Standard);
+    assert_eq!(places.origin(&looks), Standard);
     for (loaded, standard) in [
         ("/opt/py/bin/python3.12", "/opt/py/lib/python3.12"),
         ("/opt/py/lib/libpython3.12.so.1.0", "/opt/py/lib/python3.12"),
@@ -200,7 +200,7 @@ fn what_the_process_had_loaded_counts_before_how_a_path_looks() {
 }
 
 #[test]
-fn native_frames_are_known_without_being_told() {
+fn native_frames_are_known_without_a_list() {
     for (file, name) in [
         ("??", "??"),
         ("??", "main"),
@@ -221,9 +221,9 @@ fn native_frames_are_known_without_being_told() {
     }
     for line in [0, 70_000] {
         let server = frame("/opt/app/server", "main", line);
-        assert_eq!(Places::default().whose(&server), Native, "an offset is no line: {line}");
+        assert_eq!(Places::default().origin(&server), Native, "an offset is no line: {line}");
         let typed = frame("<stdin>", "main", line);
-        assert_eq!(Places::default().whose(&typed), User, "{line}");
+        assert_eq!(Places::default().origin(&typed), User, "{line}");
     }
 }
 
@@ -250,10 +250,10 @@ fn what_a_compiler_wrote_is_nobodys() {
     all(User, &["/home/me/ab/cabc.py", "/home/me/cd/cabcdefg.py", &other_folder, &no_hash]);
 }
 
-fn stack(frames: &[(&str, &str, u64)]) -> Vec<Whose> {
+fn stack(frames: &[(&str, &str, u64)]) -> Vec<Origin> {
     let frames: Vec<Frame> = frames.iter().map(|(f, n, l)| frame(f, n, *l)).collect();
     let stacks: [Vec<u32>; 1] = [(0..frames.len() as u32).collect()];
-    let places = Places::told(None, Tables { frames: &frames, stacks: &stacks });
+    let places = Places::from_key(None, Tables { frames: &frames, stacks: &stacks });
     places.stack(&frames.iter().collect::<Vec<_>>())
 }
 

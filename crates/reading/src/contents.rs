@@ -9,9 +9,9 @@ use ruzstd::decoding::StreamingDecoder;
 
 use crate::gzip::Members;
 use crate::open::{Opened, open};
-use crate::{Limit, Trouble, kind, too_large};
+use crate::{FileError, Limit, kind, too_large};
 
-/// How much of a file tells what it is.
+/// How much of a file is looked at to know what it is.
 const HEAD: u64 = 4096;
 
 /// How a file is packed.
@@ -66,11 +66,11 @@ impl Contents {
         parts.map_err(|error| kind(&self.bytes, &self.path).map_or(error, ReadError::NotASnapshot))
     }
 
-    /// The one snapshot that is in it, and whether its stacks stand in tables.
+    /// The one snapshot that is in it, and whether its stacks are in tables.
     ///
     /// # Errors
     /// It has none, or several.
-    pub fn one(&self) -> Result<(Snapshot, bool), Trouble> {
+    pub fn one(&self) -> Result<(Snapshot, bool), FileError> {
         let mut parts = self.snapshots().map_err(|e| self.trouble(&e))?;
         let unread = parts.iter().filter(|part| part.snapshot.is_err()).count();
         if let (Some(Part { snapshot: Ok(snapshot), has_tables, .. }), 0) =
@@ -86,12 +86,12 @@ impl Contents {
             "it holds {} snapshots{none}, and one is wanted: write each into a file of its own",
             parts.len() + 1
         );
-        Err(Trouble::new(&self.path, what))
+        Err(FileError::new(&self.path, what))
     }
 
     /// Why this file gives no answer.
-    pub fn trouble(&self, error: &ReadError) -> Trouble {
-        Trouble::new(&self.path, self.why(error))
+    pub fn trouble(&self, error: &ReadError) -> FileError {
+        FileError::new(&self.path, self.why(error))
     }
 
     /// What is wrong, and what to do.
@@ -107,14 +107,14 @@ impl Contents {
 ///
 /// # Errors
 /// The file can't be read, is damaged, or is larger than allowed.
-pub fn contents(path: &Path, limit: Limit) -> Result<Contents, Trouble> {
-    let trouble = |what: String| Trouble::new(path, what);
+pub fn contents(path: &Path, limit: Limit) -> Result<Contents, FileError> {
+    let trouble = |what: String| FileError::new(path, what);
     let unread = |e: io::Error| trouble(format!("cannot be read: {e}"));
     let (bytes, length) = if path.as_os_str() == "-" {
         (bounded(io::stdin().lock(), 0, limit.of(0)).map_err(unread)?, 0)
     } else {
         let Opened { bytes, length, on_disk } =
-            open(path, limit.several, limit.tell).map_err(trouble)?;
+            open(path, limit.several, limit.silent).map_err(trouble)?;
         (bounded(bytes, length, limit.of(on_disk)).map_err(unread)?, on_disk)
     };
     let memory = limit.of(length);

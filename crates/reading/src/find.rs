@@ -1,8 +1,8 @@
 //! Which files are meant, and in which order.
 //!
-//! A folder stands for the snapshots in it. Files that memtrace has named, whether a folder or a
-//! shell's pattern stands for them, come by rank and then by number, 2 before 10; if one has
-//! another name, all come in the order in which they were given.
+//! A folder stands for the snapshots in it. Files that memtrace has named come by rank and then by
+//! number, 2 before 10. That holds for a folder and for a shell's pattern. If one has another name,
+//! all come in the order in which they were given.
 
 use std::cmp::Ordering;
 use std::ffi::OsStr;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use memtrace_terminal::shell::quoted;
 
-use crate::Trouble;
+use crate::FileError;
 use crate::left_out::{LeftOut, left_out};
 
 /// What a snapshot's name ends in, before what a packer adds.
@@ -29,14 +29,14 @@ pub struct Found {
     /// What the user should know, a line each.
     pub notes: Vec<String>,
     /// Of several arguments, those that stand for nothing.
-    pub troubles: Vec<Trouble>,
+    pub troubles: Vec<FileError>,
 }
 
 /// Replaces folders by the snapshots in them, and puts all in order.
 ///
 /// # Errors
 /// The only argument is a folder that can't be read, or has no snapshot.
-pub fn find(arguments: &[PathBuf]) -> Result<Found, Trouble> {
+pub fn find(arguments: &[PathBuf]) -> Result<Found, FileError> {
     let mut found = Found { several: arguments.len() > 1, ..Found::default() };
     for path in arguments {
         // Alone it is standard input, also where a folder has that name.
@@ -57,8 +57,8 @@ pub fn find(arguments: &[PathBuf]) -> Result<Found, Trouble> {
     Ok(found)
 }
 
-fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
-    let unread = |e: std::io::Error| Trouble::new(path, format!("cannot be read: {e}"));
+fn folder(path: &Path, found: &mut Found) -> Result<(), FileError> {
+    let unread = |e: std::io::Error| FileError::new(path, format!("cannot be read: {e}"));
     let (mut files, mut left, mut boxes) = (Vec::new(), LeftOut::default(), 0);
     let mut folders = LeftOut::default();
     for entry in fs::read_dir(path).map_err(unread)? {
@@ -103,7 +103,7 @@ fn folder(path: &Path, found: &mut Found) -> Result<(), Trouble> {
     say.extend(left.line(!files.is_empty()));
     if files.is_empty() {
         say.extend(folders.line(false));
-        return Err(Trouble::new(path, say.join("; ")));
+        return Err(FileError::new(path, say.join("; ")));
     }
     found.notes.extend(say.iter().map(|note| format!("{folder}: {note}")));
     files.sort_by(|a, b| order(a, b));

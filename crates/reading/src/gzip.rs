@@ -1,5 +1,4 @@
-//! One gzip member after the other, and the zeros with which tapes and block
-//! devices fill up what is behind them.
+//! One gzip member after the other, and the zeros with which tapes and block devices pad the end.
 
 use std::io::{self, Read};
 

@@ -1,5 +1,5 @@
-//! Files of a folder that look as if they were meant, and can't be read as
-//! they are: the user hears of each kind.
+//! Files of a folder that look as if they were meant, and can't be read as they are:
+//! the user gets a line for each kind.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;

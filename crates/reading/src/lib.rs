@@ -1,12 +1,12 @@
 //! Files from a disk, as every command takes them.
 //!
 //! A user names files, several files or a folder, gzipped or not, and now and then something that
-//! is no snapshot. Here is worked out which files are meant and in which order ([`find`]), what is
-//! in them ([`snapshots`]), and what it is if it is something else ([`kind`]).
+//! is no snapshot. [`find`] works out which files are meant, and in which order. [`snapshots`]
+//! reads what is in them. [`kind`] says what a file is if it is something else.
 //!
-//! A file comes from anywhere. So what is read of it, what it unpacks to and what is built of that
-//! is bounded by a [`Limit`], and nothing but a file that was named is waited for, for some
-//! seconds: a pipe in a folder is passed by.
+//! A file comes from anywhere. So a [`Limit`] bounds what is read of it, what it unpacks
+//! to and what is built of that. Only a file that was named is waited for, for some
+//! seconds. A pipe in a folder is passed by.
 
 #![forbid(unsafe_code)]
 // Product names in prose are not code.
@@ -33,7 +33,7 @@ pub use kind::kind;
 pub struct Limit {
     bytes: Option<u64>,
     several: bool,
-    tell: fn(&Path),
+    silent: fn(&Path),
 }
 
 impl Default for Limit {
@@ -51,7 +51,7 @@ impl Limit {
     /// So many bytes; `None`: [`Limit::USUAL`], or sixteen times what the
     /// file has on the disk if that is more.
     pub fn new(bytes: Option<u64>) -> Limit {
-        Limit { bytes, several: false, tell: |_| {} }
+        Limit { bytes, several: false, silent: |_| {} }
     }
 
     /// The file is one of several: a pipe to which nobody writes is passed by sooner.
@@ -63,8 +63,8 @@ impl Limit {
     /// What to do once if the file is a pipe that somebody has open and
     /// writes nothing to: it is waited for.
     #[must_use]
-    pub fn telling(self, tell: fn(&Path)) -> Limit {
-        Limit { tell, ..self }
+    pub fn on_silent_pipe(self, silent: fn(&Path)) -> Limit {
+        Limit { silent, ..self }
     }
 
     /// For a file of this length.
@@ -75,26 +75,26 @@ impl Limit {
 
 /// Why a file gives no answer, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct FileError {
     /// The file or folder.
     pub path: PathBuf,
     /// What is wrong, and what to do.
     pub what: String,
 }
 
-impl Trouble {
-    fn new(path: &Path, what: impl Into<String>) -> Trouble {
-        Trouble { path: path.to_owned(), what: what.into() }
+impl FileError {
+    fn new(path: &Path, what: impl Into<String>) -> FileError {
+        FileError { path: path.to_owned(), what: what.into() }
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path.display(), self.what)
     }
 }
 
-impl std::error::Error for Trouble {}
+impl std::error::Error for FileError {}
 
 /// A snapshot, and which of those in its file it is.
 #[derive(Debug)]
@@ -102,17 +102,17 @@ pub struct Named {
     /// The file's name, with the snapshot's number and key if there are several.
     pub name: String,
     /// What it says, or why it says nothing.
-    pub snapshot: Result<Snapshot, Trouble>,
+    pub snapshot: Result<Snapshot, FileError>,
 }
 
 /// Of so many things in a file that are no snapshots each is named.
 const UNREAD: usize = 10;
 
-/// All snapshots of a file, at least one, and what stands among them.
+/// All snapshots of a file, at least one, and what is among them.
 ///
 /// # Errors
 /// The file can't be read, or is something else.
-pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
+pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, FileError> {
     let contents = contents(path, limit)?;
     let parts = contents.snapshots().map_err(|e| contents.trouble(&e))?;
     let (count, file) = (parts.len(), path.display());
@@ -122,8 +122,9 @@ pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
         let which = format!("snapshot {} of {count}{key}", i + 1);
         let is_alone = count == 1 && key.is_empty();
         let name = if is_alone { file.to_string() } else { format!("{file}: {which}") };
-        let snapshot =
-            part.snapshot.map_err(|e| Trouble::new(path, format!("{which}: {}", contents.why(&e))));
+        let snapshot = part
+            .snapshot
+            .map_err(|e| FileError::new(path, format!("{which}: {}", contents.why(&e))));
         unread += usize::from(snapshot.is_err());
         if snapshot.is_ok() || unread <= UNREAD {
             named.push(Named { name, snapshot });
@@ -131,7 +132,7 @@ pub fn snapshots(path: &Path, limit: Limit) -> Result<Vec<Named>, Trouble> {
     }
     if unread > UNREAD {
         let more = format!("and {} more in it that are no snapshots", unread - UNREAD);
-        named.push(Named { name: file.to_string(), snapshot: Err(Trouble::new(path, more)) });
+        named.push(Named { name: file.to_string(), snapshot: Err(FileError::new(path, more)) });
     }
     Ok(named)
 }

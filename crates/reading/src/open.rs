@@ -1,6 +1,5 @@
-//! A file is opened so that nobody waits for ever: a pipe with a name (a FIFO) may
-//! have nobody who writes to it. Where somebody has it open and writes nothing,
-//! the user is told what is waited for.
+//! A file is opened so that nobody waits for ever: a pipe with a name (a FIFO) may have nobody who
+//! writes to it. Where somebody has it open and writes nothing, the user learns what is waited for.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Cursor, Read, Seek};

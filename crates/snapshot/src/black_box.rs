@@ -1,7 +1,7 @@
 //! The snapshot that a black box holds, as its process would have written it.
 //!
 //! Nothing here knows whether the process lives: the caller has read the file and says
-//! why. What the process said of itself when it began stands in the file; what it would
+//! why. What the process said of itself when it began is in the file; what it would
 //! have counted since then is worked out.
 
 use std::io;
@@ -13,7 +13,7 @@ use memtrace_format::key::{Counters, Memtrace, OrNull, Part, StackTables};
 use memtrace_format::stacks::{DepotShape, HEAD_NEXT, HEAD_REFUSED, Words};
 use memtrace_symbols::{Namer, Splice};
 
-use crate::doors::{cost, doors};
+use crate::usage::{cost, entry_point_calls};
 use crate::write::{Counts, Encoding, Moment, write};
 
 /// Writes state, history, stacks and names. `alive`: somebody is writing the file. `reason` and
@@ -37,7 +37,7 @@ pub fn of_black_box<B: Bytes>(
     let [depot, codes, libraries] = [Region::Depot, Region::Code, Region::Modules];
     let (depot, codes, libraries) = (file.part(depot)?, file.part(codes)?, file.part(libraries)?);
     let refused = [&depot, &codes, &libraries].map(|r| r.word(HEAD_REFUSED)).iter().sum::<u64>();
-    let used = file.doors()?;
+    let used = file.entry_points()?;
     let capacity = DepotShape::of(depot.count()).map_or(0, |shape| shape.capacity as u64);
     let nodes = (depot.word(HEAD_NEXT).min(capacity), capacity);
     let words = [codes.word(HEAD_NEXT), libraries.word(HEAD_NEXT)];
@@ -72,7 +72,7 @@ pub fn of_black_box<B: Bytes>(
             python: Some(namer.places_and_links().to_key()),
             pytorch: release,
             allocator_conf: read.map(|read| read.all),
-            doors: Some(doors(&used, &api, namer)),
+            doors: Some(entry_point_calls(&used, &api, namer)),
             // Only the process itself sees how its libraries are bound.
             bound_elsewhere: Some(OrNull(None)),
             switched_off: (file.header(at::LIFE) == Life::SwitchedOff as u64).then_some(true),

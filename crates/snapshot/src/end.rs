@@ -2,9 +2,9 @@
 //! to end, and when the process did.
 //!
 //! A snapshot of the end shows the first, because after it Python frees what the program held until
-//! then ([`memtrace_state::recording::ending`] finds it). What was left at the second stands beside
+//! then ([`memtrace_state::recording::ending`] finds it). What was left at the second is beside
 //! it, under `end` of the `memtrace` key. What a device says of itself at the very end still goes
-//! into the accounts, as long as nothing was given back to it in between.
+//! into the accounts, unless something was given back to it in between.
 
 use std::io;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub(crate) fn measured(after: &[Event], note: &mut dyn FnMut(&Event)) {
 }
 
 /// Both ends, by device; `state` is that of the first, before `ticket`.
-pub(crate) fn tell(mut state: State, ticket: u64, after: &[Event], api: ApiName<'_>) -> Ends {
+pub(crate) fn ends(mut state: State, ticket: u64, after: &[Event], api: ApiName<'_>) -> Ends {
     let time_us = |event: Option<&Event>| event.map(|event| event.time_ns / 1000);
     let python = end_state(&state, ticket, time_us(after.first()));
     for event in after {
@@ -68,9 +68,9 @@ fn end_state(state: &State, events: u64, time_us: Option<u64>) -> EndState {
             blocks.fold((0_u64, 0_u64), |(bytes, n), b| (bytes.saturating_add(b.requested), n + 1)),
         )
     };
-    let one = |book: &LedgerDevice| {
-        let (allocated, blocks) = handed_out(book.device).unwrap_or_default();
-        let LedgerDevice { device, held, framework: reserved, .. } = *book;
+    let one = |row: &LedgerDevice| {
+        let (allocated, blocks) = handed_out(row.device).unwrap_or_default();
+        let LedgerDevice { device, held, framework: reserved, .. } = *row;
         EndDevice { device, allocated, blocks, reserved, held, kept: Kept::NOTHING }
     };
     let devices = state.ledger_key().devices.iter().map(one).collect();

@@ -1,11 +1,11 @@
-//! Sub-totals by label: who, in the program's own words, holds the memory of PyTorch's allocator,
-//! now and at the peak; and who holds what is taken past it, from the driver.
+//! Sub-totals by label: which of the program's own labels hold the memory of PyTorch's allocator,
+//! now and at the peak. And which hold memory that was taken past it, from the driver.
 //!
-//! The peak is known only afterwards. So beside what is held now it is kept how much of that
-//! has changed since the highest total so far, which is forgotten at each new one; the
+//! The peak is known only afterwards. So two numbers are kept: what is held now, and how much of
+//! that has changed since the highest total so far. The second starts again at each new peak. The
 //! difference is what was held at the peak.
 //!
-//! And the points that the program marked, each with what was allocated then.
+//! The points that the program marked are here, too, each with what was allocated then.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use memtrace_format::event::{
 use memtrace_format::key::{self, DeviceLabels, Kept, Labelled, Memtrace, OutsideLabels};
 use memtrace_format::stacks::Words;
 use memtrace_state::State;
-use memtrace_state::ledger::{Move, Sort};
+use memtrace_state::ledger::{MemoryKind, Move};
 use serde_json::{Value, json};
 
 use crate::owner::Names;
@@ -24,7 +24,7 @@ use crate::owner::Names;
 /// Bytes and blocks.
 type Sum = (i64, i64);
 
-/// What is held of one sort of memory.
+/// What is held of one kind of memory.
 #[derive(Default)]
 struct Held {
     now: HashMap<LabelId, Sum>,
@@ -46,7 +46,7 @@ impl Held {
         }
     }
 
-    fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> OutsideLabels {
+    fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> OutsideLabels {
         let before = |(label, sum): (&LabelId, &Sum)| {
             let (bytes, count) = self.since_peak.get(label).copied().unwrap_or_default();
             (*label, (sum.0 - bytes, sum.1 - count))
@@ -62,7 +62,7 @@ impl Held {
 }
 
 #[derive(Default)]
-struct Device {
+struct DeviceSums {
     /// Blocks of PyTorch's allocator.
     blocks: Held,
     /// What no framework's allocator holds.
@@ -75,9 +75,9 @@ struct Mark {
     allocated: Vec<u64>,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Labels {
-    devices: Vec<Device>,
+    devices: Vec<DeviceSums>,
     /// Blocks that have not been given back: device, label, bytes.
     blocks: HashMap<u64, (usize, LabelId, u64)>,
     marks: Vec<Mark>,
@@ -131,7 +131,7 @@ impl Labels {
     }
 
     fn outside(&mut self, moves: &[Move]) {
-        for one in moves.iter().filter(|m| m.sort.is_held() && m.sort != Sort::Framework) {
+        for one in moves.iter().filter(|m| m.kind.is_held() && m.kind != MemoryKind::Framework) {
             if let Some(device) = one.device.and_then(|d| usize::try_from(d).ok()) {
                 self.labelled |= one.label != NO_LABEL;
                 let sign = if one.came { 1 } else { -1 };
@@ -140,9 +140,9 @@ impl Labels {
         }
     }
 
-    fn device(&mut self, ordinal: usize) -> &mut Device {
+    fn device(&mut self, ordinal: usize) -> &mut DeviceSums {
         if self.devices.len() <= ordinal {
-            self.devices.resize_with(ordinal + 1, Device::default);
+            self.devices.resize_with(ordinal + 1, DeviceSums::default);
         }
         &mut self.devices[ordinal]
     }
@@ -154,11 +154,11 @@ impl Labels {
     }
 
     /// Adds `labels` and `marks` to a snapshot's `memtrace` key, where there are any.
-    pub fn tell<W: Words>(&self, about: &mut Memtrace, namer: &mut Names<'_, W>) {
+    pub fn fill<W: Words>(&self, about: &mut Memtrace, namer: &mut Names<'_, W>) {
         if self.labelled {
             let devices = self.devices.iter().zip(0..).map(|(device, ordinal)| {
-                let OutsideLabels { peak, at_peak, now, .. } = device.blocks.tell(namer);
-                let (outside, kept) = (device.outside.tell(namer), Kept::NOTHING);
+                let OutsideLabels { peak, at_peak, now, .. } = device.blocks.describe(namer);
+                let (outside, kept) = (device.outside.describe(namer), Kept::NOTHING);
                 DeviceLabels { peak, at_peak, now, device: ordinal, outside, kept }
             });
             let devices = devices.collect();
@@ -166,7 +166,7 @@ impl Labels {
             about.labels = Some(key::Labels { devices, refused, kept: Kept::NOTHING });
         }
         if !self.marks.is_empty() {
-            about.marks = Some(self.marks.iter().map(|mark| mark.tell(namer)).collect());
+            about.marks = Some(self.marks.iter().map(|mark| mark.describe(namer)).collect());
         }
     }
 
@@ -210,7 +210,7 @@ impl Mark {
         namer.label(MarkEvent::of(&self.event).label as LabelId).unwrap_or_else(|| Rc::from(""))
     }
 
-    fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> key::Mark {
+    fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> key::Mark {
         let mark = MarkEvent::of(&self.event);
         let sort = match mark.point() {
             Some(Point::Step) => "step",

@@ -9,12 +9,12 @@
 
 mod accounts;
 mod black_box;
-mod doors;
 mod end;
 mod labels;
 mod owner;
+mod usage;
 mod write;
 
 pub use black_box::of_black_box;
-pub use doors::{cost, doors};
+pub use usage::{cost, entry_point_calls};
 pub use write::{Counts, Encoding, Moment, write};

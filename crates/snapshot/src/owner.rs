@@ -1,17 +1,17 @@
 //! Whose memory it is: the library that asked for it.
 //!
-//! The owner of an allocation is the first library on its native stack, seen from the call, that is
-//! not the CUDA runtime or driver, memtrace itself, or plumbing that calls functions for others
-//! (libffi, the loader). It follows from the recorded stack alone, so the process, `recover` and
-//! `snapshot PID` give the same. Recorders keep the caller's return address in every stack of the
-//! device and the host layer, also where the user wants no native frames.
+//! The owner of an allocation is the first library on its native stack, seen from the call. The
+//! CUDA runtime and driver, memtrace itself, and libraries that call functions for others (libffi,
+//! the loader) are passed over. It follows from the recorded stack alone, so the process, `recover`
+//! and `snapshot PID` give the same. Recorders keep the caller's return address in every stack of
+//! the device and the host layer, also where the user wants no native frames.
 //!
-//! - Python's ctypes and cffi are plumbing, too, and so are NVIDIA's own bindings,
-//!   the package `cuda`: whoever called through them is the package (or the
-//!   script) of the innermost Python frame.
+//! - Python's ctypes and cffi call for others, too, and so do NVIDIA's own
+//!   bindings, the package `cuda`. Whoever called through them is the package (or
+//!   the script) of the innermost Python frame.
 //! - On a virtual GPU all of NVIDIA's libraries are one, under the driver's name. There the
 //!   function says whose call it is: the real driver has none that begins with `nccl` or `cublas`.
-//! - A library that only plumbing is known of is named as it is: an honest
+//! - If only such libraries are known, the library itself is named:
 //!   "libcudart" rather than a guess.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
 use memtrace_format::stacks::{RawFrame, StackId, Words};
-use memtrace_origin::{Whose, file_name, package};
+use memtrace_origin::{Origin, file_name, package};
 use memtrace_symbols::Namer;
 
 /// What a file's name (without `lib`) or a Python package's begins with, and what everybody
@@ -132,7 +132,7 @@ fn of_library(path: &str) -> String {
     if let Some(name) = known(file) {
         return name.to_owned();
     }
-    // Kernels' launchers lie in Triton's cache, modules written with Cython in their package.
+    // Kernels' launchers are in Triton's cache, modules written with Cython in their package.
     let package = (path.contains("/triton/") || path.contains("/.triton/")).then_some("Triton");
     // A module's own name says little if it is a private one.
     let installed = self::package(path);
@@ -143,9 +143,9 @@ fn of_library(path: &str) -> String {
 }
 
 /// Whose a Python source file is.
-fn of_source(path: &str, whose: Whose) -> String {
+fn of_source(path: &str, origin: Origin) -> String {
     match package(path) {
-        _ if whose == Whose::PyTorch => PYTORCH.to_owned(),
+        _ if origin == Origin::PyTorch => PYTORCH.to_owned(),
         Some(package) => known(package).unwrap_or(package).to_owned(),
         None => file_name(path).to_owned(),
     }
@@ -211,8 +211,8 @@ impl<W: Words> Names<'_, W> {
             passed.get_or_insert(file);
         }
         if foreign && let Some(source) = self.innermost_source(&recorded) {
-            let whose = self.places().source(&source);
-            return Some(of_source(&source, whose));
+            let origin = self.places().source(&source);
+            return Some(of_source(&source, origin));
         }
         passed
     }
@@ -221,7 +221,7 @@ impl<W: Words> Names<'_, W> {
     fn innermost_source(&self, recorded: &[RawFrame]) -> Option<String> {
         let places = self.places();
         let is_ctypes =
-            |file: &str| places.source(file) == Whose::Standard && file.contains("/ctypes/");
+            |file: &str| places.source(file) == Origin::Standard && file.contains("/ctypes/");
         let mut files = recorded.iter().filter_map(|frame| match frame {
             RawFrame::Python { code, .. } => self.source_file(*code),
             _ => None,

@@ -2,11 +2,11 @@
 //!
 //! What is slow comes first: the names of functions are read from the libraries before the live
 //! table is copied. Then the ring is read from that table's ticket on, a batch at a time, and each
-//! event's entries go straight into the file; the state at the end, which the reader of the file
+//! event's entries go straight into the file. The state at the end, which the reader of the file
 //! sees first, is written last ([`memtrace_format::stream`]).
 //!
 //! A program that makes events faster than they are written here would overwrite what has not been
-//! read. When it gains on the reader, the rest is first copied as it is into a scratch file, which
+//! read. When it gains on the reader, the rest is first copied as it is into a scratch file. That
 //! is several times faster than any program makes events. A reader that is overtaken all the same,
 //! because it did not get a processor for that long, begins again and copies at once. So the state
 //! is exact whatever happens, and what the history lacks at its beginning is counted.
@@ -72,7 +72,7 @@ pub struct Counts {
 
 impl Counts {
     /// For a snapshot's `memtrace` key, beside what is in it already.
-    pub fn tell(&self, counters: &mut Counters) {
+    pub fn fill(&self, counters: &mut Counters) {
         counters.events = self.events;
         counters.events_kept = self.kept;
         counters.events_retired = self.first;
@@ -87,12 +87,12 @@ impl Counts {
 pub enum Moment {
     /// The state before this ticket, or the present one if that is lower.
     Ticket(u64),
-    /// Of a process that ends or has ended: the state in which Python began to end, if it did and
-    /// that is still in the history; the last one if not.
+    /// Of a process that ends or has ended. It is the state in which Python began to end, if that
+    /// is still in the history. Else it is the last one.
     End,
 }
 
-/// Writes the state of a moment, and the history until then, into a new file. Scratch files lie
+/// Writes the state of a moment, and the history until then, into a new file. Scratch files are
 /// beside it, without a name. `rest` puts the `memtrace` key into the snapshot: what was worked out
 /// here, and what only the caller knows.
 ///
@@ -122,7 +122,7 @@ pub fn write<W: Words>(
         let (mut state, first) = recording.live()?;
         let oldest = *oldest.get_or_insert(first);
         // Whoever asks for the present gets that of the last beginning, and with it a ring full of
-        // history; but what is asked for must not go on for ever.
+        // history. But this must not go on for ever.
         if tries < NEW_PRESENTS {
             present = recording.written()?;
         }
@@ -143,8 +143,8 @@ pub fn write<W: Words>(
         let source = if tries == 0 {
             let may_lag = Some((recording.written()?.saturating_sub(first), file));
             Source::Ring { recording: &mut *recording, next: first, end: events, may_lag }
-        } else if let Some(aside) = copy_aside(recording, first..events, file)? {
-            Source::Aside(aside)
+        } else if let Some(scratch) = copy_to_scratch(recording, first..events, file)? {
+            Source::Scratch(scratch)
         } else {
             continue;
         };
@@ -161,11 +161,11 @@ pub fn write<W: Words>(
             end::measured(&after, &mut |event| accounts.note(event, &[], namer));
             let mut snapshot = assemble(&state, &mut |id| namer.stack(id));
             let mut about = *snapshot.memtrace.take().unwrap_or_default();
-            counts.tell(about.counters.get_or_insert_default());
-            accounts.tell(&mut about, api, namer);
-            labels.tell(&mut about, namer);
+            counts.fill(about.counters.get_or_insert_default());
+            accounts.fill(&mut about, api, namer);
+            labels.fill(&mut about, namer);
             snapshot.external_annotations = labels.annotations(namer);
-            about.ends = ending.map(|ticket| end::tell(state, ticket, &after, api));
+            about.ends = ending.map(|ticket| end::ends(state, ticket, &after, api));
             rest(&mut snapshot, about, namer);
             stream.finish(&snapshot, namer.tables())?;
             return Ok(counts);
@@ -186,11 +186,11 @@ enum Source<'a> {
         may_lag: Option<(u64, &'a NewFile)>,
     },
     /// A copy of it.
-    Aside(Aside),
+    Scratch(ScratchEvents),
 }
 
 /// Events in a scratch file.
-struct Aside {
+struct ScratchEvents {
     file: BufReader<File>,
     /// How many are still to be read.
     left: u64,
@@ -218,8 +218,8 @@ impl Source<'_> {
         if recording.written()?.saturating_sub(*next) <= lag.saturating_add(*lag / 32 + BATCH) {
             return Ok(true);
         }
-        let aside = copy_aside(&mut **recording, *next..*end, file)?;
-        Ok(aside.map(|aside| *self = Source::Aside(aside)).is_some())
+        let scratch = copy_to_scratch(&mut **recording, *next..*end, file)?;
+        Ok(scratch.map(|scratch| *self = Source::Scratch(scratch)).is_some())
     }
 
     fn next(&mut self, events: &mut Vec<Event>) -> io::Result<Next> {
@@ -231,8 +231,8 @@ impl Source<'_> {
                 *next = to;
                 Ok(unpublished.map_or(Next::Overtaken, Next::Batch))
             }
-            Source::Aside(Aside { left: 0, unpublished: 0, .. }) => Ok(Next::End),
-            Source::Aside(Aside { file, left, unpublished }) => {
+            Source::Scratch(ScratchEvents { left: 0, unpublished: 0, .. }) => Ok(Next::End),
+            Source::Scratch(ScratchEvents { file, left, unpublished }) => {
                 let batch = BATCH.min(*left);
                 for _ in 0..batch {
                     let mut bytes = [0; EVENT_BYTES];
@@ -251,11 +251,11 @@ impl Source<'_> {
 }
 
 /// Copies the events with these tickets; `None` if one of them has been overwritten.
-fn copy_aside(
+fn copy_to_scratch(
     recording: &mut dyn Recording,
     tickets: Range<u64>,
     beside: &NewFile,
-) -> io::Result<Option<Aside>> {
+) -> io::Result<Option<ScratchEvents>> {
     let Range { start: next, end } = tickets;
     let mut ring = Source::Ring { recording, next, end, may_lag: None };
     let mut file = memtrace_files::scratch(beside.folder())?;
@@ -274,7 +274,7 @@ fn copy_aside(
         file.write_all(&bytes)?;
     }
     file.rewind()?;
-    Ok(Some(Aside { file: BufReader::with_capacity(1 << 18, file), left, unpublished }))
+    Ok(Some(ScratchEvents { file: BufReader::with_capacity(1 << 18, file), left, unpublished }))
 }
 
 /// Plays the events and writes their entries. `false`: some were overwritten.
@@ -362,7 +362,7 @@ mod tests {
 
     /// A ring of `capacity` slots whose program writes `pace` events for each
     /// batch that is read, until it rests.
-    struct Tape {
+    struct FakeRing {
         events: Vec<Event>,
         capacity: u64,
         head: u64,
@@ -374,9 +374,9 @@ mod tests {
         meanwhile: u64,
     }
 
-    impl Tape {
-        fn of(events: &[Event], capacity: u64, head: u64, pace: u64) -> Tape {
-            Tape {
+    impl FakeRing {
+        fn of(events: &[Event], capacity: u64, head: u64, pace: u64) -> FakeRing {
+            FakeRing {
                 events: events.to_vec(),
                 capacity,
                 head,
@@ -391,7 +391,7 @@ mod tests {
         }
     }
 
-    impl Recording for Tape {
+    impl Recording for FakeRing {
         fn written(&mut self) -> io::Result<u64> {
             self.head = (self.head + self.meanwhile).min(self.events.len() as u64);
             Ok(self.head)
@@ -458,13 +458,13 @@ mod tests {
         whole
     }
 
-    fn written(tape: &mut Tape, moment: Moment) -> (Counts, Snapshot) {
+    fn written(ring: &mut FakeRing, moment: Moment) -> (Counts, Snapshot) {
         let folder = tempfile::tempdir().expect("a folder");
         let new = NewFile::within(folder.path(), Readers::Owner).expect("made");
         let nothing: &[u64] = &[];
         let mut namer = Namer::new(nothing, nothing, nothing, Splice::PyTorch);
         let target = (&new, Encoding::Pickle);
-        let counts = write(tape, moment, &mut namer, &|_| "", target, &mut |snapshot, about, _| {
+        let counts = write(ring, moment, &mut namer, &|_| "", target, &mut |snapshot, about, _| {
             snapshot.memtrace = Some(Box::new(about));
         });
         let files = folder.path().read_dir().expect("readable").count();
@@ -488,8 +488,8 @@ mod tests {
     #[test]
     fn a_program_that_waits_loses_nothing() {
         let events = program(10_000);
-        let mut tape = Tape::of(&events, 8192, 10_000, 0);
-        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
+        let mut ring = FakeRing::of(&events, 8192, 10_000, 0);
+        let (counts, found) = written(&mut ring, Moment::Ticket(u64::MAX));
         let first = 10_000 - 8192;
         let expect = Counts {
             events: 10_000,
@@ -510,18 +510,18 @@ mod tests {
     #[test]
     fn a_program_as_fast_as_the_reader_loses_nothing() {
         let events = program(60_000);
-        let mut tape = Tape::of(&events, 8192, 7000, BATCH);
-        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
+        let mut ring = FakeRing::of(&events, 8192, 7000, BATCH);
+        let (counts, found) = written(&mut ring, Moment::Ticket(u64::MAX));
         assert_eq!((counts.events, counts.first, counts.overwritten), (7000, 0, 0));
-        assert!(tape.head > 13_000, "it went on meanwhile");
+        assert!(ring.head > 13_000, "it went on meanwhile");
         same(&found, &expected(&events, 0, 7000));
     }
 
     #[test]
     fn what_the_second_beginning_finds_is_kept() {
         let events = program(20_000);
-        let mut tape = Tape { rest_after: 1, ..Tape::of(&events, 8192, 8192, 2000) };
-        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
+        let mut ring = FakeRing { rest_after: 1, ..FakeRing::of(&events, 8192, 8192, 2000) };
+        let (counts, found) = written(&mut ring, Moment::Ticket(u64::MAX));
         assert_eq!((counts.events, counts.first, counts.overwritten), (10_192, 2000, 2000));
         assert_eq!((counts.kept, counts.late), (8192, 0));
         same(&found, &expected(&events, 2000, 10_192));
@@ -530,8 +530,9 @@ mod tests {
     #[test]
     fn a_program_twice_as_fast_as_the_reader_loses_nothing() {
         let events = program(60_000);
-        let mut tape = Tape { meanwhile: 2 * BATCH, ..Tape::of(&events, 1 << 14, 10_000, 128) };
-        let (counts, found) = written(&mut tape, Moment::Ticket(u64::MAX));
+        let mut ring =
+            FakeRing { meanwhile: 2 * BATCH, ..FakeRing::of(&events, 1 << 14, 10_000, 128) };
+        let (counts, found) = written(&mut ring, Moment::Ticket(u64::MAX));
         assert_eq!((counts.first, counts.overwritten, counts.late), (0, 0, 0));
         assert_eq!(counts.events, 10_000 + 2 * BATCH);
         same(&found, &expected(&events, 0, counts.events));
@@ -540,8 +541,8 @@ mod tests {
     #[test]
     fn a_state_that_has_passed_is_said_to_be_later() {
         let events = program(10_000);
-        let mut tape = Tape::of(&events, 1024, 10_000, 0);
-        let (counts, found) = written(&mut tape, Moment::Ticket(5000));
+        let mut ring = FakeRing::of(&events, 1024, 10_000, 0);
+        let (counts, found) = written(&mut ring, Moment::Ticket(5000));
         let retired = 10_000 - 1024;
         assert_eq!((counts.events, counts.first, counts.kept), (retired, retired, 0));
         assert_eq!(counts.late, retired - 5000);
@@ -563,10 +564,10 @@ mod tests {
         ) {
             let events = program(200_000);
             let capacity = 1 << capacity;
-            let mut tape = Tape { rest_after, ..Tape::of(&events, capacity, head, pace) };
-            let oldest = tape.retired();
+            let mut ring = FakeRing { rest_after, ..FakeRing::of(&events, capacity, head, pace) };
+            let oldest = ring.retired();
             let to = head.saturating_sub(before);
-            let (counts, found) = written(&mut tape, Moment::Ticket(to));
+            let (counts, found) = written(&mut ring, Moment::Ticket(to));
             prop_assert_eq!(counts.events, to + counts.late);
             prop_assert_eq!(counts.first, oldest + counts.overwritten);
             prop_assert_eq!(counts.events, counts.first + counts.kept + counts.unpublished);

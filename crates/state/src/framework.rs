@@ -1,8 +1,8 @@
-//! The framework's books: what an event means for the blocks and segments of PyTorch's allocator.
+//! The framework's ledger: what an event means for the blocks and segments of PyTorch's allocator.
 //!
-//! There is one set of rules ([`apply`]) for everybody: the live table of a recording process, a
-//! dump of it, and the reader of a dead process's file. Each keeps what is alive in its own way
-//! ([`Waits`]), so they can't disagree. The rules of the driver's layer are [`crate::ledger`]'s.
+//! There is one set of rules ([`apply`]) for the live table of a recording process, for a dump of
+//! it, and for the reader of a dead process's file. Each stores what is alive in its own way
+//! ([`Waits`]), but they can't disagree. The rules of the driver's layer are [`crate::ledger`]'s.
 //!
 //! The rules (PyTorch 2.x's native allocator, checked entry for entry against its own recorder):
 //!
@@ -21,7 +21,7 @@ use memtrace_format::event::{
     Event, FLAG_FAILED, FLAG_PENDING, Kind, Layer, ReadyEvent, WaitEvent,
 };
 
-use crate::ledger::Books;
+use crate::ledger::LiveEntries;
 
 /// Granularity of the driver's mappings, bytes: pages of an expandable
 /// segment are kept in this unit.
@@ -33,11 +33,11 @@ pub fn pages(addr: u64, size: u64) -> impl Iterator<Item = u64> {
     (first..first.saturating_add(size / PAGE)).map(|p| p * PAGE)
 }
 
-/// Books that know which blocks' frees wait for CUDA events.
+/// Live entries that know which blocks' frees wait for CUDA events.
 ///
 /// A block that goes takes the events with it for which it waits ([`Class::Wait`]), itself first.
 /// One that comes in place of another does so, too. An event whose block isn't there is not kept.
-pub trait Waits: Books {
+pub trait Waits: LiveEntries {
     /// How many CUDA events the free of this block waits for. Who counts more than two may say two.
     fn waits(&self, block: u64) -> usize;
 }
@@ -79,27 +79,27 @@ pub struct Change {
 }
 
 /// Applies one event to which the framework's rules apply ([`Rules::Framework`]).
-pub fn apply<B: Waits>(books: &mut B, event: &Event) -> Change {
+pub fn apply<B: Waits>(entries: &mut B, event: &Event) -> Change {
     match event.kind {
-        Kind::Alloc => comes(books, Class::Block, event),
-        Kind::FreeRequested if event.flags & FLAG_PENDING != 0 => pends(books, event.addr),
+        Kind::Alloc => comes(entries, Class::Block, event),
+        Kind::FreeRequested if event.flags & FLAG_PENDING != 0 => pends(entries, event.addr),
         Kind::FreeRequested | Kind::FreeCompleted => {
-            let gone = goes(books, Class::Block, event.addr);
+            let gone = goes(entries, Class::Block, event.addr);
             Change { completed: true, ..gone }
         }
-        Kind::WaitsFor => waits_for(books, event),
-        Kind::EventReady => is_ready(books, ReadyEvent::of(event).handle),
+        Kind::WaitsFor => waits_for(entries, event),
+        Kind::EventReady => is_ready(entries, ReadyEvent::of(event).handle),
         // A segment that is there already is not unheard of: its end may have been overwritten.
-        Kind::SegmentAlloc => Change { anomalies: 0, ..comes(books, Class::Segment, event) },
-        Kind::SegmentFree => goes(books, Class::Segment, event.addr),
+        Kind::SegmentAlloc => Change { anomalies: 0, ..comes(entries, Class::Segment, event) },
+        Kind::SegmentFree => goes(entries, Class::Segment, event.addr),
         Kind::SegmentMap => {
             for addr in pages(event.addr, event.size) {
-                comes(books, Class::Page, &Event { addr, size: PAGE, ..*event });
+                comes(entries, Class::Page, &Event { addr, size: PAGE, ..*event });
             }
             Change::default()
         }
         Kind::SegmentUnmap => pages(event.addr, event.size).fold(Change::default(), |all, addr| {
-            let one = goes(books, Class::Page, addr);
+            let one = goes(entries, Class::Page, addr);
             let anomalies = all.anomalies + one.anomalies;
             Change { before: one.before.or(all.before), anomalies, ..all }
         }),
@@ -107,44 +107,45 @@ pub fn apply<B: Waits>(books: &mut B, event: &Event) -> Change {
     }
 }
 
-/// What lies on no device is no framework's.
-fn comes(books: &mut impl Waits, class: Class, event: &Event) -> Change {
+/// What is on no device belongs to no framework.
+fn comes(entries: &mut impl Waits, class: Class, event: &Event) -> Change {
     if event.device < 0 {
         return Change::default();
     }
-    let before = books.put(class, event.addr, event);
+    let before = entries.put(class, event.addr, event);
     Change { before, anomalies: u64::from(before.is_some()), ..Change::default() }
 }
 
-fn goes(books: &mut impl Waits, class: Class, addr: u64) -> Change {
-    found(books.remove(class, addr))
+fn goes(entries: &mut impl Waits, class: Class, addr: u64) -> Change {
+    found(entries.remove(class, addr))
 }
 
-fn pends(books: &mut impl Waits, block: u64) -> Change {
-    let before = books.get(Class::Block, block);
-    books.update(Class::Block, block, &|block| block.flags |= FLAG_PENDING);
+fn pends(entries: &mut impl Waits, block: u64) -> Change {
+    let before = entries.get(Class::Block, block);
+    entries.update(Class::Block, block, &|block| block.flags |= FLAG_PENDING);
     found(before)
 }
 
-fn waits_for(books: &mut impl Waits, event: &Event) -> Change {
+fn waits_for(entries: &mut impl Waits, event: &Event) -> Change {
     let WaitEvent { block, handle, .. } = WaitEvent::of(event);
-    if books.get(Class::Wait, handle).is_some() {
+    if entries.get(Class::Wait, handle).is_some() {
         return Change::default();
     }
-    let before = books.get(Class::Block, block);
+    let before = entries.get(Class::Block, block);
     if before.is_some() {
-        books.put(Class::Wait, handle, event);
+        entries.put(Class::Wait, handle, event);
     }
     found(before)
 }
 
-fn is_ready(books: &mut impl Waits, handle: u64) -> Change {
-    let Some(wait) = books.get(Class::Wait, handle) else { return Change::default() };
+fn is_ready(entries: &mut impl Waits, handle: u64) -> Change {
+    let Some(wait) = entries.get(Class::Wait, handle) else { return Change::default() };
     let WaitEvent { block, .. } = WaitEvent::of(&wait);
-    let before = books.get(Class::Block, block);
-    let completed = before.is_some_and(|b| b.flags & FLAG_PENDING != 0) && books.waits(block) == 1;
+    let before = entries.get(Class::Block, block);
+    let completed =
+        before.is_some_and(|b| b.flags & FLAG_PENDING != 0) && entries.waits(block) == 1;
     let (class, key) = if completed { (Class::Block, block) } else { (Class::Wait, handle) };
-    books.remove(class, key);
+    entries.remove(class, key);
     Change { before, completed, ..Change::default() }
 }
 

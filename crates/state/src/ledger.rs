@@ -1,4 +1,4 @@
-//! The driver's books: what the device and the host layer hold, in columns
+//! The driver's ledger: what the device and the host layer hold, in columns
 //! that are never added up twice.
 //!
 //! What is alive is kept as the event that made it, under the key that the live table of the black
@@ -8,12 +8,13 @@
 //! - memory belongs to the device that it was taken from, whatever device
 //!   a later call has selected;
 //! - *physical* memory (`cuMemCreate`) goes when its last reference is released **and** its
-//!   last mapping is gone, in whichever order; a *mapping* takes addresses and no memory,
+//!   last mapping is gone, in whichever order. A *mapping* takes addresses and no memory,
 //!   however often the same memory is mapped;
 //! - what another process or another API shares (IPC, pool pointers, external memory) is in use
-//!   here and held there: it has a column of its own and is in no sum;
-//! - a call that can't have worked (a range that isn't made of whole mappings, host memory given to
-//!   `cuMemFree`) changes nothing: hooks record a free before they know how it ends;
+//!   here and held there. It has a column of its own and is in no sum;
+//! - a call that can't have worked changes nothing, because hooks record a free
+//!   before they know how it ends. Such are a range that isn't made of whole
+//!   mappings, and host memory given to `cuMemFree`;
 //! - a context takes with it what was allocated in it; a reset does so for the primary context.
 //!
 //! Memory in stream order is counted as used from the call that gives it to the
@@ -27,7 +28,7 @@ mod moves;
 mod references;
 mod totals;
 
-pub use moves::{Move, Moves, Sort};
+pub use moves::{MemoryKind, Move, Moves};
 pub use references::References;
 pub use totals::{DeviceTotals, HostTotals, Totals};
 
@@ -40,7 +41,7 @@ use memtrace_format::event::{Event, Kind, Layer, What};
 use memtrace_format::snapshot::{Action, Block, BlockState, Segment, StackIx, Trace};
 
 /// Where the rules keep what is alive.
-pub trait Books {
+pub trait LiveEntries {
     /// The entry under this key.
     fn get(&self, class: Class, key: u64) -> Option<Event>;
     /// Enters something new. What was there under this key.
@@ -53,121 +54,121 @@ pub trait Books {
     fn select(&self, class: Class, is: &dyn Fn(&Event) -> bool) -> Vec<u64>;
 }
 
-/// Applies one event of the device or host layer. `gone` is told what went. Says whether the event
+/// Applies one event of the device or host layer. `gone` gets what went. Says whether the event
 /// fits what was known: what the driver will have refused does.
 pub fn apply(
-    books: &mut dyn Books,
+    entries: &mut dyn LiveEntries,
     event: &Event,
     ticket: u64,
     gone: &mut dyn FnMut(&Event),
 ) -> bool {
     match event.kind {
-        Kind::Alloc | Kind::Reserve | Kind::Create | Kind::PoolReserved => enter(books, event),
-        Kind::FreeRequested => free(books, event, gone),
-        Kind::HandleCreate | Kind::HandleRetain => reference(books, event, ticket),
-        Kind::HandleRelease => release(books, event.addr, ticket),
-        Kind::Map => map(books, event),
-        Kind::Unmap => unmap(books, event, gone),
-        Kind::Unreserve => unreserve(books, event),
-        Kind::Destroy => destroy(books, event, gone),
+        Kind::Alloc | Kind::Reserve | Kind::Create | Kind::PoolReserved => enter(entries, event),
+        Kind::FreeRequested => free(entries, event, gone),
+        Kind::HandleCreate | Kind::HandleRetain => reference(entries, event, ticket),
+        Kind::HandleRelease => release(entries, event.addr, ticket),
+        Kind::Map => map(entries, event),
+        Kind::Unmap => unmap(entries, event, gone),
+        Kind::Unreserve => unreserve(entries, event),
+        Kind::Destroy => destroy(entries, event, gone),
         Kind::Reset => {
-            remove_all(books, gone, &|e| {
+            remove_all(entries, gone, &|e| {
                 e.device == event.device
                     && (e.what == What::Pool || [0, event.extra].contains(&e.extra))
             });
             true
         }
-        // The first call on a device says who set foot on it.
+        // The first call on a device says who used it first.
         Kind::Entered => {
-            let known = key(event).and_then(|(class, k)| books.get(class, k));
-            known.is_some() || enter(books, event)
+            let known = key(event).and_then(|(class, k)| entries.get(class, k));
+            known.is_some() || enter(entries, event)
         }
         Kind::Measured => true,
         _ => false,
     }
 }
 
-fn enter(books: &mut dyn Books, event: &Event) -> bool {
+fn enter(entries: &mut dyn LiveEntries, event: &Event) -> bool {
     let Some((class, k)) = key(event) else { return false };
-    let before = books.put(class, k, event);
+    let before = entries.put(class, k, event);
     before.is_none() || event.kind != Kind::Alloc
 }
 
-fn free(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
+fn free(entries: &mut dyn LiveEntries, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
     let class = Class::of_allocation(event.what);
     // A block of the host's may have been handed out before the recording began.
-    let Some(found) = books.get(class, event.addr) else { return event.what == What::HostBlock };
+    let Some(found) = entries.get(class, event.addr) else { return event.what == What::HostBlock };
     if event.what.frees(found.what) {
-        books.remove(class, event.addr);
+        entries.remove(class, event.addr);
         gone(&found);
     }
     true
 }
 
 /// A handle that nobody has seen made is a framework's own, or came around us: not ours to count.
-fn reference(books: &mut dyn Books, event: &Event, ticket: u64) -> bool {
-    let known = books.get(Class::Handle, event.addr);
+fn reference(entries: &mut dyn LiveEntries, event: &Event, ticket: u64) -> bool {
+    let known = entries.get(Class::Handle, event.addr);
     match (known, event.kind) {
         (Some(e), _) => {
             let count = References::of(&e).count().saturating_add(1);
             let new = References::changed(count, ticket);
-            books.update(Class::Handle, event.addr, &|e| e.stream = new.word());
+            entries.update(Class::Handle, event.addr, &|e| e.stream = new.word());
         }
         (None, Kind::HandleCreate) => {
             let stream = References::changed(References::of(event).count(), ticket).word();
-            books.put(Class::Handle, event.addr, &Event { stream, extra: 0, ..*event });
+            entries.put(Class::Handle, event.addr, &Event { stream, extra: 0, ..*event });
         }
         _ => {}
     }
     true
 }
 
-fn release(books: &mut dyn Books, handle: u64, ticket: u64) -> bool {
-    let Some(e) = books.get(Class::Handle, handle) else { return true };
+fn release(entries: &mut dyn LiveEntries, handle: u64, ticket: u64) -> bool {
+    let Some(e) = entries.get(Class::Handle, handle) else { return true };
     let Some(count) = References::of(&e).count().checked_sub(1) else {
         return true; // released already, and kept by a mapping: refused
     };
     let new = References::changed(count, ticket);
-    books.update(Class::Handle, handle, &|e| e.stream = new.word());
-    drop_unused(books, handle);
+    entries.update(Class::Handle, handle, &|e| e.stream = new.word());
+    drop_unused(entries, handle);
     true
 }
 
 /// A handle's `extra` is the number of its mappings.
-fn drop_unused(books: &mut dyn Books, handle: u64) {
+fn drop_unused(entries: &mut dyn LiveEntries, handle: u64) {
     let unused = |e: &Event| References::of(e).count() == 0 && e.extra == 0;
-    if books.get(Class::Handle, handle).is_some_and(|e| unused(&e)) {
-        books.remove(Class::Handle, handle);
+    if entries.get(Class::Handle, handle).is_some_and(|e| unused(&e)) {
+        entries.remove(Class::Handle, handle);
     }
 }
 
 /// A mapping's `extra` is its handle, or 0 if that isn't known.
-fn map(books: &mut dyn Books, event: &Event) -> bool {
-    let before = books.get(Class::Mapping, event.addr);
+fn map(entries: &mut dyn LiveEntries, event: &Event) -> bool {
+    let before = entries.get(Class::Mapping, event.addr);
     if let Some(before) = before {
-        forget_mapping(books, &before);
+        forget_mapping(entries, &before);
     }
-    let mapping = match books.get(Class::Handle, event.extra) {
+    let mapping = match entries.get(Class::Handle, event.extra) {
         Some(physical) => Event { layer: physical.layer, device: physical.device, ..*event },
         None => Event { extra: 0, ..*event },
     };
-    books.put(Class::Mapping, event.addr, &mapping);
-    books.update(Class::Handle, mapping.extra, &|e| e.extra += 1);
+    entries.put(Class::Mapping, event.addr, &mapping);
+    entries.update(Class::Handle, mapping.extra, &|e| e.extra += 1);
     before.is_none()
 }
 
-fn forget_mapping(books: &mut dyn Books, mapping: &Event) {
-    books.remove(Class::Mapping, mapping.addr);
-    books.update(Class::Handle, mapping.extra, &|e| e.extra = e.extra.saturating_sub(1));
-    drop_unused(books, mapping.extra);
+fn forget_mapping(entries: &mut dyn LiveEntries, mapping: &Event) {
+    entries.remove(Class::Mapping, mapping.addr);
+    entries.update(Class::Handle, mapping.extra, &|e| e.extra = e.extra.saturating_sub(1));
+    drop_unused(entries, mapping.extra);
 }
 
-fn unmap(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
+fn unmap(entries: &mut dyn LiveEntries, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
     let end = event.addr.saturating_add(event.size);
     let mut parts = Vec::new();
     let mut at = event.addr;
     while at < end
-        && let Some(mapping) = books.get(Class::Mapping, at).filter(|m| m.size > 0)
+        && let Some(mapping) = entries.get(Class::Mapping, at).filter(|m| m.size > 0)
     {
         at = at.saturating_add(mapping.size);
         parts.push(mapping);
@@ -176,45 +177,49 @@ fn unmap(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> 
         return true; // a framework's own mapping, or a range that the driver refuses
     }
     for mapping in parts {
-        forget_mapping(books, &mapping);
+        forget_mapping(entries, &mapping);
         gone(&mapping);
     }
     true
 }
 
-fn unreserve(books: &mut dyn Books, event: &Event) -> bool {
-    let Some(found) = books.get(Class::Reservation, event.addr) else { return false };
+fn unreserve(entries: &mut dyn LiveEntries, event: &Event) -> bool {
+    let Some(found) = entries.get(Class::Reservation, event.addr) else { return false };
     let range = event.addr..event.addr.saturating_add(event.size);
     let inside = |e: &Event| range.contains(&e.addr);
-    if found.size == event.size && books.select(Class::Mapping, &inside).is_empty() {
-        books.remove(Class::Reservation, event.addr);
+    if found.size == event.size && entries.select(Class::Mapping, &inside).is_empty() {
+        entries.remove(Class::Reservation, event.addr);
     }
     true
 }
 
-fn destroy(books: &mut dyn Books, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
-    books.remove(Class::Object, event.addr);
+fn destroy(entries: &mut dyn LiveEntries, event: &Event, gone: &mut dyn FnMut(&Event)) -> bool {
+    entries.remove(Class::Object, event.addr);
     match event.what {
         What::MemoryPool => {
-            books.remove(Class::PoolReserved, event.addr);
+            entries.remove(Class::PoolReserved, event.addr);
         }
         What::Context if event.addr != 0 => {
-            remove_all(books, gone, &|e| e.what != What::Pool && e.extra == event.addr);
+            remove_all(entries, gone, &|e| e.what != What::Pool && e.extra == event.addr);
         }
         _ => {}
     }
     true // what the runtime has made for itself is not known, and holds nothing that was counted
 }
 
-/// What lies in a context: allocations (`extra` says which context) and what was loaded into it.
-fn remove_all(books: &mut dyn Books, gone: &mut dyn FnMut(&Event), is: &dyn Fn(&Event) -> bool) {
+/// What is in a context: allocations (`extra` says which context) and what was loaded into it.
+fn remove_all(
+    entries: &mut dyn LiveEntries,
+    gone: &mut dyn FnMut(&Event),
+    is: &dyn Fn(&Event) -> bool,
+) {
     let in_context = |class: Class, e: &Event| match class {
         Class::Object => matches!(e.what, What::Module | What::Executable),
         _ => e.what != What::Imported,
     };
     for class in [Class::Driver, Class::Array, Class::Object] {
-        for k in books.select(class, &|e| in_context(class, e) && is(e)) {
-            if let Some(e) = books.remove(class, k) {
+        for k in entries.select(class, &|e| in_context(class, e) && is(e)) {
+            if let Some(e) = entries.remove(class, k) {
                 gone(&e);
             }
         }
@@ -228,7 +233,7 @@ pub struct Ledger {
     moves: Moves,
 }
 
-impl Books for Ledger {
+impl LiveEntries for Ledger {
     fn get(&self, class: Class, key: u64) -> Option<Event> {
         self.entries.get(&(class, key)).copied()
     }

@@ -2,7 +2,7 @@
 //! all, and how much was held at most.
 //!
 //! The live table knows what is there and the ring what happened lately. Whether a device
-//! was *ever* used, and what its highest point was, can lie before both. So the header of
+//! was *ever* used, and what its highest point was, can be before both. So the header of
 //! the black box keeps four words for each device, which whoever retires events changes
 //! with the table ([`Past::note`]). A process that is killed between the table and these
 //! words leaves them wrong by one event.
@@ -34,7 +34,7 @@ impl Past {
 
     /// Takes something into account that came or went.
     pub fn note(&mut self, one: &Move) {
-        if !one.sort.is_held() {
+        if !one.kind.is_held() {
             return;
         }
         if one.came {
@@ -72,18 +72,18 @@ impl Past {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Sort;
+    use crate::ledger::MemoryKind;
 
     #[test]
     fn the_highest_point_and_the_sum_stay_when_everything_goes() {
         let mut past = Past::default();
         let device = Some(0);
         let one =
-            |bytes, came, sort| Move { device, sort, stack: 0, label: 0, bytes, came, part: 0 };
+            |bytes, came, kind| Move { device, kind, stack: 0, label: 0, bytes, came, part: 0 };
         for came in [true, false, true, false] {
-            past.note(&one(100, came, Sort::Plain));
+            past.note(&one(100, came, MemoryKind::Plain));
         }
-        past.note(&one(1 << 40, true, Sort::Managed));
+        past.note(&one(1 << 40, true, MemoryKind::Managed));
         assert_eq!(past, Past { held: 0, peak: 100, taken: 200, count: 2 });
         let mut words = vec![0; WORDS * DEVICES];
         words[3 * WORDS..4 * WORDS].copy_from_slice(&past.pack());

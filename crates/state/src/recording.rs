@@ -2,17 +2,17 @@
 //!
 //! The reader asks nobody to wait. It takes a copy of the live table, which is the state before
 //! some ticket, and reads the ring from that ticket on, a batch at a time. The process may
-//! meanwhile retire what has been read or not; only when it needs a slot again for a new event, a
-//! whole ring later, is the old event gone. A reader that is that much slower is told so
-//! ([`Recording::read`] returns `None`) and begins again from a newer copy.
+//! meanwhile retire what has been read or not. Only when it needs a slot again for a new event, a
+//! whole ring later, is the old event gone. A reader that is that much slower gets `None` from
+//! [`Recording::read`] and begins again from a newer copy.
 //!
-//! So the state is exact, or is known not to be; the history is whole, or it is known what is
-//! missing at its beginning; and memory is needed for what is alive and for one batch.
+//! So the state is exact, or is known not to be. The history is whole, or it is known what is
+//! missing at its beginning. Memory is needed only for what is alive and for one batch.
 //!
 //! **Python's end.** A Python program's memory goes when Python takes itself apart, so at the end
 //! of the process nothing is left of what the program held. Hooks flag what goes then, and in
 //! `atexit` handlers ([`FLAG_ENDING`]); what a user expects to see is the state before the first of
-//! these. A thread may go on all the same, and a handler may allocate: so only the flags after the
+//! these. A thread may go on all the same, and a handler may allocate. So only the flags after the
 //! last allocation count, and no allocation is ever left out ([`ending`]).
 
 use std::io;
@@ -47,9 +47,9 @@ pub trait Recording {
 const BATCH: u64 = 1024;
 
 /// The ticket of the first event that Python's end has caused and after which nothing
-/// was allocated; `None` if there is none, or if it is no longer in the history.
+/// was allocated. `None` if there is none, or if it is no longer in the history.
 /// `is_of_end` says of a stack whether Python's end is on it, for versions where nothing
-/// else tells that `atexit` handlers run.
+/// else says that `atexit` handlers run.
 ///
 /// # Errors
 /// The file can't be read.

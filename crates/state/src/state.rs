@@ -1,21 +1,21 @@
 //! From events to the state of memory, and to the history that PyTorch would have written.
 //!
 //! The hooks write down only what they see: an address given back, a CUDA event that has
-//! completed. What follows from it (how large the block was, whose free is now complete, which
-//! blocks lie in which segment) is worked out here, once, by applying events in the order of their
-//! tickets. The same code serves the ring's retirement, a dump of a living process and the file of
+//! completed. What follows from it is worked out here, once, by applying events in the order of
+//! their tickets: how large the block was, whose free is now complete, which blocks are in which
+//! segment. The same code serves the ring's retirement, a dump of a living process and the file of
 //! a dead one, so the three can't disagree.
 //!
 //! What comes and goes with an event is said by [`crate::framework`] and [`crate::ledger`], for the
-//! live table, too. What PyTorch's trace would say is said here: a free that is complete at once
-//! has two entries; neighbouring free blocks of a segment are always merged, so the gaps between
-//! active blocks are the inactive blocks; an expandable segment shows as one segment for each
+//! live table, too. What PyTorch's trace would say is said here. A free that is complete at once
+//! has two entries. Neighbouring free blocks of a segment are always merged, so the gaps between
+//! active blocks are the inactive blocks. An expandable segment shows as one segment for each
 //! contiguous mapped range of one reservation.
 //!
 //! It must never panic on any sequence of events: a ring may have lost its
 //! beginning, and a file may be damaged.
 
-mod books;
+mod live_entries;
 mod segments;
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,9 +28,9 @@ use memtrace_format::event::{
 use memtrace_format::snapshot::{Action, PoolId, Segment, StackIx, Trace, TraceEntry};
 
 use crate::framework::{self, Change, PAGE, Rules};
-use crate::ledger::{Books, Ledger, Move, Moves};
+use crate::ledger::{Ledger, LiveEntries, Move, Moves};
 use crate::past::Past;
-use books::framework_move;
+use live_entries::framework_move;
 
 pub use segments::assemble;
 
@@ -71,7 +71,7 @@ pub struct LiveSegment {
 /// One mapped page of an expandable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappedPage {
-    /// First address of the reservation it lies in.
+    /// First address of the reservation it is in.
     pub reservation: u64,
     /// Raw handle of the stream.
     pub stream: u64,
@@ -316,8 +316,8 @@ impl State {
         }
     }
 
-    /// The table of who holds what, for the snapshot's `memtrace` key: the driver's books, and what
-    /// the framework's allocator has reserved.
+    /// The table of who holds what, for the snapshot's `memtrace` key: the driver's ledger, and
+    /// what the framework's allocator has reserved.
     pub fn ledger_key(&self) -> memtrace_format::key::Ledger {
         let mut totals = self.ledger.totals();
         for (d, state) in self.devices.iter().enumerate() {
@@ -342,7 +342,7 @@ impl State {
 }
 
 impl DeviceState {
-    /// The pool of the segment that an address lies in; `None` if no segment is known there. A
+    /// The pool of the segment that an address is in; `None` if no segment is known there. A
     /// search for each block, so it is made only where there is more than one pool.
     fn pool_of(&self, addr: u64) -> Option<Pool> {
         if !self.private {

@@ -1,8 +1,8 @@
 //! Names of functions in a library's file.
 //!
-//! First the symbols that the library exports, as the loader's own look-up (`dladdr`) has them,
-//! then those that only the file has, if it wasn't stripped of them. A file whose build id is not
-//! that of the library that was loaded is another file, and gives no names.
+//! First come the symbols that the library exports, as the loader's own look-up (`dladdr`) has
+//! them. Then come those that only the file has, if it wasn't stripped of them. A file whose build
+//! id is not that of the library that was loaded is another file, and gives no names.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ use crate::file;
 /// The names of the functions at these addresses (in the file's own terms, ascending), as the file
 /// has them. `None` if the file can't be read or has another build id (an empty one fits any).
 ///
-/// One pass over each table, with a search among the addresses for each symbol: a large library has
-/// some hundred thousand symbols, and of those a few hundred are asked for.
+/// One pass over each table, with a search among the addresses for each symbol. A large library has
+/// some hundred thousand symbols, of which a few hundred are asked for.
 pub fn names_at(path: &Path, build_id: &[u8], addresses: &[u64]) -> Option<Vec<Option<String>>> {
     let file = file::map(path).ok()?;
     let elf = ElfFile64::<Endianness>::parse(&*file).ok()?;
@@ -41,8 +41,8 @@ pub fn names_at(path: &Path, build_id: &[u8], addresses: &[u64]) -> Option<Vec<O
     Some(names)
 }
 
-/// For each address the symbol that covers it; of several the one that begins last, as inside a
-/// function that others are part of, and of those the first in the table.
+/// For each address the symbol that covers it. Of several it is the one that begins last, as the
+/// inner one of nested functions. Of those it is the first in the table.
 fn best<'a, S: Sym<Endian = Endianness, Word = u64> + 'a>(
     symbols: impl Iterator<Item = &'a S>,
     endian: Endianness,

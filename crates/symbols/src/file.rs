@@ -11,7 +11,7 @@ use memmap2::Mmap;
 
 /// The bytes of a file.
 pub fn map(path: &Path) -> io::Result<Mmap> {
-    // The name may come from a stranger's file: a pipe must not be waited
+    // The name may come from an untrusted file: a pipe must not be waited
     // for, a device not be touched.
     let is_file = |about: io::Result<Metadata>| match about {
         Ok(about) if !about.is_file() => Err(io::ErrorKind::InvalidInput.into()),
@@ -21,7 +21,7 @@ pub fn map(path: &Path) -> io::Result<Mmap> {
     let file = memtrace_files::aside(File::open(path)?)?;
     is_file(file.metadata())?;
     // SAFETY: the mapping is read only. Somebody may write into the file or cut it short
-    // meanwhile; that is a library that a process runs or ran, mapped in the same way by its
+    // meanwhile. But it is a library that a process runs or ran, mapped in the same way by its
     // loader, so nothing new can go wrong.
     unsafe { Mmap::map(&file) }
 }

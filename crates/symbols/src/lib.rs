@@ -6,7 +6,7 @@
 //! one say the same. Never in a hook: this reads files and allocates. Everything that is read
 //! may be damaged, and must not be believed.
 //!
-//! [`Namer`] names whole stacks; beneath it are [`names_at`] for the symbols of a library,
+//! [`Namer`] names whole stacks. Beneath it are [`names_at`] for the symbols of a library,
 //! [`line()`] for the line tables of Python, and `source` for debug information.
 
 #![deny(unsafe_code)]

@@ -1,7 +1,7 @@
 //! From a position in a code object to a source line.
 //!
 //! CPython has had three formats. They are all a run of ranges of instructions, each with a step
-//! from the line before; the table ends where its bytes end, and no entry is trusted to be
+//! from the line before. The table ends where its bytes end, and no entry is trusted to be
 //! whole. A range may have no line (code that the compiler made up, or that somebody generated):
 //! that is `None`, as in `co_lines()`.
 
@@ -49,7 +49,7 @@ fn linetable(first: i64, table: &[u8], at: u64) -> Option<i64> {
 }
 
 /// From 3.11: entries of one to many bytes, of which only the first has its top bit set. It
-/// has the form of the entry and the number of code units that it covers; the step in
+/// has the form of the entry and the number of code units that it covers. The step in
 /// lines, if the form has one, comes next.
 fn locations(first: i64, table: &[u8], at: u64) -> Option<i64> {
     const ONE_LINE: std::ops::RangeInclusive<u8> = 10..=12;
@@ -134,7 +134,8 @@ mod tests {
         assert_eq!(line(9, 10, &back, Some(2)), Some(11));
     }
 
-    /// The interpreters themselves as judges: every instruction of every function of many modules.
+    /// The interpreters themselves are the oracle: every instruction of
+    /// every function of many modules.
     #[test]
     fn every_instruction_has_the_line_that_python_gives() {
         let mut tried = 0;

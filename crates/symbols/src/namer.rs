@@ -1,16 +1,16 @@
 //! From recorded stacks to the frames of a snapshot: names, files, lines.
 //!
-//! Needs nothing but the three regions and the files of the libraries, so it works the
-//! same in the process that recorded, and in another one after it died. Never in a
-//! hook: it allocates and reads files.
+//! It needs nothing but the three regions and the files of the libraries. So it works the same in
+//! the process that recorded, and in another one after it died. It is never called in a hook,
+//! because it allocates and reads files.
 //!
-//! Frames look as PyTorch writes them. Python: `co_name`, `co_filename`, and the line of the
-//! instruction. Native: the exported symbol's name or "??", the path of the library, and as the
-//! line the offset in the library of the byte before the return address. The frames of a Python
-//! evaluation stand before (inside) the interpreter's main loop that runs them. PyTorch gives each
-//! main loop just one Python frame and puts those left over at the very end; since CPython 3.11 one
-//! main loop runs many frames, so its stacks have the outer Python functions outside of the
-//! program's entry point. [`Splice`] chooses.
+//! Frames look as PyTorch writes them. A Python frame has `co_name`, `co_filename`, and the line of
+//! the instruction. A native frame has the exported symbol's name or "??", and the path of the
+//! library. Its line is the offset in the library of the byte before the return address. The frames
+//! of a Python evaluation come before (inside) the interpreter's main loop that runs them. PyTorch
+//! gives each main loop just one Python frame and puts those left over at the very end. Since
+//! CPython 3.11 one main loop runs many frames, so its stacks have the outer Python functions
+//! outside of the program's entry point. [`Splice`] chooses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -31,7 +31,7 @@ use crate::file;
 use crate::lines::line;
 use crate::release;
 
-/// How Python frames stand among native ones.
+/// How Python frames are merged into native ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Splice {
     /// Each inside the evaluation that runs it.
@@ -141,14 +141,14 @@ impl<W: Words> Namer<W> {
         Some(words.into_iter().filter_map(RawFrame::unpack).collect())
     }
 
-    /// The name of the function that a native call stands in.
+    /// The name of the function that a native call is in.
     pub fn function(&mut self, pc: u64, epoch: u16) -> &str {
         let raw = RawFrame::Native { pc, epoch };
         let frame = self.frame(raw.pack(), raw);
         &self.frames[frame as usize].name
     }
 
-    /// The path of the library that a native call stands in, if it is known.
+    /// The path of the library that a native call is in, if it is known.
     pub fn library_of(&self, pc: u64, epoch: u16) -> Option<&str> {
         self.library(pc.saturating_sub(1), epoch).map(|i| &*self.libraries[i].path)
     }
@@ -158,7 +158,7 @@ impl<W: Words> Namer<W> {
         (id != NO_CODE).then(|| code(&self.codes, id))?.map(|record| record.filename)
     }
 
-    /// The libraries that frames lie in, each with its build id (or none), for
+    /// The libraries that frames are in, each with its build id (or none), for
     /// whoever looks for more in their files.
     pub fn build_ids(&self) -> BTreeMap<String, String> {
         let used = self.symbols.keys().map(|i| &self.libraries[*i]);
@@ -175,8 +175,8 @@ impl<W: Words> Namer<W> {
         release::of_libraries(self.libraries.iter().map(|m| &*m.path))
     }
 
-    /// The same, and the other paths by which Python knows these folders, of those that the named
-    /// frames lie in: where PyTorch is reached through a link, its libraries still have their
+    /// The same, and the other paths by which Python knows these folders, taken from the
+    /// named frames. Where PyTorch is reached through a link, its libraries still have their
     /// real path. This asks the file system.
     pub fn places_and_links(&self) -> Places {
         let mut places = self.places();
@@ -243,8 +243,8 @@ impl<W: Words> Namer<W> {
         let is_code = |f: &RawFrame| matches!(f, RawFrame::Native { .. } | RawFrame::Python { .. });
         let empty = !raw.iter().any(|(_, f)| is_code(f));
         let raw = raw.into_iter().filter(|(_, f)| match f {
-            // Why Python frames are missing is told where nothing else is; in a stack of native
-            // frames it would stand under every C++ thread.
+            // Why Python frames are missing is said where nothing else is. In a stack of native
+            // frames it would be under every C++ thread.
             RawFrame::Missing(reason) => empty || *reason == Reason::Truncated,
             _ => true,
         });
@@ -325,8 +325,8 @@ impl<W: Words> Namer<W> {
         }
     }
 
-    /// The names of this address, and of all others in the same library that are in the depot:
-    /// the file is read once for all of them.
+    /// The names of this address, and of all others in the same library that are in the depot.
+    /// The file is read once for all of them.
     fn read_symbols(&mut self, i: usize, address: u64) -> HashMap<u64, Option<String>> {
         if self.calls.binary_search(&address.wrapping_add(self.libraries[i].base)).is_err() {
             self.collect_calls();
@@ -355,8 +355,8 @@ impl<W: Words> Namer<W> {
         addresses.into_iter().zip(names).collect()
     }
 
-    /// The library that had an address in an epoch. If none is known to have had it just then, the
-    /// only one that ever had it: libraries are listed a little later than they are loaded.
+    /// The library that had an address in an epoch. If none is known to have had it just then, it
+    /// is the only one that ever had it. Libraries are listed a little later than they are loaded.
     fn library(&self, address: u64, epoch: u16) -> Option<usize> {
         let has = |m: &ModuleRecord| (m.start..m.end).contains(&address);
         let then = |m: &ModuleRecord| m.from <= epoch && m.until.is_none_or(|until| epoch <= until);

@@ -1,4 +1,4 @@
-//! Which release of PyTorch a process runs: beside its libraries lies the file that says so. Which
+//! Which release of PyTorch a process runs: beside its libraries is the file that says so. Which
 //! settings it knows, and how it reads them, depends on that.
 
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ pub fn of_libraries<'a>(mut paths: impl Iterator<Item = &'a str>) -> Option<Stri
     const MOST: u64 = 1 << 16;
     let library = Path::new(paths.find(|path| path.ends_with("/torch/lib/libc10.so"))?);
     let says = library.parent()?.parent()?.join("version.py");
-    // The name may come from a stranger's file: a pipe must not be waited for.
+    // The name may come from an untrusted file: a pipe must not be waited for.
     fs::metadata(&says).ok().filter(fs::Metadata::is_file)?;
     let mut text = String::new();
     File::open(&says).ok()?.take(MOST).read_to_string(&mut text).ok()?;

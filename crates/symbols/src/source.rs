@@ -1,10 +1,10 @@
 //! Source files, lines and inlined functions, from a library's debug information (DWARF).
 //!
-//! A recorder leaves native frames as library and offset, because looking these up may take
-//! longer than a program should wait for its end. This does the rest at leisure, in parallel over
-//! libraries, and bounded: a library with more debug information than [`LARGEST`], or one that
-//! takes longer than [`PATIENCE`], is left as it is, and said. So is one that is not the file
-//! that was loaded, if its build id tells.
+//! A recorder leaves native frames as library and offset, because looking these up may take longer
+//! than a program should wait for its end. This does the rest afterwards, in parallel over
+//! libraries, and bounded. A library with more debug information than [`LARGEST`], or one that
+//! takes longer than [`PATIENCE`], is left as it is and reported. So is one that is not the file
+//! that was loaded, if its build id says so.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;

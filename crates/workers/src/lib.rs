@@ -1,8 +1,8 @@
 //! Many jobs, done on as many threads as there are processors, and their
 //! results in the order of the jobs.
 //!
-//! One pool for all that the command does at leisure: black boxes to recover, settings to try,
-//! libraries to read. What a user sees does not depend on how many threads there were: results are
+//! There is one pool for all long work of the command: black boxes to recover, settings to try,
+//! libraries to read. What a user sees does not depend on how many threads there were. Results are
 //! taken in the order of the jobs, in the thread that asked. With one processor, or where no thread
 //! can be started, the jobs are done one after the other there.
 //!
@@ -14,7 +14,7 @@
 //!   for, those that wait are not begun.
 //!
 //! Jobs come to the threads by a channel that many may read from (`crossbeam-channel`),
-//! which the standard library doesn't have: whoever is free takes the next, and the asking
+//! which the standard library doesn't have. Whoever is free takes the next job. The asking
 //! thread takes back what nobody has begun.
 
 #![forbid(unsafe_code)]
@@ -95,7 +95,7 @@ fn processors() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// How many jobs of so many threads may have been given out without their results being taken:
+/// How many jobs of so many threads may be given out without their results being taken. It is
 /// enough that nobody waits for work while the others are about equally fast.
 pub fn window(threads: usize) -> usize {
     2 * threads

@@ -1,10 +1,10 @@
 """Which device a tracer is asked for, and whether this process is on it.
 
-A virtual GPU stands in the place of NVIDIA's libraries, and a library that is loaded cannot
-be replaced: PyTorch's functions are bound when `import torch` loads them. So a process is on
-a virtual GPU from its first instruction or never, and a tracer that is asked for another
-device than the one at hand refuses, with the command that gives it; `ensure_device` runs that
-command in the place of the program.
+A virtual GPU replaces NVIDIA's libraries, and a library that is loaded cannot be
+replaced. PyTorch's functions are bound when `import torch` loads them. So a process is on
+a virtual GPU from its first instruction or never. A tracer that is asked for another
+device than the one at hand refuses, and names the command that gives it. `ensure_device`
+runs that command in place of the program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
     name: str
     virtual: str | None
-    """What `memtrace run --virtual` was told; `None` on a real card."""
+    """The value of `memtrace run --virtual`; `None` on a real card."""
     number: int | None
     """The device that is meant, if one is."""
 

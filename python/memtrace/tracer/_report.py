@@ -1,7 +1,7 @@
 """What a tracer answers: tables that are dictionaries, and can be printed and drawn.
 
-All numbers are bytes of PyTorch's allocator, exact; positions (`created`, `saved`, `freed`) count
-the changes of what is allocated, over all devices and threads, and say only what came before what.
+All numbers are bytes of PyTorch's allocator, exact. Positions (`created`, `saved`, `freed`) count
+the changes of what is allocated, over all devices and threads. They only give an order.
 `to_dict()` gives plain dictionaries, lists, strings and numbers, whose fields stay: new ones may
 come, and `version` says when one goes.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Generic, Iterator, Mapping, Sequence, TextIO, TypeVar
 
 from .. import _plots
-from .._books import CATEGORIES, OTHER
+from .._ledger import CATEGORIES, OTHER
 from ..recording import size
 
 VERSION = 1
@@ -159,7 +159,7 @@ class Lifetimes(list[Lifetime]):
     """Every block since the tracer began, those first that were there before; in order of birth."""
 
     def by_module(self) -> dict[str, dict[str, int]]:
-        """Module → bytes taken there, and of them: kept for the backward pass, taken again by a
+        """Module → bytes taken there. Of them: kept for the backward pass, taken again by a
         backward pass, given back in a backward pass, given back elsewhere, and still there. A block
         counts for the module that it was taken in."""
         rows: dict[str, dict[str, int]] = {}

@@ -1,4 +1,4 @@
-"""`memtrace.Tracer`: see the package's essay."""
+"""`memtrace.Tracer`: see the package's documentation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Iterator, Sequence
 from .. import logs
 from .._library import MemtraceError
 from .._native import Native, native
-from .._books import CATEGORIES
+from .._ledger import CATEGORIES
 from ..mem_tracker import MemTracker
 from ..memory_tracker import begin_operators, count_operators, end_operators, read_operators
 from ..recording import peak
-from ._books import Record, Saved, Stretch, work_out
+from ._results import Record, Saved, Stretch, work_out
 from ._device import Place, place
 from ._report import DeviceUse, Devices, Lifetimes, Report, Table
 from .plugins import Plugin, chosen
@@ -194,22 +194,22 @@ class Tracer:
             self._read_operators(known)
         operators = self._records if self._operators else None
         first = self._categories._begun
-        books = work_out(
+        results = work_out(
             Record(known, first, changes, blocks, self._stretches, self._saved, self._first_operator, operators)
         )
         most = {device.index: sums for device, sums in self._categories.get_tracker_snapshot("peak").items()}
-        for device, use in books.devices.items():
+        for device, use in results.devices.items():
             self._add_reserved(device, use)
             use.categories = {c: most[device][c] for c in CATEGORIES} if device in most else {}
         return Report(
             self._place.name,
             self._place.virtual,
-            Devices({f"cuda:{device}": use for device, use in sorted(books.devices.items())}),
-            Table("phase", books.phases),
-            Table("module", books.modules),
-            Table("operator", books.operators),
-            Lifetimes(books.lifetimes),
-            {plugin.name: plugin.report(books.calls) for plugin in self._active},
+            Devices({f"cuda:{device}": use for device, use in sorted(results.devices.items())}),
+            Table("phase", results.phases),
+            Table("module", results.modules),
+            Table("operator", results.operators),
+            Lifetimes(results.lifetimes),
+            {plugin.name: plugin.report(results.calls) for plugin in self._active},
         )
 
     def _add_reserved(self, device: int, use: DeviceUse) -> None:

@@ -1,4 +1,4 @@
-// What the client programs share: NVIDIA's functions in their ways of being reached, and the books as they should be.
+// What the client programs share: NVIDIA's functions in their ways of being reached, and the ledger as it should be.
 //
 // The prototypes are those of NVIDIA's public headers, with handles as plain pointers. They are weak, so that no library
 // of CUDA's is needed to link a program: they are bound at the start, to what was preloaded.
@@ -187,7 +187,7 @@ SHARED void *reach(const char *symbol, void *linked, int version) {
     } while (0)
 #define CALL(name, ...) CALL_AT(12080, name, __VA_ARGS__)
 
-// --- the books as they should be -----------------------------------------------------------------------
+// --- the ledger as it should be -----------------------------------------------------------------------
 
 typedef struct {
     long device_bytes, pool_used, arrays, physical, mapped, managed, imported, graph_nodes;

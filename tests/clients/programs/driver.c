@@ -1,4 +1,4 @@
-// Every memory call of the driver API, with the books after each. Argument: the way in which functions are reached.
+// Every memory call of the driver API, with the ledger after each. Argument: the way in which functions are reached.
 #include "client.h"
 
 static const long MIB2 = 2 << 20;

@@ -49,7 +49,7 @@ static void wrapper(const char *file) {
 }
 
 // Libraries come and go, one where the other was: each is called as long as it is there, and never after. Now and then that
-// place is taken, and those that come lie elsewhere.
+// place is taken, and those that come are elsewhere.
 static void again(const char *a, const char *b, const char *function) {
     long sum = 0;
     for (int i = 0; i < 300; i++) {

@@ -1,4 +1,4 @@
-// Every memory call of the runtime API, with the books after each. Argument: the way in which functions are reached.
+// Every memory call of the runtime API, with the ledger after each. Argument: the way in which functions are reached.
 #include "client.h"
 
 static void plain_memory(void) {

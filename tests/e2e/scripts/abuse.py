@@ -65,7 +65,7 @@ for _ in range(20_000):
             held[addr] = size
     elif what < 0.85 and held:
         addr = chance.choice(list(held))
-        # The sizes, devices and streams that are told are not believed.
+        # The sizes, devices and streams that are passed are not trusted.
         library.memtrace_free(addr, chance.choice([held.pop(addr), 0, 1 << 63]), chance.choice([0, 0, 7, -1, 99]), None)
         if chance.random() < 0.2:
             library.memtrace_free(addr, 0, 0, None)  # twice

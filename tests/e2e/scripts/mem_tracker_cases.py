@@ -82,7 +82,7 @@ with memtrace.MemTracker() as tracker:
             torch.empty(100, device="cuda")
         model(late)
         known = module.native()
-        unread.append(known.changes_count(None) - tracker._books.next)
+        unread.append(known.changes_count(None) - tracker._ledger.next)
     said["unread"] = max(unread), sum(b < a for a, b in zip(unread, unread[1:]))
     said["after"] = snapshot(tracker), torch.cuda.memory_allocated()
 print(json.dumps(said))

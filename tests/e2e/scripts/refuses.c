@@ -57,7 +57,7 @@ int cuMemSetAccess(size_t addr, size_t size, void *access, size_t count) {
     return REAL(size_t, size_t, void *, size_t)(addr, size, access, count);
 }
 
-// PyTorch asks the runtime for the driver's functions, and before 2.7 the driver's library; who stands in front of the driver must
+// PyTorch asks the runtime for the driver's functions, and before 2.7 the driver's library; who is in front of the driver must
 // answer that as well.
 static void *ours(const char *name) {
     if (!refused(name))

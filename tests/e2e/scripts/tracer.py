@@ -99,7 +99,7 @@ class Taken(TorchDispatchMode):
 
 
 class Calls(Plugin):
-    """How often each operator was called, as plugins are told."""
+    """How often each operator was called, as plugins learn it."""
 
     name = "calls"
 

@@ -78,7 +78,7 @@ with memtrace.watch(model), memtrace.watch(model.odd, name="again"):
     replica = model.odd._replicate_for_data_parallel()
     replica._modules = {"inner": twin.odd.inner}
     assert torch.equal(replica(x)[0], torch.full((1, 4), 7.0))
-    # A name that was given stands before the modules' own; wrappers are in no name.
+    # A name that was given comes before the modules' own; wrappers are in no name.
     with memtrace.watch(twin, name="teacher"):
         twin(x)
         assert twin.odd.seen == "forward/teacher.odd", twin.odd.seen

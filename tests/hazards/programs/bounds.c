@@ -1,4 +1,4 @@
-// Where a thread's own stack ends, and what lies on a stack for signals. Prints "ok" and how many bytes of the stack a call took
+// Where a thread's own stack ends, and what is on a stack for signals. Prints "ok" and how many bytes of the stack a call took
 // below its caller.
 // bounds WHAT
 #include <pthread.h>

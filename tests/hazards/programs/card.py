@@ -1,4 +1,4 @@
-"""A process on a virtual card that does as it is told, a line at a time, and answers each with a line.
+"""A process on a virtual card that takes a command a line and answers each with a line.
 
 No PyTorch: it asks the runtime and NVML by ctypes, so that dozens of it can run.
 """

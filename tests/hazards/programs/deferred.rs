@@ -32,7 +32,7 @@ struct Thread {
     number: u64,
     random: u64,
     blocks: BTreeMap<u64, Block>,
-    /// Events that have a wait to be told of: block, and how many.
+    /// Events whose wait is still to be reported: block, and how many.
     to_wait: Option<(u64, u64)>,
     handles: u64,
     written: u64,

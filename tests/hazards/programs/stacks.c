@@ -51,7 +51,7 @@ static char *between_guards(size_t size) {
 
 typedef void (*Call)(void (*)(void));
 
-static char *code; // the page that it lies in
+static char *code; // the page that it is in
 static int code_ends; // it is the last thing before an unreadable page
 
 static Call generate(const unsigned char *bytes, size_t size) {

@@ -32,7 +32,7 @@ typedef struct {
 } Tables;
 
 // Where the tables of the library are that has this address: the index is a segment, and says where the entries are, which end
-// with the segment that they lie in.
+// with the segment that they are in.
 static int find(struct dl_phdr_info *info, size_t size, void *out) {
     Tables *tables = out;
     const ElfW(Phdr) *index = NULL;

@@ -1,8 +1,8 @@
 //! The recorded run itself, again: the same settings, and the answers of the recorded driver.
 //!
 //! What comes out is compared with the trace, event for event. A difference is a fact about this
-//! file: something that the trace does not tell (settings changed under way, blocks older than the
-//! trace whose size is not known) or another release of PyTorch.
+//! file. The trace lacks something (settings changed under way, or blocks older than the trace have
+//! no known size), or PyTorch was of another release.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,7 +12,7 @@ use memtrace_caching::{
 use memtrace_format::snapshot::{Action, Block, BlockState, Segment, Snapshot, TraceEntry};
 use serde::Serialize;
 
-use super::requests::{Requests, What};
+use super::requests::{RequestKind, Requests};
 use super::run::{Log, Replay};
 use crate::history::driver_call;
 
@@ -37,7 +37,7 @@ pub struct Exact {
     pub peak_active: u64,
     /// The first difference, in words.
     pub difference: Option<String>,
-    /// Blocks of one size stand by the age of their segments, or by
+    /// Blocks of one size are ordered by the age of their segments, or by
     /// address alone as in older releases.
     pub by_age: bool,
 }
@@ -77,7 +77,7 @@ fn repeat(
     let total = total.unwrap_or_else(|| total_of(&expected));
     let reservations = reservations(&before, &expected, settings, total);
     let device =
-        Script::new(total, steps).with_events(Ready::Told).with_reservations(&reservations);
+        Script::new(total, steps).with_events(Ready::Reported).with_reservations(&reservations);
     let mut allocator = Allocator::new(device, settings.clone(), Log::default());
     if !by_age {
         allocator.ignore_age();
@@ -101,7 +101,7 @@ fn repeat(
 }
 
 /// What the device had in all, as far as it matters: expandable segments reserve 9/8 of it,
-/// so that no two lie nearer than that. Maps that are as far apart as all memory in use is
+/// so that no two are nearer than that. Maps that are as far apart as all memory in use is
 /// large are of different reservations.
 fn total_of(expected: &[Event]) -> u64 {
     let (mut mapped, mut peak) = (0_u64, 0);
@@ -127,16 +127,16 @@ fn total_of(expected: &[Event]) -> u64 {
     apart.unwrap_or(1 << 50) / 9 * 8
 }
 
-/// Where the expandable segments of the beginning have their reservations: from the lowest address
-/// that is ever mapped in one, which may be higher than its true base.
+/// Where the expandable segments of the beginning have their reservations. Each is taken to start
+/// at its lowest address that is ever mapped, which may be higher than its true base.
 fn reservations(
     before: &[Segment],
     expected: &[Event],
     settings: &Settings,
     total: u64,
 ) -> Vec<(u64, u64)> {
-    type Kind = (u64, (u64, u64), bool);
-    let mut addrs: BTreeMap<Kind, BTreeSet<u64>> = BTreeMap::new();
+    type SizeClass = (u64, (u64, u64), bool);
+    let mut addrs: BTreeMap<SizeClass, BTreeSet<u64>> = BTreeMap::new();
     for s in before.iter().filter(|s| s.is_expandable) {
         addrs.entry((s.stream, s.pool_id, s.small)).or_default().insert(s.address);
     }
@@ -219,8 +219,7 @@ fn segments_before(
         let small = match at_end {
             Some(segment) => segment.small,
             None if !expandable => range.size == sizes::SMALL_SEGMENT,
-            // The range grew or shrank: part of it may be there at the
-            // end, or what lies in it tells.
+            // The range grew or shrank: part of it may be there at the end, or what is in it says.
             None => {
                 let end = address + range.size;
                 let overlaps = |s: &&Segment| s.address < end && address < s.address + s.total_size;
@@ -255,8 +254,8 @@ fn segments_before(
             let next = live.peek().map_or(end, |(addr, _)| **addr);
             let size = block.rounded.unwrap_or_else(|| {
                 let rounded = sizes::round(settings, block.requested);
-                // What is too little to be cut off stayed with the block: up to the next one, or to
-                // where the next one is going to be while this one lives.
+                // What was too little to be cut off stayed with the block. It reaches up to the
+                // next block, or to where the next one will be while this one lives.
                 let next = first_alloc.next_while_alive(addr, next).unwrap_or(next);
                 let rest = (next - addr).saturating_sub(rounded);
                 let cut = small || expandable || rest > sizes::SMALL_LIMIT;
@@ -298,7 +297,7 @@ impl Firsts {
     }
 
     /// The lowest address behind `addr` at which something is handed out
-    /// before what lies at `addr` goes.
+    /// before what is at `addr` goes.
     fn next_while_alive(&self, addr: u64, end: u64) -> Option<u64> {
         let goes = self.frees.get(&addr).copied().unwrap_or(usize::MAX);
         self.allocs.range(addr + 1..end).find(|(_, n)| **n < goes).map(|(a, _)| *a)
@@ -319,7 +318,7 @@ fn begin(
             replay.hold(*slot, *id);
         }
     }
-    for request in requests.before.iter().filter(|r| !matches!(r.what, What::Alloc { .. })) {
+    for request in requests.before.iter().filter(|r| !matches!(r.what, RequestKind::Alloc { .. })) {
         let _ = replay.step(request);
     }
     replay.allocator.sink_mut().events.clear();

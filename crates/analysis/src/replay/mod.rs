@@ -1,13 +1,13 @@
 //! "Would it have fitted?" The requests of a recorded program, run again through PyTorch's own
 //! algorithm (`memtrace-caching`): with other settings, on a smaller card.
 //!
-//! A snapshot says what the allocator did; [`requests`] finds out what it had been asked. [`run`]
-//! asks the same of an allocator that only counts, under any settings and any capacity; [`exact`]
+//! A snapshot says what the allocator did. [`requests`] finds out what it had been asked. [`run`]
+//! asks the same of an allocator that only counts, under any settings and any capacity. [`exact`]
 //! asks it of one that gets the answers of the recorded driver, and must come out with the recorded
-//! events: how well that goes is how far the rest can be trusted. [`tune`] tries settings.
+//! events. How well it does says how far the rest can be trusted. [`tune`] tries settings.
 //!
-//! What a replay can't know, it says in its notes: what was there before the trace
-//! begins has sizes and addresses but no order; a program that would have gone on after
+//! What a replay can't know, it says in its notes. What was there before the trace
+//! begins has sizes and addresses but no order. A program that would have gone on after
 //! an out-of-memory error stops at it.
 
 pub mod exact;

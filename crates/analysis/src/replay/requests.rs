@@ -19,7 +19,7 @@ pub type Slot = u32;
 
 /// One thing that was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum RequestKind {
     /// A block.
     Alloc {
         /// Its name from now on.
@@ -62,7 +62,7 @@ pub struct Request {
     /// Index of the entry; [`BEFORE`] for what was there before.
     pub entry: u32,
     /// What was asked.
-    pub what: What,
+    pub what: RequestKind,
 }
 
 /// Everything that one device was asked.
@@ -125,7 +125,7 @@ fn many(n: usize, thing: &str) -> String {
     format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Before PyTorch 2.12 only the segments at the end tell their pool: the
+/// Before PyTorch 2.12 only the segments at the end have their pool: the
 /// pool of each one, by address.
 fn pools_by_address(
     snapshot: &Snapshot,
@@ -197,7 +197,7 @@ impl Reader {
         self.reserved = beginning.segments.values().filter(|s| !s.driver).map(|s| s.size).sum();
         for (&addr, live) in &beginning.blocks {
             if live.driver {
-                self.push_before(What::Others(live.requested as i64));
+                self.push_before(RequestKind::Others(live.requested as i64));
                 continue;
             }
             let segment = beginning.segments.range(..=addr).next_back();
@@ -206,19 +206,24 @@ impl Reader {
             let pool = self.pool_at(addr);
             // Where the requested size is the block's own, nothing is lost;
             // else rounding it again gives the block.
-            self.push_before(What::Alloc { slot, size: live.requested.max(1), stream, pool });
+            self.push_before(RequestKind::Alloc {
+                slot,
+                size: live.requested.max(1),
+                stream,
+                pool,
+            });
             self.out.seeds.push((addr, slot));
             if live.pending {
-                self.push_before(What::FreeLater(slot));
+                self.push_before(RequestKind::FreeLater(slot));
             }
         }
     }
 
-    fn push_before(&mut self, what: What) {
+    fn push_before(&mut self, what: RequestKind) {
         self.out.before.push(Request { entry: BEFORE, what });
     }
 
-    fn push(&mut self, entry: usize, what: What) {
+    fn push(&mut self, entry: usize, what: RequestKind) {
         self.out.during.push(Request { entry: entry as u32, what });
     }
 
@@ -227,8 +232,8 @@ impl Reader {
         let entry = &trace[at];
         if driver_call(entry).is_some() {
             match entry.action {
-                Action::Alloc => self.push(at, What::Others(entry.size as i64)),
-                Action::FreeCompleted => self.push(at, What::Others(-(entry.size as i64))),
+                Action::Alloc => self.push(at, RequestKind::Others(entry.size as i64)),
+                Action::FreeCompleted => self.push(at, RequestKind::Others(-(entry.size as i64))),
                 _ => {}
             }
             return at + 1;
@@ -238,30 +243,30 @@ impl Reader {
                 let pool = self.pool(entry);
                 let slot = self.slot(entry.addr);
                 let TraceEntry { size, stream, .. } = *entry;
-                self.push(at, What::Alloc { slot, size, stream, pool });
+                self.push(at, RequestKind::Alloc { slot, size, stream, pool });
             }
             Action::FreeRequested => {
                 let completes =
                     |e: &TraceEntry| e.action == Action::FreeCompleted && e.addr == entry.addr;
                 if trace.get(at + 1).is_some_and(completes) {
                     if let Some(slot) = self.alive.remove(&entry.addr) {
-                        self.push(at, What::Free(slot));
+                        self.push(at, RequestKind::Free(slot));
                     }
                     return at + 2;
                 }
                 if let Some(&slot) = self.alive.get(&entry.addr) {
-                    self.push(at, What::FreeLater(slot));
+                    self.push(at, RequestKind::FreeLater(slot));
                 }
             }
             Action::FreeCompleted => {
                 if let Some(slot) = self.alive.remove(&entry.addr) {
-                    self.push(at, What::Complete(slot));
+                    self.push(at, RequestKind::Complete(slot));
                 }
             }
             Action::Oom => {
                 let pool = entry.pool_id.unwrap_or((0, 0));
                 let TraceEntry { size, stream, .. } = *entry;
-                self.push(at, What::Failed { size, stream, pool });
+                self.push(at, RequestKind::Failed { size, stream, pool });
             }
             Action::SegmentFree | Action::SegmentUnmap => return self.gone(trace, at),
             Action::SegmentAlloc | Action::SegmentMap => {
@@ -286,7 +291,7 @@ impl Reader {
         for pool in pools.iter().filter(|p| **p != (0, 0)) {
             if !self.released.contains(pool) {
                 self.released.push(*pool);
-                self.push(at, What::Release(*pool));
+                self.push(at, RequestKind::Release(*pool));
             }
         }
         if needed {
@@ -294,15 +299,15 @@ impl Reader {
         }
         match pools.first() {
             Some(&pool) if pool != (0, 0) && pools.iter().all(|p| *p == pool) => {
-                self.push(at, What::EmptyPool(pool));
+                self.push(at, RequestKind::EmptyPool(pool));
             }
-            _ => self.push(at, What::EmptyCache),
+            _ => self.push(at, RequestKind::EmptyCache),
         }
         end
     }
 
-    /// Whether the allocator itself made room: then the next thing is a segment or an `oom`, none
-    /// of the segments that went would have done for it, and there was no room for it beside them.
+    /// Whether the allocator itself made room. Then the next thing is a segment or an `oom`, none
+    /// of the segments that went was large enough for it, and there was no room for it beside them.
     fn needed(&self, gone: &[TraceEntry], after: &[TraceEntry]) -> bool {
         let Some(next) = after.first() else { return false };
         let wanted = match next.action {

@@ -4,7 +4,7 @@ use memtrace_caching::{Allocator, BlockId, Counter, Driver, Event, Pending, Sett
 use memtrace_format::snapshot::{PoolId, Segment};
 use serde::Serialize;
 
-use super::requests::{Request, Requests, Slot, What};
+use super::requests::{Request, RequestKind, Requests, Slot};
 
 /// Points of the curve over time, at most.
 const POINTS: usize = 200;
@@ -135,7 +135,7 @@ pub fn run(requests: &Requests, settings: &Settings, card: Card) -> Outcome {
     listen(requests, settings, card, ()).0
 }
 
-/// The same; gives what was heard and the segments at the end too.
+/// The same. It also gives the events and the segments at the end.
 pub fn listen<L: Listener>(
     requests: &Requests,
     settings: &Settings,
@@ -162,8 +162,8 @@ pub fn listen<L: Listener>(
     replay.end(requests.device as i64)
 }
 
-/// The smallest capacity on which the requests run to their end, to 2 MiB: found by bisection
-/// between what they use at once and what they take where there is enough.
+/// The smallest capacity on which the requests run to their end, to 2 MiB. It is found by
+/// bisection, between what they use at once and what they take where there is enough.
 pub fn smallest_capacity(requests: &Requests, settings: &Settings, overhead: u64) -> Option<u64> {
     let fits =
         |capacity: u64| run(requests, settings, Card { capacity: Some(capacity), overhead }).fits();
@@ -191,7 +191,7 @@ fn others_peak(requests: &Requests) -> u64 {
     let mut now = 0_i64;
     let mut peak = 0;
     for request in requests.before.iter().chain(&requests.during) {
-        if let What::Others(bytes) = request.what {
+        if let RequestKind::Others(bytes) = request.what {
             now += bytes;
             peak = peak.max(now);
         }
@@ -228,11 +228,11 @@ impl<D: Driver, L: Listener> Replay<D, L> {
     pub(super) fn step(&mut self, request: &Request) -> Result<(), Oom> {
         self.allocator.sink_mut().at(request.entry);
         match request.what {
-            What::Alloc { slot, size, stream, pool } => {
+            RequestKind::Alloc { slot, size, stream, pool } => {
                 let id = self.malloc(request.entry, size, stream, pool)?;
                 self.hold(slot, id);
             }
-            What::Failed { size, stream, pool } => {
+            RequestKind::Failed { size, stream, pool } => {
                 if let Ok(id) = self.malloc(request.entry, size, stream, pool) {
                     self.outcome.failed_no_more += 1;
                     // What the program would have done with it, nobody knows.
@@ -241,27 +241,27 @@ impl<D: Driver, L: Listener> Replay<D, L> {
                     self.outcome.failed_again += 1;
                 }
             }
-            What::Free(slot) => {
+            RequestKind::Free(slot) => {
                 if let Held::Block(id) = self.take(slot) {
                     let _ = self.allocator.free(id);
                 }
             }
-            What::FreeLater(slot) => {
+            RequestKind::FreeLater(slot) => {
                 if let Held::Block(id) = self.held[slot as usize]
                     && let Ok(pending) = self.allocator.free_waiting(id)
                 {
                     self.held[slot as usize] = Held::Waits(pending);
                 }
             }
-            What::Complete(slot) => {
+            RequestKind::Complete(slot) => {
                 if let Held::Waits(pending) = self.take(slot) {
                     self.allocator.complete_free(pending);
                 }
             }
-            What::EmptyCache => self.allocator.empty_cache(),
-            What::Release(pool) => drop(self.allocator.release_pool(pool)),
-            What::EmptyPool(pool) => self.allocator.empty_pool(pool),
-            What::Others(_) => {}
+            RequestKind::EmptyCache => self.allocator.empty_cache(),
+            RequestKind::Release(pool) => drop(self.allocator.release_pool(pool)),
+            RequestKind::EmptyPool(pool) => self.allocator.empty_pool(pool),
+            RequestKind::Others(_) => {}
         }
         Ok(())
     }
@@ -312,7 +312,7 @@ impl<D: Driver, L: Listener> Replay<D, L> {
 impl<L: Listener> Replay<Counter, L> {
     /// The same where others count too.
     fn count(&mut self, request: &Request) -> Result<(), Oom> {
-        if let What::Others(bytes) = request.what {
+        if let RequestKind::Others(bytes) = request.what {
             self.allocator.device_mut().others(bytes);
         }
         self.step(request)

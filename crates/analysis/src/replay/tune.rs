@@ -1,9 +1,9 @@
 //! Settings, tried on all processors.
 //!
 //! Each candidate is one line that somebody could export: the one that they have, with something
-//! changed. They are judged by the smallest card on which the program runs to its end; where that
-//! is equal to a hundredth by what they reserve on the card in question, which is lost to everybody
-//! else, and then by how often the driver is called. Two lines that say the same are one.
+//! changed. They are ordered by the smallest card on which the program runs to its end. Where that
+//! is equal to a hundredth, what they reserve on the card in question decides, since others can't
+//! use that. Then it is how often the driver is called. Two lines that say the same are one.
 
 use std::collections::HashSet;
 
@@ -81,7 +81,7 @@ pub fn candidates(requests: &Requests, own: &str, release: Option<Release>) -> V
 
 fn changes(requests: &Requests) -> Vec<String> {
     let large = requests.before.iter().chain(&requests.during).filter_map(|r| match r.what {
-        super::requests::What::Alloc { size, .. } if size >= 20 * MIB => Some(size),
+        super::requests::RequestKind::Alloc { size, .. } if size >= 20 * MIB => Some(size),
         _ => None,
     });
     let largest = large.max().unwrap_or(0);

@@ -2,7 +2,7 @@
 //! where the rest of it went.
 //!
 //! It rounds requests up to powers of two and keeps what it is given back. So what it holds is what
-//! was asked for by those who have it, what rounding adds to that, and what lies idle.
+//! was asked for by those who have it, what rounding adds to that, and what is idle.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ pub(super) fn pinned(snapshot: &Snapshot, lines: &Lines) -> Option<Pinned> {
 fn at([held, requested, rounding]: [u64; 3], rounded: &[RoundedStack], lines: &Lines) -> PinnedAt {
     let mut sites: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for one in rounded {
-        let sum = sites.entry(lines.of_told(&one.frames).to_string()).or_default();
+        let sum = sites.entry(lines.of_code_lines(&one.frames).to_string()).or_default();
         *sum = (sum.0.saturating_add(one.bytes), sum.1.saturating_add(one.count));
     }
     let mut sites: Vec<RoundedUp> =

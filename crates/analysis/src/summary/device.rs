@@ -1,4 +1,4 @@
-//! One device: its history run forwards from its beginning, its segments looked at.
+//! One device: its history is run forwards from its beginning, and its segments are added up.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,18 +23,18 @@ pub(super) struct Sites<'a> {
     snapshot: &'a Snapshot,
     lines: Lines,
     by: By,
-    known: HashMap<Option<StackIx>, Place>,
+    known: HashMap<Option<StackIx>, SitePair>,
 }
 
 /// The user's line, and the one that was asked for beside it.
-type Place = (Site, Option<Site>);
+type SitePair = (Site, Option<Site>);
 
 impl<'a> Sites<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, by: By) -> Self {
         Sites { snapshot, lines: Lines::new(snapshot), by, known: HashMap::new() }
     }
 
-    fn of(&mut self, stack: Option<StackIx>) -> &Place {
+    fn of(&mut self, stack: Option<StackIx>) -> &SitePair {
         let Sites { snapshot, lines, by, known } = self;
         let tables = snapshot.tables();
         known.entry(stack).or_insert_with(|| match by {
@@ -45,7 +45,7 @@ impl<'a> Sites<'a> {
 
     /// Adds up by site, the largest first. A block from before the history may have no stack.
     fn group(&mut self, blocks: impl Iterator<Item = (Live, bool)>) -> Vec<SiteUse> {
-        let mut amounts: HashMap<Place, Amount> = HashMap::new();
+        let mut amounts: HashMap<SitePair, Amount> = HashMap::new();
         let mut all = 0_u64;
         for (live, old) in blocks {
             let place = match self.of(live.stack) {
@@ -55,14 +55,14 @@ impl<'a> Sites<'a> {
             amounts.entry(place).or_default().add(live.requested);
             all = all.saturating_add(live.requested);
         }
-        let mut amounts: Vec<(Place, Amount)> = amounts.into_iter().collect();
+        let mut amounts: Vec<(SitePair, Amount)> = amounts.into_iter().collect();
         amounts.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
         amounts.into_iter().map(|(place, amount)| SiteUse::new(&place, amount, all)).collect()
     }
 }
 
 impl SiteUse {
-    fn new((site, module): &Place, amount: Amount, all: u64) -> SiteUse {
+    fn new((site, module): &SitePair, amount: Amount, all: u64) -> SiteUse {
         let Amount { count, bytes } = amount;
         let code = code_line(site);
         let (file, line) =
@@ -160,24 +160,24 @@ impl Peak {
 }
 
 impl Oom {
-    /// The failure that an entry of a device's tells of.
+    /// The failure that an entry of a device reports.
     fn new(
         known: &Known,
-        (device, told): (usize, &TraceEntry),
+        (device, failed): (usize, &TraceEntry),
         totals: &Totals,
         (entry, after_us, site): (usize, Option<i64>, String),
     ) -> Oom {
-        let call = driver_call(told).map(str::to_owned);
+        let call = driver_call(failed).map(str::to_owned);
         let outside = if call.is_some() { totals.driver } else { 0 };
         let limit = match call {
             Some(_) => None,
-            None => known.limit(device as i64, (told.size, told.addr, told.time_us)),
+            None => known.limit(device as i64, (failed.size, failed.addr, failed.time_us)),
         };
         Oom {
             entry,
             after_us,
-            asked: told.size,
-            device_free: told.addr,
+            asked: failed.size,
+            device_free: failed.addr,
             allocated: totals.allocated.saturating_add(outside),
             reserved: totals.reserved.saturating_add(outside),
             limited: limit.is_some(),

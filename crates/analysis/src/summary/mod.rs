@@ -1,12 +1,12 @@
 //! What happened to the memory of each device, in numbers.
 //!
 //! Bytes are what the program asked for, unless a name says otherwise: that is what a trace holds.
-//! The allocator's own count, of rounded blocks, is somewhat larger; it is known for blocks that
-//! are alive at the end, and for the others at least the next multiple of 512. *Allocated* ends
+//! The allocator's own count, of rounded blocks, is somewhat larger. It is known for blocks that
+//! are alive at the end. For the others it is at least the next multiple of 512. *Allocated* ends
 //! when a free is requested, *active* when it is completed, as PyTorch counts.
 //!
-//! Memory that the device layer shows (no framework's allocator asked for it) is added up apart: it
-//! lies in no pool, and PyTorch's own numbers don't hold it.
+//! Memory that the device layer shows is added up apart, because no framework's allocator asked for
+//! it. It is in no pool, and PyTorch's own numbers don't include it.
 
 mod device;
 
@@ -313,38 +313,38 @@ fn virtual_gpu(snapshot: &Snapshot) -> Option<&VirtualGpu> {
 }
 
 fn estimate(snapshot: &Snapshot) -> Option<Estimate> {
-    let told = virtual_gpu(snapshot)?;
-    let profile = told.spec.clone().or_else(|| told.profile.clone());
+    let gpu = virtual_gpu(snapshot)?;
+    let profile = gpu.spec.clone().or_else(|| gpu.profile.clone());
     Some(Estimate {
         profile: profile.unwrap_or_else(|| "unknown".to_owned()),
-        name: told.name.clone(),
-        lazy: told.lazy.unwrap_or(false),
-        zero_reads: told.zero_reads.unwrap_or(0),
-        cudnn: told.cudnn.as_ref().map(cudnn).filter(|told| *told != Cudnn::default()),
+        name: gpu.name.clone(),
+        lazy: gpu.lazy.unwrap_or(false),
+        zero_reads: gpu.zero_reads.unwrap_or(0),
+        cudnn: gpu.cudnn.as_ref().map(cudnn).filter(|counts| *counts != Cudnn::default()),
     })
 }
 
-fn cudnn(told: &key::Cudnn) -> Cudnn {
+fn cudnn(counts: &key::Cudnn) -> Cudnn {
     Cudnn {
-        unknown: told.unknown,
-        other: told.other,
-        measured: told.measured,
-        modelled: told.modelled,
-        modelled_bytes: told.modelled_bytes,
-        modelled_largest: told.modelled_largest,
+        unknown: counts.unknown,
+        other: counts.other,
+        measured: counts.measured,
+        modelled: counts.modelled,
+        modelled_bytes: counts.modelled_bytes,
+        modelled_largest: counts.modelled_largest,
     }
 }
 
 /// What a reader must know of cuDNN's workspaces to trust the peaks.
 pub(crate) fn workspaces(estimate: &Estimate) -> Vec<String> {
-    let Some(told) = estimate.cudnn else { return Vec::new() };
+    let Some(counts) = estimate.cudnn else { return Vec::new() };
     let counted = |n: u64, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
     let mut missing = Vec::new();
-    if told.unknown > 0 {
-        missing.push(counted(told.unknown, "convolution"));
+    if counts.unknown > 0 {
+        missing.push(counted(counts.unknown, "convolution"));
     }
-    if told.other > 0 {
-        missing.push(counted(told.other, "other cuDNN graph"));
+    if counts.other > 0 {
+        missing.push(counted(counts.other, "other cuDNN graph"));
     }
     let mut said = Vec::new();
     if !missing.is_empty() {
@@ -353,12 +353,12 @@ pub(crate) fn workspaces(estimate: &Estimate) -> Vec<String> {
             missing.join(" and ")
         ));
     }
-    if told.modelled > 0 {
+    if counts.modelled > 0 {
         said.push(format!(
             "the workspaces of {} are estimates of a model: the largest {}, one of each together {}",
-            counted(told.modelled, "convolution"),
-            size(told.modelled_largest),
-            size(told.modelled_bytes)
+            counted(counts.modelled, "convolution"),
+            size(counts.modelled_largest),
+            size(counts.modelled_bytes)
         ));
     }
     said
@@ -366,8 +366,8 @@ pub(crate) fn workspaces(estimate: &Estimate) -> Vec<String> {
 
 fn capacity(snapshot: &Snapshot, device: usize) -> Option<Capacity> {
     let mut devices = virtual_gpu(snapshot)?.devices.iter();
-    let told = devices.find(|d| usize::try_from(d.device) == Ok(device))?;
-    Some(Capacity { total: told.total?, context: told.context.unwrap_or(0) })
+    let device_key = devices.find(|d| usize::try_from(d.device) == Ok(device))?;
+    Some(Capacity { total: device_key.total?, context: device_key.context.unwrap_or(0) })
 }
 
 fn host(snapshot: &Snapshot) -> Option<Host> {
@@ -388,7 +388,7 @@ fn host(snapshot: &Snapshot) -> Option<Host> {
 /// snapshot: it was killed, or was not asked.
 pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
     let mut unknown = Vec::new();
-    let bound = snapshot.memtrace.as_ref().and_then(|told| told.bound_elsewhere.as_ref());
+    let bound = snapshot.memtrace.as_ref().and_then(|about| about.bound_elsewhere.as_ref());
     if bound.is_some_and(|bound| bound.0.is_none()) {
         unknown.push(
             "whether calls went past memtrace is not known: its process didn't write this snapshot itself".to_owned(),
@@ -411,7 +411,7 @@ pub(crate) fn unknown(snapshot: &Snapshot) -> Vec<String> {
 
 fn notes(snapshot: &Snapshot, devices: &[DeviceSummary]) -> Vec<String> {
     let mut notes = unknown(snapshot);
-    let counters = snapshot.memtrace.as_ref().and_then(|told| told.counters.clone());
+    let counters = snapshot.memtrace.as_ref().and_then(|about| about.counters.clone());
     let counters = counters.unwrap_or_default();
     if let Some(virtual_gpu) = estimate(snapshot).filter(|v| v.zero_reads > 0) {
         notes.push(format!(

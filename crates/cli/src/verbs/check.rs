@@ -2,13 +2,13 @@
 
 use memtrace_analysis::check::{self, Level, Problem};
 use memtrace_format::ReadError;
-use memtrace_reading::{Trouble, contents, find};
+use memtrace_reading::{FileError, contents, find};
 use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::args::Check;
 use crate::failure::Failure;
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 
 pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
     let (mut page, mut list) = (Page::default(), Vec::new());
@@ -17,7 +17,7 @@ pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
     if args.json {
         list.extend(unread.iter().map(not_read));
     }
-    found.notes.iter().for_each(|note| tell(note));
+    found.notes.iter().for_each(|note| eprint_line(note));
     for path in &found.files {
         let problems = contents(path, args.files.limit()).and_then(|contents| {
             match contents.snapshots() {
@@ -56,9 +56,9 @@ pub(crate) fn check(args: &Check) -> Result<Answer, Failure> {
     // The files that could be read have their answer; then comes the error.
     answer.print()?;
     for trouble in &unread {
-        tell(&trouble.to_string());
+        eprint_line(&trouble.to_string());
     }
-    Err(Failure::told())
+    Err(Failure::reported())
 }
 
 fn page_of(page: &mut Page, name: &str, sound: bool, problems: &[Problem]) {
@@ -68,7 +68,7 @@ fn page_of(page: &mut Page, name: &str, sound: bool, problems: &[Problem]) {
     }
 }
 
-fn not_read(trouble: &Trouble) -> Value {
+fn not_read(trouble: &FileError) -> Value {
     json!({"file": trouble.path.display().to_string(), "error": trouble.to_string()})
 }
 

@@ -7,7 +7,7 @@ use crate::command;
 use crate::say::Answer;
 
 /// Behind `--` it is the program's turn, and its own completion knows what comes there. Scripts for
-/// other shells are told so by the hint at the argument; the one for bash has no words for it.
+/// other shells learn it from the hint at the argument. The one for bash has no words for it.
 const BASH: &str = r#"
 _memtrace_or_program() {
     local i

@@ -5,9 +5,9 @@ use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use crate::args::Devices;
-use crate::cards::{self, Here};
+use crate::cards::{self, CardsHere};
 use crate::failure::Failure;
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 use crate::units;
 
 pub(crate) fn devices(args: &Devices) -> Result<Answer, Failure> {
@@ -22,12 +22,12 @@ pub(crate) fn devices(args: &Devices) -> Result<Answer, Failure> {
     }
     let mut text = Page::default();
     match cards::here() {
-        Here::Nothing => {}
-        Here::Cards(here) => {
+        CardsHere::Nothing => {}
+        CardsHere::Cards(here) => {
             cards::table(&here, &mut text);
             text.push_str("\n");
         }
-        Here::Trouble(why) => tell(&why),
+        CardsHere::Failed(why) => eprint_line(&why),
     }
     table(&mut text);
     Ok(Answer::page(text, true))

@@ -91,7 +91,7 @@ fn environment(page: &mut Roff) {
 
 fn sentences(setting: &Setting) -> String {
     let mut parts = vec![format!("{}.", setting.help)];
-    if let Value::Words(words) = setting.value {
+    if let Value::Choices(words) = setting.value {
         let words = words.iter().map(|word| format!("{}: {}", word.name, word.help));
         parts.push(format!("{}.", words.collect::<Vec<_>>().join("; ")));
     }
@@ -106,7 +106,7 @@ fn sentences(setting: &Setting) -> String {
     parts.join(" ")
 }
 
-/// What stands under the options in help: examples, as they are typed, and sentences.
+/// What is under the options in help: examples, as they are typed, and sentences.
 fn examples_and_notes(page: &mut Roff, text: &str) {
     let mut is_typed = false;
     let is_example = |line: &str| line.starts_with("  ");

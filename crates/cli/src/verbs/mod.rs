@@ -14,15 +14,15 @@ mod summary;
 mod symbolize;
 mod tune;
 
-use crate::HandOn;
+use crate::Inherit;
 use crate::args::Command;
 use crate::failure::Failure;
 use crate::say::Answer;
 
 /// Does what the command line asks for.
-pub(crate) fn answer(command: &Command, hand_on: HandOn) -> Result<Answer, Failure> {
+pub(crate) fn answer(command: &Command, inherit: Inherit) -> Result<Answer, Failure> {
     match command {
-        Command::Run(args) => run::run(args, hand_on).map(|never| match never {}),
+        Command::Run(args) => run::run(args, inherit).map(|never| match never {}),
         Command::Summary(args) => summary::summary(args),
         Command::Report(args) => report::report(args),
         Command::Check(args) => check::check(args),

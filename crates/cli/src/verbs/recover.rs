@@ -1,7 +1,7 @@
 //! `memtrace recover`: snapshots from the black boxes of dead processes.
 //!
-//! Exit codes: 0, each black box of a dead process is a snapshot now; 1, nothing was
-//! there to recover, or some could be read and others not; 2, nothing could be read or written.
+//! Exit codes: 0 if each black box of a dead process is a snapshot now. 1 if nothing was there to
+//! recover, or some could be read and others not. 2 if nothing could be read or written.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,14 +12,14 @@ use memtrace_format::blackbox::{OpenError, at};
 use memtrace_terminal::Page;
 
 use crate::args::Recover;
-use crate::blackbox::{self, Trouble, Written};
+use crate::blackbox::{self, BoxError, Written};
 use crate::failure::Failure;
 use crate::found::{Found, Writer, find, number, runs};
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 use crate::{boxes, leftovers, output, process};
 
 /// What became of a black box.
-enum Fate {
+enum Recovered {
     /// It is a snapshot now.
     Written(PathBuf),
     /// There was nothing in it.
@@ -40,13 +40,13 @@ pub(crate) fn recover(args: &Recover) -> Result<Answer, Failure> {
         paths = others;
     }
     if all.bad > 0 && all.written == 0 {
-        return Err(Failure::told());
+        return Err(Failure::reported());
     }
     Ok(Answer::page(all.page, all.written > 0 && all.bad == 0))
 }
 
-/// How many of the paths may be seen to together: a folder alone, since what is in it may be named,
-/// too, or files that are not the same.
+/// How many of the paths may be handled together: files that are not the same. A folder is handled
+/// alone, since what is in it may be named, too.
 fn at_once(paths: &[PathBuf]) -> usize {
     let mut seen = BTreeSet::new();
     let is_new =
@@ -81,7 +81,7 @@ impl Recovery<'_> {
                 Ok(more) => jobs.extend(more),
                 Err(failure) => {
                     self.bad += 1;
-                    tell(&failure.to_string());
+                    eprint_line(&failure.to_string());
                 }
             }
         }
@@ -94,9 +94,9 @@ impl Recovery<'_> {
             match done {
                 // Those that come before it, and those that are read beside
                 // it, have made room when they are gone.
-                Ok(Err(Trouble::NoRoom(_))) if jobs.len() > 1 => later.push(job),
+                Ok(Err(BoxError::NoRoom(_))) if jobs.len() > 1 => later.push(job),
                 Ok(done) => self.settle(job, done),
-                Err(panic) => self.settle(job, Err(Trouble::Other(panic.to_string()))),
+                Err(panic) => self.settle(job, Err(BoxError::Other(panic.to_string()))),
             }
             ControlFlow::Continue(())
         });
@@ -115,26 +115,30 @@ impl Recovery<'_> {
         };
         leftovers::clear(&folder);
         if found.is_empty() {
-            tell(&format!("no black box (*.{}) is in {}", process::EXTENSION, path.display()));
+            eprint_line(&format!(
+                "no black box (*.{}) is in {}",
+                process::EXTENSION,
+                path.display()
+            ));
         }
         Ok(found.into_iter().map(|name| Job { name, folder: folder.clone(), named }).collect())
     }
 
     /// Names the snapshot, removes the black box if it is to go, and says what became of it.
-    fn settle(&mut self, job: &Job, done: Result<Read, Trouble>) {
+    fn settle(&mut self, job: &Job, done: Result<Read, BoxError>) {
         let name = job.name.display();
         match done.and_then(|read| read.settle(&job.folder)) {
-            Ok(Fate::Written(path)) => {
+            Ok(Recovered::Written(path)) => {
                 self.written += 1;
                 let _ = writeln!(self.page, "{}", path.display());
             }
-            Ok(Fate::Empty) => tell(&format!("{name}: the process recorded nothing")),
-            Ok(Fate::Alive(pid)) => tell(&format!(
+            Ok(Recovered::Empty) => eprint_line(&format!("{name}: the process recorded nothing")),
+            Ok(Recovered::Alive(pid)) => eprint_line(&format!(
                 "{name}: process {pid} is alive and writes it; use `memtrace snapshot {pid}`"
             )),
-            Err(Trouble::NoRoom(why) | Trouble::Other(why)) => {
+            Err(BoxError::NoRoom(why) | BoxError::Other(why)) => {
                 self.bad += 1;
-                tell(&format!("{name}: {why}"));
+                eprint_line(&format!("{name}: {why}"));
             }
         }
     }
@@ -166,13 +170,13 @@ enum End {
 }
 
 /// All that takes long, and nothing that others see.
-fn read(job: &Job, args: &Recover) -> Result<Read, Trouble> {
+fn read(job: &Job, args: &Recover) -> Result<Read, BoxError> {
     let found = if job.named { Found::open_named(&job.name) } else { Found::open(&job.name) }?;
     let (content, end) = read_found(&found, &job.folder, args)?;
     Ok(Read { found, content, end })
 }
 
-fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, End), Trouble> {
+fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, End), BoxError> {
     let Found { real, file, ours, .. } = found;
     let open = match blackbox::open(file) {
         Ok(open) => open,
@@ -209,16 +213,16 @@ fn read_found(found: &Found, folder: &Path, args: &Recover) -> Result<(Content, 
 
 impl Read {
     /// Names the snapshot and does with the black box what is to be done.
-    fn settle(self, folder: &Path) -> Result<Fate, Trouble> {
+    fn settle(self, folder: &Path) -> Result<Recovered, BoxError> {
         let fate = match self.content {
-            Content::Alive(pid) => Fate::Alive(pid),
-            Content::Empty => Fate::Empty,
-            Content::Snapshot(written) => Fate::Written(written.place(folder)?),
+            Content::Alive(pid) => Recovered::Alive(pid),
+            Content::Empty => Recovered::Empty,
+            Content::Snapshot(written) => Recovered::Written(written.place(folder)?),
         };
         match self.end {
             End::Keep => {}
             End::KeepBecause(why) => {
-                tell(&format!("{}: kept, since {why}", self.found.name.display()));
+                eprint_line(&format!("{}: kept, since {why}", self.found.name.display()));
             }
             End::Remove(out) => remove(&self.found, out.as_deref()),
         }
@@ -237,6 +241,6 @@ fn remove(found: &Found, out: Option<&Path>) {
         }
     }
     if let Err(e) = memtrace_files::remove(real, &found.file) {
-        tell(&format!("{} is recovered, but cannot be removed: {e}", real.display()));
+        eprint_line(&format!("{} is recovered, but cannot be removed: {e}", real.display()));
     }
 }

@@ -143,7 +143,7 @@ fn labels(out: &mut Page, what: &str, rows: &[Labelled], top: usize) {
     if !rows.is_empty() && top > 0 {
         let _ = writeln!(out, "  {what}, by label");
     }
-    // Where they are too many to list, those that only a number tells apart are one.
+    // Where they are too many to list, those that differ only in a number are one.
     let rolled = if rows.len() > top { report::rolled_up(rows) } else { rows.to_vec() };
     let name = |l: Labelled| if l.label.is_empty() { "(no label)".to_owned() } else { l.label };
     let rows = rolled.into_iter().map(|l| (l.bytes, l.count, name(l)));

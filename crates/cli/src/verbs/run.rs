@@ -1,8 +1,8 @@
-//! `memtrace run`: sets the stage and becomes the program.
+//! `memtrace run`: prepares the environment and becomes the program.
 //!
 //! There is no parent that waits. The environment is prepared, then this process is
-//! replaced, so the program's id, its signals, its terminal and its exit code are what they
-//! would be without memtrace. Everything that could go wrong is looked at before, because
+//! replaced. So the program's id, signals, terminal and exit code are what they would be
+//! without memtrace. Everything that could go wrong is looked at before, because
 //! afterwards there is nobody left to explain.
 
 use std::convert::Infallible;
@@ -25,12 +25,12 @@ use memtrace_options::{
 use crate::args::{Run, Switch};
 use crate::failure::Failure;
 use crate::preloadable::{find, preloadable};
-use crate::say::tell;
+use crate::say::eprint_line;
 use crate::stand_ins::Folder;
-use crate::{HandOn, boxes, leftovers};
+use crate::{Inherit, boxes, leftovers};
 
 /// What PyTorch and Triton compile and time on one GPU they keep for the next run. What
-/// they find out on a virtual one must not be found by a run on a real card, so it is kept
+/// they find out on a virtual card must not be used by a run on a real one. So it is kept
 /// apart, unless the user has said where.
 const CACHES: [(&str, &str); 3] = [
     ("PYTORCH_KERNEL_CACHE_PATH", "torch-kernels"),
@@ -42,7 +42,7 @@ pub(crate) const RECORDER: &str = "libmemtrace.so";
 pub(crate) const VIRTUAL_GPU: &str = "libmemtrace_virtual.so";
 
 /// Becomes the program; returns only to say why not.
-pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
+pub(crate) fn run(args: &Run, inherit: Inherit) -> Result<Infallible, Failure> {
     let (name, rest) =
         args.command.split_first().ok_or_else(|| Failure::new("no program is named"))?;
     let spec = match &args.virtual_gpu {
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
     if record || spec.is_some() {
         preloadable(&path).map_err(|r| Failure::new(r.to_string()))?;
     }
-    misspelt().for_each(|remark| tell(&remark));
+    misspelt().for_each(|remark| eprint_line(&remark));
     let mut command = Command::new(&path);
     command.arg0(name).args(rest);
     let mut preload = Vec::new();
@@ -66,8 +66,8 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
         }
         preload.push(library);
         let out = out_folder(args.settings.of(&OUT).map(Path::new))?;
-        // The recorder tells this process, which the user started, from those that it starts; these
-        // say in the list what they have written.
+        // The recorder distinguishes this process, which the user started, from those that it
+        // starts; these say in the list what they have written.
         let root = if args.list.is_some() { parent_id() } else { std::process::id() };
         command.env(RUN_PID.variable, root.to_string());
         let list = RUN_LIST.variable;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
             None => command.env(list, leftovers::list_of_run(&out)),
         };
         leftovers::clear(&out);
-        command.envs(args.settings.told().map(|(setting, value)| (setting.variable, value)));
+        command.envs(args.settings.given().map(|(setting, value)| (setting.variable, value)));
         if args.expand && args.settings.of(&FORMAT).is_some_and(|f| f == Format::Json.name()) {
             command.env(FORMAT.variable, Format::JsonExpanded.name());
         }
@@ -114,12 +114,12 @@ pub(crate) fn run(args: &Run, hand_on: HandOn) -> Result<Infallible, Failure> {
         command.env("LD_PRELOAD", preloaded(&preload, env::var_os("LD_PRELOAD")));
         command.env(SANITIZER.0, with_setting(env::var_os(SANITIZER.0), SANITIZER.1));
     }
-    hand_on(&mut command);
+    inherit(&mut command);
     let error = command.exec();
     Err(Failure::new(format!("cannot run '{}': {error}", path.display())))
 }
 
-/// Does the user want to hear of nothing but errors?
+/// Does the user want nothing printed but errors?
 fn quiet() -> bool {
     env::var_os(QUIET.variable).is_some_and(|v| v == Quiet::Yes.name())
 }
@@ -150,7 +150,7 @@ fn list(
 }
 
 /// The runtime of `AddressSanitizer` ends a program in which it isn't the first library, unless it
-/// is told not to look. A program that needs the runtime has it loaded behind what is preloaded.
+/// must not look. A program that needs the runtime has it loaded behind what is preloaded.
 const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "verify_asan_link_order=0");
 
 /// A setting in front of those that were there, which win.
@@ -216,7 +216,7 @@ fn loadable(library: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A library of ours lies beside this program, or where an installation puts libraries.
+/// A library of ours is beside this program, or where an installation puts libraries.
 pub(crate) fn find_library(name: &str, otherwise: &str) -> Result<PathBuf, Failure> {
     let me = env::current_exe()
         .and_then(fs::canonicalize)
@@ -261,9 +261,9 @@ pub(crate) fn out_folder(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(out)
 }
 
-/// Where the processes of a run say what they hold of its virtual cards: a name that nobody can
-/// guess, in memory if there is a folder for that. The first process that needs it makes the
-/// file, and the last one takes it away.
+/// Where the processes of a run say what they hold of its virtual cards. The name can't be guessed,
+/// and the file is in memory if there is a folder for that. The first process that needs it makes
+/// the file, and the last one takes it away.
 fn cards_of_run() -> PathBuf {
     let random = || RandomState::new().hash_one(std::process::id());
     let name = format!("memtrace-cards1-{}-{:016x}{:016x}", std::process::id(), random(), random());

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::say::Answer;
 use crate::units::{count, many, more, percent, size, span, sum};
 
-/// Failed allocations that are told one by one.
+/// Failed allocations that are listed one by one.
 const OOMS: usize = 3;
 
 pub(crate) fn summary(args: &args::Summary) -> Result<Answer, Failure> {
@@ -25,15 +25,15 @@ pub(crate) fn summary(args: &args::Summary) -> Result<Answer, Failure> {
         if args.json {
             return Answer::json(&summary, true);
         }
-        Ok(Answer::page(Told::default().write(&summary, file, args.top), true))
+        Ok(Answer::page(SummaryText::default().write(&summary, file, args.top), true))
     })
 }
 
 /// The text so far.
 #[derive(Default)]
-struct Told(Page);
+struct SummaryText(Page);
 
-impl Told {
+impl SummaryText {
     fn write(mut self, summary: &Summary, file: &Asked<'_>, top: usize) -> Page {
         if let Some(estimate) = &summary.estimate {
             self.estimate(estimate);

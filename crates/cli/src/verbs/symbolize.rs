@@ -12,7 +12,7 @@ use crate::args::{Format, Symbolize};
 use crate::each::each_file;
 use crate::failure::Failure;
 use crate::output;
-use crate::say::{Answer, tell};
+use crate::say::{Answer, eprint_line};
 
 pub(crate) fn symbolize(args: &Symbolize) -> Result<Answer, Failure> {
     // Files of several folders may have one name.
@@ -42,7 +42,7 @@ fn one(
         false => Format::Pickle,
     };
     let report = memtrace_symbols::source::symbolize(&mut snapshot);
-    report.notes.iter().for_each(|note| tell(note));
+    report.notes.iter().for_each(|note| eprint_line(note));
     output::replace(&out, &snapshot, format)
         .map_err(|e| Failure::new(format!("cannot write {}: {e}", out.display())))?;
     written.insert(out.clone(), path.to_owned());

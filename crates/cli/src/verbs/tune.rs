@@ -117,8 +117,8 @@ fn listed<'a>(tried: &'a [Tried], always: &[&'a Tried]) -> Vec<&'a Tried> {
     rows
 }
 
-/// Worth a change: it fits where it did not, or the card may be smaller by a hundredth, or, on no
-/// larger a card, what is reserved is.
+/// Worth a change: it fits where it did not, or the card may be smaller by a hundredth. Or, on a
+/// card no larger, less is reserved by a hundredth.
 fn gain(now: &Tried, best: &Tried) -> bool {
     if now.outcome.fits() != best.outcome.fits() {
         return best.outcome.fits();
@@ -133,8 +133,8 @@ fn gain(now: &Tried, best: &Tried) -> bool {
     best < now - now / 100
 }
 
-/// What is reserved and never in use at once, as a share of it, from which on
-/// nobody should be told that all is well.
+/// What is reserved and never in use at once, as a share of it, from which on the
+/// answer must not say that all is well.
 const UNUSED: f64 = 0.25;
 /// And as bytes: less than one segment for large requests is no matter of settings.
 const SEGMENT: u64 = 20 << 20;

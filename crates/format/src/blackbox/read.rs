@@ -1,12 +1,12 @@
 //! Reading a black box, of a dead process or of a living one.
 //!
 //! A reader trusts nothing in the file: every position and length is checked. It
-//! reads only what is in use, and the ring a batch at a time. What it stands for is
-//! worked out by who reads the recording.
+//! reads only what is in use, and the ring a batch at a time. What it means is worked
+//! out by whoever reads the recording.
 //!
 //! **A living process** goes on writing, and is not asked to wait. The live table is believed if
-//! its sequence number was even and the same before and after it was read; an event if its slot was
-//! published when it was read a first time, and not overwritten after a second time.
+//! its sequence number was even, and the same before and after it was read. An event is believed if
+//! its slot was published at a first read and not overwritten after a second one.
 
 use std::io;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{
-    DoorUse, HEADER_WORDS, LIVE, MAGIC, NOT_NOTED, PAST_DEVICES, PAST_WORDS, REGIONS, Read, Region,
-    VERSION, at, door_uses, plausible,
+    EntryPointUse, HEADER_WORDS, LIVE, MAGIC, NOT_NOTED, PAST_DEVICES, PAST_WORDS, REGIONS, Read,
+    Region, VERSION, at, entry_point_uses, plausible,
 };
 use crate::event::{Event, WORDS};
 use crate::key::{Description, Memtrace};
@@ -204,9 +204,9 @@ impl<B: Bytes> BlackBox<B> {
         Ok(bytes)
     }
 
-    /// What is in use of one of the regions of stacks. Everything that an event refers
-    /// to is complete before the event has its ticket: of a living process it is
-    /// there, if this is read after the ticket.
+    /// What is in use of one of the regions of stacks. Everything that an event refers to
+    /// is complete before the event has its ticket. So it is there in a living process,
+    /// too, if it is read after the ticket.
     ///
     /// # Errors
     /// The file can't be read, or the region is damaged.
@@ -223,10 +223,10 @@ impl<B: Bytes> BlackBox<B> {
     ///
     /// # Errors
     /// The file can't be read.
-    pub fn doors(&self) -> Result<Vec<DoorUse>, OpenError> {
-        let bytes = self.bytes(Region::Doors, 0..LARGEST_PART)?;
+    pub fn entry_points(&self) -> Result<Vec<EntryPointUse>, OpenError> {
+        let bytes = self.bytes(Region::EntryPoints, 0..LARGEST_PART)?;
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
-        Ok(door_uses(&words))
+        Ok(entry_point_uses(&words))
     }
 
     /// What the process said of itself when it began, and which rank it
@@ -240,8 +240,8 @@ impl<B: Bytes> BlackBox<B> {
         Some(about)
     }
 
-    /// The settings of PyTorch's allocator that were read last: those that it has read since the
-    /// description was written, or those of the description, as `of_description` understands
+    /// The settings of PyTorch's allocator that were read last. They are those read since the
+    /// description was written, or else those of the description, as `of_description` understands
     /// them. `None`: they are not recorded.
     pub fn settings(&self, of_description: impl Fn(&Memtrace) -> Option<Read>) -> Option<Read> {
         const TIMES: usize = 10;
@@ -334,7 +334,7 @@ impl<B: Bytes> Reading<'_, B> {
         if self.alive { self.file.now(i) } else { Ok(self.file.header(i)) }
     }
 
-    /// Words that tell one state of the live table from another.
+    /// Words that differ between any two states of the live table.
     fn live_state(&self) -> Result<[u64; 3], OpenError> {
         Ok([self.word(at::LIVE_SEQUENCE)?, self.word(at::RETIRED)?, self.word(at::LIVE_ROOM)?])
     }

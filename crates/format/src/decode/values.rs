@@ -1,5 +1,5 @@
-//! Single values: those of known keys in the types that they must have, those of other keys as they
-//! are, and what all of them may take.
+//! Single values. Those of known keys have the types that they must have, those of other keys stay
+//! as they are. All are counted against a budget.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ impl Decoder<'_, '_> {
         Ok(fields)
     }
 
-    /// Keeps what stands under an unknown key; of one that comes twice, the last. `others` is
+    /// Keeps what is under an unknown key; of one that comes twice, the last. `others` is
     /// where those of this dictionary are.
     pub(super) fn other<'k>(
         &mut self,
@@ -98,7 +98,7 @@ impl Decoder<'_, '_> {
         })
     }
 
-    /// What stands under our own key, whose parts may be larger than the file's text of them.
+    /// What is under our own key, whose parts may be larger than the file's text of them.
     pub(super) fn key(&mut self, value: Value) -> Result<Option<Box<Memtrace>>> {
         let place = Word::Memtrace.text();
         let more = size_of::<Memtrace>().saturating_add(Memtrace::cost(&value));
@@ -164,7 +164,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    /// Where something lies, and how large it is: no memory goes on behind the last address.
+    /// Where something is, and how large it is: no memory goes on behind the last address.
     pub(super) fn extent<const N: usize>(
         &self,
         fields: &Fields<N>,

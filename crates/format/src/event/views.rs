@@ -231,15 +231,15 @@ views! {
         label: addr,
         /// A number of the program's.
         number: size,
-        /// Which sort of point it is: a [`super::Point`].
-        sort: extra,
+        /// Which kind of point it is: a [`super::Point`].
+        kind: extra,
     }
 }
 
 impl MarkEvent {
-    /// Which sort of point it is, if that is known.
+    /// Which kind of point it is, if that is known.
     pub fn point(&self) -> Option<Point> {
-        Point::from_u64(self.sort)
+        Point::from_u64(self.kind)
     }
 }
 

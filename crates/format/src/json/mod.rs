@@ -1,10 +1,9 @@
 //! Snapshots as JSON.
 //!
-//! JSON has no references. So a stack is written once, and where it is meant `frames` is
-//! its number: `stacks` is the table of them, each a list of numbers of frames, and
-//! `frames` beside it the table of frames. With every stack spelled out
-//! ([`Stacks::Expanded`]) the file is what PyTorch's viewer takes, and eighty times the
-//! size of the pickle where stacks are deep. Both are read.
+//! JSON has no references. So a stack is written once, and an entry's `frames` is its number.
+//! `stacks` is the table of stacks, each a list of numbers of frames. `frames` beside it is the
+//! table of frames. With every stack spelled out ([`Stacks::Expanded`]) the file is what PyTorch's
+//! viewer takes, and eighty times the size of the pickle where stacks are deep. Both are read.
 
 mod read;
 mod write;

@@ -21,17 +21,17 @@ pub enum Stacks {
 /// Writes a snapshot as one JSON object.
 ///
 /// # Errors
-/// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read: an integer of
-/// 2^63 or more, an index that names no frame or stack.
+/// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read. That is an
+/// integer of 2^63 or more, or an index that names no frame or stack.
 pub fn write(snapshot: &Snapshot, stacks: Stacks, out: impl Write) -> io::Result<()> {
     let mut json = Json::new(out, stacks);
     json.finish_with(snapshot, snapshot.tables())?;
     json.out.finish()
 }
 
-/// A JSON text that is written as its history comes. The entries are known before the
-/// segments, which stand in front of them, and those of several devices come in turn: so each
-/// trace has a file of its own until the end.
+/// A JSON text that is written as its history comes. The entries are known before the segments,
+/// though these come first in the file. Entries of several devices come in turn. So each trace
+/// has a file of its own until the end.
 pub struct Stream<W> {
     json: Json<W>,
     scratch: Box<dyn FnMut() -> io::Result<File>>,

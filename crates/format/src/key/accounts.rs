@@ -1,7 +1,8 @@
-//! Who holds what, and whether it adds up. The rules are those of the crate that writes snapshots; here is what stands in the file.
+//! Who holds what, and whether it adds up. The rules are those of the crate that writes
+//! snapshots; here is what is in the file.
 
 records! {
-    /// The driver's books at the end: each column is a sum, and what is in one is in no other.
+    /// The driver's ledger at the end: each column is a sum, and what is in one is in no other.
     Ledger {
         /// By device.
         devices: Vec<LedgerDevice>,
@@ -17,8 +18,8 @@ records! {
     LedgerDevice {
         /// Its ordinal; −1 is one that no call has named.
         device: i64,
-        /// Bytes that the process holds of the device, each counted once: the sum of `framework`, `device_bytes`, `pool_used`,
-        /// `arrays` and `physical`.
+        /// Bytes that the process holds of the device, each counted once: the sum of `framework`,
+        /// `device_bytes`, `pool_used`, `arrays` and `physical`.
         held: u64,
         /// Bytes that PyTorch's allocator has reserved.
         framework: u64,
@@ -32,7 +33,7 @@ records! {
         physical: u64,
         /// Bytes of addresses under which physical memory is mapped.
         mapped: u64,
-        /// Bytes of managed memory, which lies with the host or on a device.
+        /// Bytes of managed memory, which is on the host or on a device.
         managed: u64,
         /// Bytes of other processes and APIs that are in use here, as far as their size was said.
         imported: u64,
@@ -56,7 +57,7 @@ records! {
         framework: u64,
         /// Of `framework`, bytes that were asked for, of blocks in use.
         requested: u64,
-        /// Bytes of physical memory (`cuMemCreate`) that lies with the host.
+        /// Bytes of physical memory (`cuMemCreate`) that is on the host.
         physical: u64,
     }
 
@@ -112,7 +113,7 @@ records! {
     OwnersPeak {
         /// Bytes that were held.
         held: Option<u64>,
-        /// When, in microseconds since 1970; null if it lies before the history.
+        /// When, in microseconds since 1970; null if it is before the history.
         time_us: Option<u64> [null],
         /// By owner, the largest first; null where that is not known.
         by: Option<Vec<Owner>> [null],
@@ -182,7 +183,7 @@ records! {
         rounding: u64,
         /// By stack, what rounding adds: the largest sixteen.
         rounded: Vec<RoundedStack>,
-        /// When, in microseconds since 1970; null if it lies before the history.
+        /// When, in microseconds since 1970; null if it is before the history.
         time_us: Option<u64> [null],
     }
 

@@ -1,5 +1,5 @@
-//! What a black box says of its process: the key as far as it is known when recording begins, and two things that only
-//! the reader of the box needs.
+//! What a black box says of its process. It is the key as far as it is known when recording begins,
+//! and two things that only the box's reader needs.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::{Memtrace, Part};
 const ENTRY_POINTS: &str = "entry_points";
 const OUT: &str = "out";
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Description {
     /// What the snapshots say, too.

@@ -1,12 +1,13 @@
 //! The key `memtrace`: all that a snapshot of ours says beside what PyTorch's own would say.
 //!
-//! [`Memtrace`] is what stands in the file, key by key. Whoever writes a snapshot fills it in, and whoever reads one asks
-//! it; nobody looks a key up by its name. `docs/file-format.md` is written from the words beside the fields.
+//! [`Memtrace`] is what is in the file, key by key. Whoever writes a snapshot fills it in,
+//! and whoever reads one asks it; nobody looks a key up by its name. `docs/file-format.md` is
+//! written from the words beside the fields.
 //!
-//! The rules of the format: keys come, and none goes. A key keeps its name, its type, its unit and its meaning; what would
-//! mean something else gets another name. So a file of another release is read as far as it is understood, and what is not
-//! understood is kept ([`Kept`]). `version` says which release wrote the file; if the first number of it ever grows, these
-//! rules were broken.
+//! The rules of the format: keys come, and none goes. A key keeps its name, its type, its unit and
+//! its meaning; what would mean something else gets another name. So a file of another release is
+//! read as far as it is understood, and what is not understood is kept ([`Kept`]). `version` says
+//! which release wrote the file; if the first number of it ever grows, these rules were broken.
 
 #[macro_use]
 mod records;
@@ -28,13 +29,13 @@ pub use accounts::{
 };
 pub use description::Description;
 pub use part::{Kept, OrNull, Part, Row};
-pub use recorder::{BoundElsewhere, Caller, Cost, Counters, Door, StackTables};
+pub use recorder::{BoundElsewhere, Caller, Cost, Counters, EntryPoint, StackTables};
 pub use virtual_gpu::{Cudnn, VirtualDevice, VirtualGpu};
 
 use crate::snapshot::Frame;
 
 records! {
-    /// All that stands under the key.
+    /// All that is under the key.
     Memtrace {
         /// The release of memtrace that recorded the process.
         version: Option<String>,
@@ -56,7 +57,8 @@ records! {
         world_size: Option<u64> [null],
         /// When recording began, in microseconds since 1970.
         started_us: Option<u64>,
-        /// The configuration of PyTorch's allocator that held at the end, as one line; null where it is not known.
+        /// The configuration of PyTorch's allocator that held at the end, as
+        /// one line; null where it is not known.
         allocator_conf: Option<String> [null],
         /// The environment variable that it came from; empty if none was set.
         allocator_variable: Option<String>,
@@ -66,8 +68,9 @@ records! {
         root: Option<i64> [null],
         /// The nearest process above that was recorded; null if there was none.
         recorded_parent: Option<RecordedParent> [null],
-        /// Why the snapshot was written: `exit`, `oom`, `peak`, `signal`, `clock`, `request`; `recovered` or `snapshot` if
-        /// the command wrote it from a black box; `replay` if it shows what would have been.
+        /// Why the snapshot was written: `exit`, `oom`, `peak`, `signal`, `clock`,
+        /// `request`; `recovered` or `snapshot` if the command wrote it from a black box;
+        /// `replay` if it shows what would have been.
         reason: Option<String>,
         /// When it was written, in microseconds since 1970.
         written_us: Option<u64>,
@@ -81,9 +84,9 @@ records! {
         not_recorded: Option<Vec<String>>,
         /// The virtual GPU; absent on a real one.
         virtual_gpu = "virtual": Option<VirtualGpu>,
-        /// The device of `rank`, as NCCL was told.
+        /// The device of `rank`, as the process told NCCL.
         rank_device: Option<i64>,
-        /// The driver's books at the end.
+        /// The driver's ledger at the end.
         ledger: Option<Ledger>,
         /// Memory by owner.
         owners: Option<Owners>,
@@ -93,8 +96,8 @@ records! {
         entered: Option<Vec<Entered>>,
         /// The last request that failed for want of memory; absent if none did.
         out_of_memory: Option<OutOfMemory>,
-        /// All of PyTorch's requests that failed because the driver refused: pairs of a device and the time in microseconds
-        /// since 1970.
+        /// All of PyTorch's requests that failed because the driver refused: pairs of a device and
+        /// the time in microseconds since 1970.
         refused_by_driver: Option<Vec<(i64, u64)>>,
         /// What to look at.
         warnings: Option<Vec<Warning>>,
@@ -106,15 +109,17 @@ records! {
         marks: Option<Vec<Mark>>,
         /// The two ends of a Python program; absent where they are one.
         ends = "end": Option<Ends>,
-        /// Libraries in which native frames of the stacks lie, each with its build id in hex (or nothing).
+        /// Libraries in which native frames of the stacks lie, each with
+        /// its build id in hex (or nothing).
         libraries: Option<BTreeMap<String, String>>,
         /// Where the process has its Python.
         python: Option<PythonPlaces>,
         /// The release of PyTorch; null where there is none.
         pytorch: Option<String> [null],
         /// The functions of CUDA's that were called, and by whom.
-        doors: Option<Vec<Door>>,
-        /// Functions of CUDA's that libraries call past memtrace; null where only the process itself could have said so.
+        doors: Option<Vec<EntryPoint>>,
+        /// Functions of CUDA's that libraries call past memtrace; null where only
+        /// the process itself could have said so.
         bound_elsewhere: Option<OrNull<Vec<BoundElsewhere>>>,
         /// Recording was switched off under way. Only in what was read from a black box.
         switched_off: Option<bool>,
@@ -176,7 +181,8 @@ impl Memtrace {
         Memtrace::fits(&value).then(|| Box::new(Memtrace::take(value)))
     }
 
-    /// The keys of the file that have no field here, and those that have not the type of their field.
+    /// The keys of the file that have no field here, and those that have
+    /// not the type of their field.
     pub fn not_understood(&self) -> Vec<String> {
         let mut names = Vec::new();
         self.unknown("", &mut names);
@@ -190,7 +196,8 @@ impl Memtrace {
         rows
     }
 
-    /// As if it had been made here: all keys that are always written, in their order, then what is not understood.
+    /// As if it had been made here: all keys that are always written, in their
+    /// order, then what is not understood.
     #[must_use]
     pub fn made_here(mut self) -> Memtrace {
         self.kept.forget_order();

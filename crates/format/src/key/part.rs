@@ -1,8 +1,8 @@
 //! What a part of the key can be, how it is read, and what becomes of the rest.
 //!
-//! A record takes from a file what it understands. A key that it has no field for, and a value that is not of its
-//! field's type, stay as they are in [`Kept`], with the order of the file. So a file that is read and written again loses
-//! nothing, and one value of the wrong type takes no other with it.
+//! A record takes from a file what it understands. A key without a field, and a value that is not
+//! of its field's type, stay as they are in [`Kept`], with the order of the file. So a file that is
+//! read and written again loses nothing, and one value of the wrong type takes no other with it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Something that stands under the key.
+/// Something that is under the key.
 pub trait Part: Serialize + Default {
     /// Its type in words, for the documentation.
     const TYPE: &'static str;
@@ -23,7 +23,8 @@ pub trait Part: Serialize + Default {
     /// Reads what fits.
     fn take(value: Value) -> Self;
 
-    /// Bytes of memory that reading this takes, beside what the value has taken and the part itself.
+    /// Bytes of memory that reading this takes, beside what the value has
+    /// taken and the part itself.
     fn cost(_value: &Value) -> usize {
         0
     }
@@ -39,7 +40,8 @@ pub trait Part: Serialize + Default {
     /// Names what the file has and this doesn't understand.
     fn unknown(&self, _at: &str, _names: &mut Vec<String>) {}
 
-    /// No number is so large afterwards that PyTorch's viewer couldn't read it: a damaged file may say anything.
+    /// No number is so large afterwards that PyTorch's viewer couldn't read
+    /// it: a damaged file may say anything.
     fn bound(&mut self) {}
 
     /// The rows of the documentation.
@@ -49,7 +51,7 @@ pub trait Part: Serialize + Default {
 /// A key in the documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Where it stands: `owners.devices[].held`.
+    /// Where it is: `owners.devices[].held`.
     pub key: String,
     /// Its type in words.
     pub kind: String,
@@ -128,7 +130,7 @@ impl Part for String {
     }
 }
 
-/// Where something lies, and when: a pair of numbers.
+/// Where something is, and when: a pair of numbers.
 impl Part for (i64, u64) {
     const TYPE: &'static str = "pair";
 
@@ -311,8 +313,8 @@ pub(super) fn read<T: Part>(field: &mut T, value: Value, may_be_null: bool) -> O
 /// A key of a file, and its value unless it is understood.
 pub(super) type Key = (Cow<'static, str>, Option<Value>);
 
-/// What a file says in a record beside what is understood, and the order in which it says it. Empty for a record that is
-/// made here, and for one that is written in the same way.
+/// What a file says in a record beside what is understood, and the order in which it says it. Empty
+/// for a record that is made here, and for one that is written in the same way.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
     /// The record is a file's: what that doesn't say is not written.
@@ -348,7 +350,8 @@ impl Kept {
         if there.eq(written) { Kept::NOTHING } else { Kept { is_read: true, keys } }
     }
 
-    /// As if the record had been made here: its own keys in their order, and all of them; then the others.
+    /// As if the record had been made here: its own keys in their order,
+    /// and all of them; then the others.
     pub(super) fn forget_order(&mut self) {
         self.is_read = false;
         self.keys.retain(|(_, value)| value.is_some());

@@ -41,11 +41,13 @@ records! {
         late: u64,
         /// Calls that had to make room in the history themselves.
         stalls: u64,
-        /// Allocations that found no room in the table of what is alive, and are missing from the state.
+        /// Allocations that found no room in the table of what is alive,
+        /// and are missing from the state.
         live_refused: u64,
         /// The bytes of these allocations.
         live_refused_bytes: u64,
-        /// Live allocations that were kept outside the black box, and are missing from what was read from it.
+        /// Live allocations that were kept outside the black box, and are
+        /// missing from what was read from it.
         live_outside: u64,
         /// The bytes of these allocations.
         live_outside_bytes: u64,
@@ -66,7 +68,7 @@ records! {
     }
 
     /// Calls of one function of CUDA's.
-    Door {
+    EntryPoint {
         /// The function.
         door: String,
         /// How often it was called.

@@ -1,7 +1,8 @@
-//! The macro that makes records: a struct with a documented field for each key, which reads and writes itself.
+//! The macro that makes records: a struct with a documented field for each
+//! key, which reads and writes itself.
 
-/// Declares records. A field's key is its name, or the text behind `=`; behind `[null]` it is written as `null` where
-/// nothing is known.
+/// Declares records. A field's key is its name, or the text behind `=`; behind `[null]` it is
+/// written as `null` where nothing is known.
 macro_rules! records {
     ($(
         $(#[doc = $about:literal])*

@@ -1,4 +1,5 @@
-//! What the virtual GPU says of itself: that the numbers are an estimate, and how far to trust them.
+//! What the virtual GPU says of itself: that the numbers are an estimate,
+//! and how far to trust them.
 
 records! {
     /// The virtual GPU of a run.
@@ -15,10 +16,11 @@ records! {
         nccl_source: Option<String>,
         /// Streams finish as late as they may.
         lazy: Option<bool>,
-        /// Kernels that were launched. Only the process itself knows: absent where another one wrote the snapshot.
+        /// Kernels that were launched. Only the process itself knows: absent
+        /// where another one wrote the snapshot.
         launches: Option<u64>,
-        /// Values that the program read back though nothing had computed them: what depends on them is a lower bound.
-        /// Only the process itself knows.
+        /// Values that the program read back though nothing had computed them: what depends on them
+        /// is a lower bound. Only the process itself knows.
         zero_reads: Option<u64>,
         /// Workspaces of cuDNN's. Only the process itself knows.
         cudnn: Option<Cudnn>,

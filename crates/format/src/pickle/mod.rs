@@ -1,5 +1,6 @@
-//! The pickle format, as far as plain data needs it. Ours on purpose: no crate writes the memo, and
-//! the reader must take any bytes whatever without a panic, a deep recursion or a large allocation.
+//! The pickle format, as far as plain data needs it. It is our own on purpose. No
+//! crate writes the memo. And the reader must take any bytes without a panic, a
+//! deep recursion or a large allocation.
 
 mod op;
 mod read;

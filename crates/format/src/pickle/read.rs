@@ -1,11 +1,11 @@
 //! The reader of pickles: protocols 2 to 5, Python's own output and that of PyTorch's C++ pickler.
 //!
-//! A pickle is a program for a small stack machine, and this one comes from anywhere. So: only
-//! opcodes that build plain data, nothing is ever called or imported; lengths are checked
-//! against what is left before anything is reserved; the memo's numbers are bounded by the
-//! file's length; what is built is counted against a budget ([`crate::tree`]). Strings that
-//! Python could hold and Rust can't (lone surrogates, in names of files that are not UTF-8)
-//! are read with a replacement character.
+//! A pickle is a program for a small stack machine, and this one comes from anywhere. So only
+//! opcodes that build plain data are known, and nothing is ever called or imported. Lengths
+//! are checked against what is left before anything is reserved. The memo's numbers are
+//! bounded by the file's length. What is built is counted against a budget ([`crate::tree`]).
+//! Strings that Python could hold and Rust can't (lone surrogates, in names of files that are
+//! not UTF-8) are read with a replacement character.
 
 use super::op;
 use crate::error::ReadError;
@@ -25,9 +25,9 @@ pub struct Pickle<'a> {
 pub struct Facts {
     /// The protocol that the file names.
     pub protocol: u8,
-    /// The largest number of items in one APPENDS, and the byte where it stands.
+    /// The largest number of items in one APPENDS, and the byte where it is.
     pub largest_batch: (usize, usize),
-    /// The first opcode that the viewer doesn't know, and the byte where it stands.
+    /// The first opcode that the viewer doesn't know, and the byte where it is.
     pub unknown_to_viewer: Option<(u8, usize)>,
     /// Both MEMOIZE and BINPUT are used; the viewer numbers them apart.
     pub mixed_memo: bool,
@@ -90,7 +90,7 @@ fn wrong<T>(what: &str) -> Result<T, Wrong> {
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where the current opcode stands.
+    /// Where the current opcode is.
     op_at: usize,
     stack: Vec<Item>,
     /// Heights of the stack at each MARK.
@@ -357,14 +357,14 @@ impl<'a> Machine<'a> {
         if self.stack.len() >= self.room() {
             return Err(Greedy::ForItsLength.into());
         }
-        // Whatever stands on the stack is paid for when it is put into something.
+        // Whatever is on the stack is paid for when it is put into something.
         self.tree.has_room_for(self.stack.len() + self.memo.len())?;
         self.stack.push(item);
         Ok(())
     }
 
-    /// How high the stack may be and how many numbers the memo may have: what is pushed or numbered
-    /// by an honest file takes two bytes of it at least.
+    /// How high the stack may be and how many numbers the memo may have. In a valid file, what is
+    /// pushed or numbered takes at least two bytes.
     fn room(&self) -> usize {
         4096 + self.bytes.len() / 2
     }

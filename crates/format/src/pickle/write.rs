@@ -1,22 +1,22 @@
 //! A snapshot as a pickle that every reader takes: Python's, and the small
 //! one inside PyTorch's viewer.
 //!
-//! Rules from the viewer: protocol 4; only opcodes it knows; at most 1,000 items an
-//! APPENDS, because it spreads them as arguments of a call; MEMOIZE and never
-//! BINPUT, because it counts the two apart.
+//! Rules from the viewer: protocol 4, and only opcodes that it knows. An APPENDS has at most 1,000
+//! items, because the viewer spreads them as arguments of a call. MEMOIZE is used and never BINPUT,
+//! because the viewer counts the two apart.
 //!
 //! What makes the file small is the memo. A frame, a stack, a pool and a string are written once
-//! and referred to by number, and a number below 256 takes two bytes where a larger one takes five.
-//! A trace entry names nine keys, and by the time the first entry comes, the frames of the segments
-//! have taken the small numbers. So the words of the format come before everything else: the key
+//! and referred to by number. A number below 256 takes two bytes where a larger one takes five. A
+//! trace entry names nine keys, and by the time the first entry comes, the frames of the segments
+//! have taken the small numbers. So the strings of the format come before everything else: the key
 //! `segments` is first set to a tuple of them, and then set again to the segments. A dictionary
 //! keeps the last value and the first position, in Python as in JavaScript. An entry then takes 58
 //! bytes, however many stacks there are.
 //!
 //! The same key is what a [`Stream`] hangs its lists on. A history is longer than memory allows to
-//! keep, and its entries are known before the segments that stand in front of them: so each list is
-//! made, numbered in the memo and filled, a batch at a time and in turn with the others, as the
-//! passing value of `segments`; and when the dictionary is written at last, it names them.
+//! keep, and its entries are known before the segments that precede them. So each list is made and
+//! numbered in the memo first. It is filled a batch at a time, in turn with the others, as the
+//! passing value of `segments`. When the dictionary is written at last, it refers to the lists.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -39,8 +39,8 @@ const NEW: u32 = u32::MAX;
 /// Writes a snapshot as a pickle of protocol 4.
 ///
 /// # Errors
-/// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read: an integer of
-/// 2^63 or more, an index that names no frame or stack.
+/// Those of `out`, and [`io::ErrorKind::InvalidData`] for what no viewer could read. That is an
+/// integer of 2^63 or more, or an index that names no frame or stack.
 pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
     let mut pickler = Pickler::begin(out)?;
     shape::write(snapshot, snapshot.tables(), &mut pickler)?;

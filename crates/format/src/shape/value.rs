@@ -17,7 +17,7 @@ pub(super) fn write<E: Encoder>(value: &impl Serialize, out: &mut E) -> io::Resu
     value.serialize(To { out, depth: 0, is_key: false }).map_err(|Error(error)| error)
 }
 
-/// Where the value goes, and how deep it stands.
+/// Where the value goes, and how deep it is.
 struct To<'e, E> {
     out: &'e mut E,
     depth: u32,

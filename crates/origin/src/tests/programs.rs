@@ -4,7 +4,7 @@ use super::*;
 use memtrace_format::snapshot::NO_LINE;
 
 /// A frame as `file:line function`, and whose it is.
-type Row<'a> = (&'a str, Whose);
+type Row<'a> = (&'a str, Origin);
 
 fn parse(text: &str) -> Frame {
     let at = text.find(' ').filter(|_| !text.starts_with('<'));
@@ -24,7 +24,7 @@ fn wrong(about: &Value, stacks: &[&[Row<'_>]]) -> Vec<String> {
         all
     };
     let numbers: Vec<Vec<u32>> = stacks.iter().map(of).collect();
-    let places = Places::told(
+    let places = Places::from_key(
         Memtrace::read(about.clone()).as_deref(),
         Tables { frames: &frames, stacks: &numbers },
     );
@@ -194,8 +194,7 @@ fn the_folder_that_pytorch_lies_in_has_packages() {
             ("D:\\me\\train.py:9 <module>", User),
         ]],
     );
-    // There the program lies, beside PyTorch: under `python -m`, too, and
-    // below a thread's machinery.
+    // The program is there, beside PyTorch: under `python -m`, too, and below a thread's machinery.
     for script in ["/srv/app/train.py", "/srv/app/acme/deep/train.py"] {
         let module = format!("{script}:40 <module>");
         let in_thread: &[Row<'_>] = &[
@@ -394,7 +393,7 @@ fn a_script_may_be_called_as_a_library_or_an_interpreter_is() {
         let line = format!("/usr/bin/{interpreter}:9 Py_BytesMain");
         right(&NONE, &[&[(&line, Native)]]);
     }
-    // Native frames with their source files, and a library that nobody told of.
+    // Native frames with their source files, and a library that no list names.
     right(
         &about,
         &[&[
@@ -405,7 +404,7 @@ fn a_script_may_be_called_as_a_library_or_an_interpreter_is() {
             ("/lib/libother.so.1:9 f", Native),
         ]],
     );
-    // A program in C alone has no names that tell.
+    // A program in C alone has no names that say so.
     let c = json!({"python": {}, "libraries": {library: ""}, "symbolized": true});
     right(&c, &[&[("/src/engine.c:9 run", Native), ("/home/me/train:9 main", User)]]);
     let no_python = json!({"python": {"pytorch": [], "standard": []}, "libraries": {}});

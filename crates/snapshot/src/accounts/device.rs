@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use memtrace_format::event::{Event, MeasuredEvent};
-use memtrace_state::ledger::{Move, Sort};
+use memtrace_state::ledger::{MemoryKind, Move};
 use memtrace_state::past::Past;
 
 use super::growth::Growth;
-use super::warnings::{Crowded, Recent};
+use super::warnings::{Recent, TakenBefore};
 use super::{Amount, BEFORE, ByOwner, CONTEXTS, ELASTIC, GRAPH_NODES, MANAGED, POOLS};
 
 /// What a driver takes memory in, bytes; smaller requests share a piece.
@@ -44,7 +44,7 @@ impl Rounding {
         }
     }
 
-    /// If those that share pieces lie side by side.
+    /// If those that share pieces are side by side.
     pub(super) fn least(&self) -> u64 {
         self.large + self.small.next_multiple_of(PIECE) - self.small
     }
@@ -75,8 +75,8 @@ pub(super) struct Measured {
     pub(super) pools_most: u64,
 }
 
-/// Managed memory that was taken for one device. It lies with the host or on a device, wherever it
-/// was touched last, so it is part of no sum of what the device holds.
+/// Managed memory that was taken for one device. It is with the host or on a device, wherever it
+/// was touched last. So it is part of no sum of what the device holds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Managed {
     pub(super) bytes: u64,
@@ -112,7 +112,7 @@ impl Managed {
 
 /// The sums of one device.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Device {
+pub(super) struct DeviceAccounts {
     pub(super) by: ByOwner,
     pub(super) held: u64,
     pub(super) managed: Managed,
@@ -124,14 +124,14 @@ pub(super) struct Device {
     /// The highest `held`, when, and by whom; the last only if it has been left since.
     pub(super) peak: u64,
     pub(super) peak_us: Option<u64>,
-    /// Not known if the highest point lies before the history.
+    /// Not known if the highest point is before the history.
     pub(super) peak_by: Option<ByOwner>,
     pub(super) at_peak: bool,
-    /// Sorts of things that came or went since the last measurement.
+    /// Kinds of things that came or went since the last measurement.
     pub(super) touched: u8,
-    /// Which sorts the first measurement was charged to.
+    /// Which kinds the first measurement was charged to.
     pub(super) first: u8,
-    /// Bytes by the sorts that they are charged to.
+    /// Bytes by the kinds that they are charged to.
     pub(super) overhead: BTreeMap<u8, i64>,
     pub(super) drift: i64,
     pub(super) measured: Option<Measured>,
@@ -143,35 +143,35 @@ pub(super) struct Device {
     pub(super) taken: Amount,
     pub(super) growth: Growth,
     pub(super) recent: Recent,
-    pub(super) crowded: Option<Crowded>,
+    pub(super) taken_before: Option<TakenBefore>,
 }
 
-impl Device {
+impl DeviceAccounts {
     pub(super) fn take(&mut self, one: &Move, owner: usize, time_us: Option<u64>) {
         let up_or_down = |n: &mut u64| {
             *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };
         };
-        match one.sort {
-            Sort::Managed => {
+        match one.kind {
+            MemoryKind::Managed => {
                 self.managed.take(one, owner, time_us);
                 self.touched |= MANAGED;
             }
-            Sort::GraphNode => {
+            MemoryKind::GraphNode => {
                 up_or_down(&mut self.graph_nodes);
                 self.touched |= GRAPH_NODES;
             }
-            Sort::Pooled => {
+            MemoryKind::Pooled => {
                 up_or_down(&mut self.pooled);
                 self.most_pooled = self.most_pooled.max(self.pooled);
                 self.touched |= POOLS;
             }
-            Sort::Requested | Sort::RoundedUp => {} // the host's
-            Sort::Plain | Sort::Framework => self.rounding.change(one.bytes, one.came),
+            MemoryKind::Requested | MemoryKind::RoundedUp => {} // the host's
+            MemoryKind::Plain | MemoryKind::Framework => self.rounding.change(one.bytes, one.came),
         }
-        if !one.sort.is_held() {
+        if !one.kind.is_held() {
             return;
         }
-        if one.sort == Sort::Framework {
+        if one.kind == MemoryKind::Framework {
             self.growth.in_pool(one.bytes, one.came);
         } else {
             self.growth.outside(owner, one.bytes, one.came, one.stack);
@@ -206,7 +206,7 @@ impl Device {
         self.entered = if first { Some(*way) } else { self.entered };
     }
 
-    /// What lies between what the device says and what is booked.
+    /// The difference between what the device says and what the ledger has.
     fn between(&self, used: u64, others: Option<u64>, nobodys: i64) -> i64 {
         let booked =
             self.held.saturating_add(self.rounding.least()).saturating_add(others.unwrap_or(0));
@@ -238,15 +238,15 @@ impl Device {
         {
             *self.overhead.entry(self.first).or_default() -= others as i64 + nobodys;
         }
-        let mut sorts = std::mem::take(&mut self.touched);
+        let mut kinds = std::mem::take(&mut self.touched);
         if last.is_none() {
-            sorts = if cut { BEFORE } else { sorts | CONTEXTS };
-            self.first = sorts;
+            kinds = if cut { BEFORE } else { kinds | CONTEXTS };
+            self.first = kinds;
         }
-        if sorts & !ELASTIC == 0 {
+        if kinds & !ELASTIC == 0 {
             self.drift = self.drift.saturating_add(delta);
         } else {
-            *self.overhead.entry(sorts).or_default() += delta;
+            *self.overhead.entry(kinds).or_default() += delta;
         }
         self.measured = Some(Measured {
             time_us: event.time_ns / 1000,
@@ -264,13 +264,13 @@ impl Device {
         });
     }
 
-    /// What is charged to which sorts, and the drift, all told: what one sort has given
-    /// back of what it was charged with others is theirs, and where one keeps or gives up
-    /// memory at any time (a pool), so is drift.
+    /// What is charged to which kinds, and the drift, at the end. What one kind has given back of
+    /// what it was charged with others is credited to all of them. Where one keeps or gives up
+    /// memory at any time, as a pool does, drift counts as theirs, too.
     pub(super) fn settled(&self) -> (BTreeMap<u8, i64>, i64) {
         let (mut all, mut drift) = (self.overhead.clone(), self.drift);
-        let sorts: Vec<u8> = all.keys().copied().collect();
-        for one in sorts {
+        let kinds: Vec<u8> = all.keys().copied().collect();
+        for one in kinds {
             let mut owed = all.remove(&one).unwrap_or_default();
             let shared = |s: &u8| s & one == one || s & one & ELASTIC != 0;
             all.iter_mut().filter(|(s, _)| shared(s)).for_each(|(_, n)| even(&mut owed, n));

@@ -1,15 +1,15 @@
 //! Memory outside a framework's pool that grows with every step.
 //!
 //! What a step is can't be seen from outside. But a program that works in steps takes about as many
-//! blocks from PyTorch's allocator in each; so the program's own clock is the number of PyTorch's
-//! allocations. The second half of the recorded history is cut into [`WINDOWS`] windows of equally
-//! many of them. If at the end of each window more was held outside the pool than at the end of the
-//! one before, while what PyTorch itself had reserved did not grow at all, then memory outside
-//! grows step by step, and the owner that grew most is named.
+//! blocks from PyTorch's allocator in each. So the number of PyTorch's allocations is used as a
+//! clock. The second half of the recorded history is cut into [`WINDOWS`] windows of equally many
+//! of them. Memory outside the pool grows step by step if more of it was held at the end of each
+//! window than at the end of the one before. PyTorch's own reserved memory must not have grown
+//! meanwhile. Then the owner that grew most is named.
 //!
-//! Silence is the rule: a program that still builds itself up reserves more; a library that takes
-//! its share once, or takes and gives back, is flat in most windows; a program of fewer than
-//! [`WINDOWS`] steps in half its history can't be told from one that is starting.
+//! In doubt nothing is said. A program that still builds itself up reserves more. A library that
+//! takes its share once, or takes and gives back, is flat in most windows. A program of fewer than
+//! [`WINDOWS`] steps in half its history looks like one that is starting.
 //!
 //! Samples are taken every so many allocations; when there are too many, every second one is
 //! dropped and the distance doubles. So this needs the same little memory for any history.

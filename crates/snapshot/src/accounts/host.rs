@@ -1,22 +1,22 @@
 //! Page-locked host memory: sums, its highest point, and how much of it was asked for.
 //!
 //! Of what a framework's allocator took, the blocks in use say what was asked for
-//! ([`Sort::Requested`]) and what rounding adds to that ([`Sort::RoundedUp`]); everybody else has
-//! asked for what they have. A program gives its tensors back before it ends, so the highest point
-//! (of the recorded history) has the stacks, too.
+//! ([`MemoryKind::Requested`]) and what rounding adds ([`MemoryKind::RoundedUp`]). Everybody else
+//! has asked for exactly what they have. A program gives its tensors back before it ends, so the
+//! highest point (of the recorded history) has the stacks, too.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use memtrace_format::key::{HostOwners, HostPeak, Kept, RoundedStack};
 use memtrace_format::stacks::{StackId, Words};
-use memtrace_state::ledger::{Move, Sort};
+use memtrace_state::ledger::{MemoryKind, Move};
 
 use super::device::{add, change};
 use super::{Amount, ByOwner, frames};
 use crate::owner::Names;
 
-/// Stacks that are told: those to whose requests rounding adds most.
+/// Stacks that are listed: those to whose requests rounding adds most.
 const TOLD: usize = 16;
 
 /// What there is at one moment.
@@ -30,7 +30,7 @@ struct Sums {
     rounded: BTreeMap<StackId, Amount>,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) by: ByOwner,
@@ -50,9 +50,9 @@ impl Host {
         let change_by = |n: &mut u64| {
             *n = if one.came { n.saturating_add(one.bytes) } else { n.saturating_sub(one.bytes) };
         };
-        match one.sort {
-            Sort::Requested => change_by(&mut self.now.requested),
-            Sort::RoundedUp => {
+        match one.kind {
+            MemoryKind::Requested => change_by(&mut self.now.requested),
+            MemoryKind::RoundedUp => {
                 change_by(&mut self.now.rounding);
                 let sum = self.now.rounded.entry(one.stack).or_default();
                 add(sum, one);
@@ -60,10 +60,10 @@ impl Host {
                     self.now.rounded.remove(&one.stack);
                 }
             }
-            sort => {
+            kind => {
                 change(&mut self.by, owner, one);
                 change_by(&mut self.now.held);
-                if sort == Sort::Framework {
+                if kind == MemoryKind::Framework {
                     change_by(&mut self.now.framework);
                 }
             }
@@ -74,11 +74,11 @@ impl Host {
     }
 
     /// The sums, for the `memtrace` key; by owner and by communicator the caller knows.
-    pub(super) fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> HostOwners {
+    pub(super) fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> HostOwners {
         let height = |s: &Sums| (s.held, s.requested);
         let left = self.peak.as_ref().filter(|p| height(p) >= height(&self.now));
-        let now = self.now.tell(namer);
-        let mut peak = left.unwrap_or(&self.now).tell(namer);
+        let now = self.now.describe(namer);
+        let mut peak = left.unwrap_or(&self.now).describe(namer);
         peak.time_us = self.peak_us;
         let HostPeak { held, framework, requested, rounding, rounded, .. } = now;
         let (by, communicators, kept) = (Vec::new(), Vec::new(), Kept::NOTHING);
@@ -87,7 +87,7 @@ impl Host {
 }
 
 impl Sums {
-    fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> HostPeak {
+    fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> HostPeak {
         let mut stacks: Vec<(StackId, Amount)> =
             self.rounded.iter().map(|(s, a)| (*s, *a)).collect();
         stacks.sort_by_key(|(_, a)| Reverse(a.bytes));

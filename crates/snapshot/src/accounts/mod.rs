@@ -1,21 +1,20 @@
 //! Who holds what, and whether it adds up to what the device itself says.
 //!
-//! The state tells of everything that comes and goes ([`Move`]); here it is added up by *owner*
+//! The state reports everything that comes and goes ([`Move`]). Here it is added up by *owner*
 //! ([`crate::owner`]), with a copy of the sums at each device's highest point. Where a device has
-//! said how full it is (an answer that the program itself asked for, or NVML's between calls), the
-//! sums are put beside it. What is between them has no size in any API. It is known by what changed
-//! between two measurements, and by what the process did in between:
+//! said how full it is, the sums are put beside that number. (The program asked for it, or NVML did
+//! between calls.) The difference has no size in any API. It is inferred from what changed between
+//! two measurements, and from what the process did in between:
 //!
-//! - if contexts, modules or graphs came or went and nothing else of the kind, the difference is
-//!   theirs (*measured*); if several sorts did, it is theirs together, and what one of them alone
-//!   gives back later is credited to both;
-//! - memory that is not where its name is counts as such a sort beside them: what a pool keeps
-//!   beyond what is in use, managed memory, graphs';
+//! - if contexts, modules or graphs came or went, the difference is theirs (*measured*). If several
+//!   kinds did, it is theirs together. What one of them alone gives back later is credited to both;
+//! - memory without a fixed place counts as such a kind, too: what a pool keeps beyond what is in
+//!   use, managed memory, and that of graphs;
 //! - before the first measurement there was at least the context;
-//! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so that as much of it as
-//!   that can make is *estimated* to be rounding; likewise as much as there is of managed memory,
-//!   of graphs' and of what pools keep: what they have said, or what was once in use of them. The
-//!   rest is **unexplained**, and is always told.
+//! - if none did, it is drift. A driver takes memory in pieces of 2 MiB, so as much of it as that
+//!   can explain is *estimated* to be rounding. Likewise managed memory, graphs and what pools keep
+//!   explain as much as there is of them. That is what they have said, or what was once in use of
+//!   them. The rest is **unexplained**, and is always reported.
 //!
 //! So the lines of the table add up to what the device said, at the moment when it said it.
 
@@ -36,20 +35,20 @@ use memtrace_format::key::{
     OutOfMemory, Owner, Owners, OwnersPeak, Reconciled, ReconciledLine, Taken,
 };
 use memtrace_format::stacks::{StackId, Words};
-use memtrace_state::ledger::{Move, Sort};
+use memtrace_state::ledger::{MemoryKind, Move};
 use memtrace_state::{ApiName, State};
 
 use crate::owner::Names;
-use device::{Device, Managed, add};
+use device::{DeviceAccounts, Managed, add};
 
 /// The owner of what a framework's allocator holds.
 const FRAMEWORK: &str = "PyTorch";
-/// The owner whose memory is told apart by communicator.
+/// The owner whose memory is reported for each communicator.
 const NCCL: &str = "NCCL";
 /// The owner of what has no stack.
 const NOBODY: &str = "(no stack was recorded)";
 
-/// Sorts of things without a size, as bits: which came or went since the last measurement.
+/// Kinds of things without a size, as bits: which came or went since the last measurement.
 const CONTEXTS: u8 = 1;
 const MODULES: u8 = 2;
 const EXECUTABLES: u8 = 4;
@@ -70,12 +69,12 @@ struct Amount {
 /// Sums by owner, by the owner's number.
 type ByOwner = Vec<Amount>;
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     owners: Vec<Rc<str>>,
     numbers: HashMap<Rc<str>, usize>,
-    devices: BTreeMap<i8, Device>,
+    devices: BTreeMap<i8, DeviceAccounts>,
     host: host::Host,
     /// Of NCCL's memory: by device (or the host's) and communicator.
     parts: BTreeMap<(Option<i8>, u16), Amount>,
@@ -149,7 +148,7 @@ impl Accounts {
             }
             return;
         }
-        let sort = match event.what {
+        let kind = match event.what {
             What::Context => CONTEXTS,
             What::Module => MODULES,
             What::Executable => EXECUTABLES,
@@ -160,10 +159,10 @@ impl Accounts {
             Kind::Create if event.what == What::Communicator => {
                 self.communicators.insert(event.part(), *event);
             }
-            Kind::Create | Kind::Destroy if sort != 0 => {
+            Kind::Create | Kind::Destroy if kind != 0 => {
                 let device = self.devices.entry(event.device).or_default();
-                device.touched |= sort;
-                if sort == CONTEXTS && event.kind == Kind::Create {
+                device.touched |= kind;
+                if kind == CONTEXTS && event.kind == Kind::Create {
                     device.enter(event);
                 }
             }
@@ -185,14 +184,16 @@ impl Accounts {
     }
 
     fn take<W: Words>(&mut self, one: &Move, time_us: Option<u64>, namer: &mut Names<'_, W>) {
-        let owner = match one.sort {
-            Sort::Framework | Sort::Requested | Sort::RoundedUp => self.number(FRAMEWORK),
+        let owner = match one.kind {
+            MemoryKind::Framework | MemoryKind::Requested | MemoryKind::RoundedUp => {
+                self.number(FRAMEWORK)
+            }
             _ => match namer.owner(one.stack) {
                 Some(name) => self.number(&name),
                 None => self.number(NOBODY),
             },
         };
-        if self.owners.get(owner).is_some_and(|name| &**name == NCCL) && one.sort.is_held() {
+        if self.owners.get(owner).is_some_and(|name| &**name == NCCL) && one.kind.is_held() {
             add(self.parts.entry((one.device, one.part)).or_default(), one);
         }
         match one.device {
@@ -216,8 +217,8 @@ impl Accounts {
         let by = by.map(|name| self.number(&name));
         let free = free_then(event);
         let device = self.devices.entry(event.device).or_default();
-        let crowded = device.recent.crowded(event.time_ns / 1000, by, event.size, free);
-        device.crowded = crowded.or(device.crowded.take());
+        let taken_before = device.recent.taken_before(event.time_ns / 1000, by, event.size, free);
+        device.taken_before = taken_before.or(device.taken_before.take());
     }
 
     fn number(&mut self, name: &str) -> usize {
@@ -231,13 +232,13 @@ impl Accounts {
     }
 
     /// Adds what was worked out to a snapshot's `memtrace` key.
-    pub(crate) fn tell<W: Words>(
+    pub(crate) fn fill<W: Words>(
         &self,
         about: &mut Memtrace,
         api: ApiName<'_>,
         namer: &mut Names<'_, W>,
     ) {
-        let used = |d: &Device| d.peak > 0 || d.held > 0 || d.managed.peak > 0;
+        let used = |d: &DeviceAccounts| d.peak > 0 || d.held > 0 || d.managed.peak > 0;
         let devices = self.devices.iter().filter(|(_, d)| used(d)).map(|(ordinal, d)| {
             let peak_by = if d.at_peak { Some(&d.by) } else { d.peak_by.as_ref() };
             let Amount { bytes, count } = d.taken;
@@ -256,7 +257,7 @@ impl Accounts {
         let host = HostOwners {
             by: self.by(&self.host.by),
             communicators: self.by_communicator(None),
-            ..self.host.tell(namer)
+            ..self.host.describe(namer)
         };
         about.owners = Some(Owners { devices, host, kept: Kept::NOTHING });
         let reconciled = self.devices.iter().filter_map(|(o, d)| self.reconcile(*o, d, api));
@@ -271,16 +272,16 @@ impl Accounts {
             kept: Kept::NOTHING,
         });
         about.entered = Some(entered.collect());
-        about.deferred_frees = self.waits.tell(namer);
+        about.deferred_frees = self.waits.describe(namer);
         about.warnings = Some(self.warnings(api, namer));
         if let Some(oom) = &self.oom {
-            about.out_of_memory = Some(told(oom, self.oom_by_driver, api, namer));
+            about.out_of_memory = Some(out_of_memory(oom, self.oom_by_driver, api, namer));
             let pairs = self.by_driver.iter().map(|(device, time)| (i64::from(*device), *time));
             about.refused_by_driver = Some(pairs.collect());
         }
     }
 
-    /// What NCCL holds there for each communicator; number 0 is what can't be told.
+    /// What NCCL holds there for each communicator; number 0 is what is of none that is known.
     fn by_communicator(&self, device: Option<i8>) -> Vec<Communicator> {
         let mut all: BTreeMap<u16, Amount> = BTreeMap::new();
         for ((_, part), a) in self.parts.iter().filter(|((d, _), a)| *d == device && a.count > 0) {
@@ -325,7 +326,12 @@ impl Accounts {
         all.into_iter().map(line).collect()
     }
 
-    fn reconcile(&self, ordinal: i8, device: &Device, api: ApiName<'_>) -> Option<Reconciled> {
+    fn reconcile(
+        &self,
+        ordinal: i8,
+        device: &DeviceAccounts,
+        api: ApiName<'_>,
+    ) -> Option<Reconciled> {
         let m = device.measured.as_ref()?;
         let one = |name: &str, bytes: i64, known: &str| ReconciledLine {
             name: name.to_owned(),
@@ -343,8 +349,8 @@ impl Accounts {
             line(&owner.owner, i64::try_from(owner.bytes).unwrap_or(i64::MAX), "booked");
         }
         let (overhead, mut left) = device.settled();
-        for (sorts, bytes) in overhead {
-            line(&name_of(sorts, m.others.is_none() && sorts == device.first), bytes, "measured");
+        for (kinds, bytes) in overhead {
+            line(&name_of(kinds, m.others.is_none() && kinds == device.first), bytes, "measured");
         }
         line("other processes", m.others.unwrap_or(0) as i64, "measured");
         line("kept by the driver for no process", m.nobodys, "measured");
@@ -379,7 +385,7 @@ fn peak(held: u64, time_us: Option<u64>, by: Option<Vec<Owner>>) -> OwnersPeak {
     OwnersPeak { held: Some(held), time_us, by, kept: Kept::NOTHING }
 }
 
-fn name_of(sorts: u8, with_others: bool) -> String {
+fn name_of(kinds: u8, with_others: bool) -> String {
     let names = [
         (CONTEXTS, "contexts"),
         (MODULES, "modules"),
@@ -390,7 +396,7 @@ fn name_of(sorts: u8, with_others: bool) -> String {
         (BEFORE, "contexts, modules and graphs from before the history"),
     ];
     let mut parts: Vec<&str> =
-        names.iter().filter(|(bit, _)| sorts & bit != 0).map(|(_, name)| *name).collect();
+        names.iter().filter(|(bit, _)| kinds & bit != 0).map(|(_, name)| *name).collect();
     if with_others {
         parts.push("other processes");
     }
@@ -410,7 +416,7 @@ fn free_then(oom: &Event) -> Option<u64> {
 }
 
 /// A failed request, for whoever writes about it.
-fn told<W: Words>(
+fn out_of_memory<W: Words>(
     oom: &Event,
     refused_by_driver: bool,
     api: ApiName<'_>,

@@ -40,7 +40,7 @@ fn says(size: u64, others: u64) -> Event {
 
 /// Stacks in NCCL, in a user's library and in a second one, and what the
 /// accounts say of these events.
-fn told(events: impl IntoIterator<Item = Event>) -> Value {
+fn written(events: impl IntoIterator<Item = Event>) -> Value {
     let mut regions = Made::of_words(5000);
     for (i, path) in (1_u64..).zip(["/a/libnccl.so.2", "/home/me/engine.so", "/home/me/two.so"]) {
         regions.library(path, i << 16..(i << 16) + 4096, 0, None);
@@ -59,7 +59,7 @@ fn told(events: impl IntoIterator<Item = Event>) -> Value {
         accounts.note(&e, &state.take_moves(), owners);
     }
     let mut about = Memtrace::default();
-    accounts.tell(&mut about, &|_| "cudaMalloc", owners);
+    accounts.fill(&mut about, &|_| "cudaMalloc", owners);
     serde_json::to_value(about).expect("JSON")
 }
 
@@ -89,7 +89,7 @@ fn expect(pairs: &[(&str, u64)]) -> BTreeMap<String, i64> {
 
 #[test]
 fn each_owner_has_its_own_and_the_context_the_rest() {
-    let about = told([
+    let about = written([
         made(Kind::Create, What::Context, 7),
         take(0x1000_0000, 48 * MIB, NCCLS),
         take(0x2000_0000, 24 * MIB, ENGINES),
@@ -109,7 +109,7 @@ fn each_owner_has_its_own_and_the_context_the_rest() {
 #[test]
 fn the_memory_of_graph_executables_is_what_came_with_them() {
     // T51: nothing names it; the device says 8 GiB more.
-    let about = told([
+    let about = written([
         made(Kind::Create, What::Context, 7),
         says(500 * MIB, 0),
         made(Kind::Create, What::Executable, 8),
@@ -127,16 +127,16 @@ fn modules_are_charged_when_they_come_and_credited_when_they_go() {
         events.push(made(Kind::Create, What::Module, 100 + n));
         events.push(says((500 + 30 * n) * MIB, 0));
     }
-    assert_eq!(lines(&told(events.clone()))["modules"], 300 * MIB as i64);
+    assert_eq!(lines(&written(events.clone()))["modules"], 300 * MIB as i64);
     events.push(made(Kind::Destroy, What::Module, 101));
     events.push(says((500 + 30 * 9) * MIB, 0));
-    let found = lines(&told(events));
+    let found = lines(&written(events));
     assert_eq!((found["modules"], found["unexplained"]), (270 * MIB as i64, 0));
 }
 
 #[test]
 fn what_several_sorts_brought_is_theirs_together_and_what_none_did_is_unexplained() {
-    let about = told([
+    let about = written([
         made(Kind::Create, What::Context, 7),
         says(500 * MIB, 0),
         made(Kind::Create, What::Module, 8),
@@ -170,9 +170,9 @@ fn what_one_sort_gives_back_is_credited_where_it_was_charged_with_another() {
             ("unexplained", 0),
         ])
     };
-    assert_eq!(lines(&told(events.clone())), both(30 * MIB));
+    assert_eq!(lines(&written(events.clone())), both(30 * MIB));
     events.extend([made(Kind::Destroy, What::Module, 8), says(505 * MIB, 0)]);
-    assert_eq!(lines(&told(events)), both(5 * MIB));
+    assert_eq!(lines(&written(events)), both(5 * MIB));
 }
 
 /// A framework that loads its kernels while it allocates from a pool that
@@ -192,7 +192,7 @@ fn what_a_pool_keeps_is_not_a_modules() {
     let mine = ("contexts", 500 * MIB);
     let all =
         [mine, ("engine.so", 40 * MIB), ("modules and memory pools", 26 * MIB), ("unexplained", 0)];
-    assert_eq!(lines(&told(events.clone())), expect(&all));
+    assert_eq!(lines(&written(events.clone())), expect(&all));
     // The pool alone keeps 40 MiB more, or rather all 64 that it has.
     events.extend([back(1 << 32), says(566 * MIB, 0)]);
     let all = [
@@ -201,11 +201,11 @@ fn what_a_pool_keeps_is_not_a_modules() {
         ("kept by memory pools", 40 * MIB),
         ("unexplained", 0),
     ];
-    assert_eq!(lines(&told(events.clone())), expect(&all));
+    assert_eq!(lines(&written(events.clone())), expect(&all));
     // It is trimmed, of which there is no event: the module's 2 MiB are left.
     events.push(says(502 * MIB, 0));
     let all = [mine, ("modules and memory pools", 2 * MIB), ("unexplained", 0)];
-    assert_eq!(lines(&told(events)), expect(&all));
+    assert_eq!(lines(&written(events)), expect(&all));
     // What it gave up while a module came is its own, which it kept while nothing came.
     let mut events = vec![
         made(Kind::Create, What::Context, 7),
@@ -217,9 +217,9 @@ fn what_a_pool_keeps_is_not_a_modules() {
         says(500 * MIB + 2 * MIB, 0),
     ];
     let all = [mine, ("kept by memory pools", 2 * MIB), ("unexplained", 0)];
-    assert_eq!(lines(&told(events.clone())), expect(&all));
+    assert_eq!(lines(&written(events.clone())), expect(&all));
     events.extend([made(Kind::Create, What::Module, 9), says(505 * MIB, 0)]);
-    assert_eq!(lines(&told(events))["modules"], 3 * MIB as i64);
+    assert_eq!(lines(&written(events))["modules"], 3 * MIB as i64);
     // No pool keeps more than was ever in use of it, but for the piece that it grows by.
     let events = [
         made(Kind::Create, What::Context, 7),
@@ -229,12 +229,12 @@ fn what_a_pool_keeps_is_not_a_modules() {
         says(600 * MIB, 0),
     ];
     let all = [mine, ("kept by memory pools", 64 * MIB), ("unexplained", 36 * MIB)];
-    assert_eq!(lines(&told(events)), expect(&all));
+    assert_eq!(lines(&written(events)), expect(&all));
 }
 
 #[test]
 fn other_processes_and_small_pieces_have_lines_of_their_own() {
-    let about = told([
+    let about = written([
         made(Kind::Create, What::Context, 7),
         says(1500 * MIB, 1000 * MIB),
         take(0x1000_0000, 3 * MIB, ENGINES), // two pieces of 2 MiB
@@ -253,7 +253,7 @@ fn other_processes_and_small_pieces_have_lines_of_their_own() {
 
 #[test]
 fn the_highest_point_keeps_its_owners() {
-    let about = told([
+    let about = written([
         take(0x1000_0000, 10 * MIB, NCCLS),
         take(0x2000_0000, 20 * MIB, ENGINES),
         give(0x2000_0000),
@@ -271,9 +271,9 @@ fn the_highest_point_keeps_its_owners() {
 }
 
 #[test]
-fn nccls_memory_is_told_apart_by_communicator() {
+fn nccls_memory_is_reported_for_each_communicator() {
     let of = |part, event: Event| Event { pool: Pool(part), ..event };
-    let about = told([
+    let about = written([
         of(1, Event { size: 4, stream: 3, ..made(Kind::Create, What::Communicator, 70) }),
         of(1, take(0x1000_0000, 8 * MIB, NCCLS)),
         of(2, take(0x2000_0000, 4 * MIB, NCCLS)),
@@ -299,7 +299,7 @@ fn a_free_waits_for_events_or_for_the_end_of_a_capture() {
     let came = |addr| block(addr).event(Kind::Alloc);
     let freed = |addr| Event { flags: FLAG_PENDING, ..block(addr).event(Kind::FreeRequested) };
     let completed = CompletedEvent { block: 1 << 21 }.event();
-    let about = told([
+    let about = written([
         came(1 << 21),
         came(2 << 21),
         freed(1 << 21),
@@ -311,27 +311,27 @@ fn a_free_waits_for_events_or_for_the_end_of_a_capture() {
     ]);
     let waits = &about["deferred_frees"];
     assert_eq!((&waits["count"], &waits["most_bytes"]), (&json!(2), &json!(2 * MIB)));
-    let told: Vec<_> = waits["longest"].as_array().expect("both").iter().collect();
+    let longest: Vec<_> = waits["longest"].as_array().expect("both").iter().collect();
     let of =
         |w: &Value| (w["requested_us"].clone(), w["completed_us"].clone(), w["streams"].clone());
     let expected = [(3000, 6000, json!([])), (4000, 7000, json!([7]))];
     assert_eq!(
-        told.into_iter().map(of).collect::<Vec<_>>(),
+        longest.into_iter().map(of).collect::<Vec<_>>(),
         expected.map(|(from, to, streams)| (json!(from), json!(to), streams))
     );
 }
 
 #[test]
-fn a_failure_is_told_with_what_a_library_took_just_before() {
+fn a_failure_is_reported_with_what_a_library_took_just_before() {
     let refusal = RefusalEvent { asked: GIB, answer: OUT_OF_MEMORY, free: 0 };
     let refused = Event { flags: FLAG_FAILED, stack: ENGINES, ..refusal.event(Kind::Alloc) };
-    let about = told([take(0x1000_0000, 2 * GIB, SECOND), refused]);
+    let about = written([take(0x1000_0000, 2 * GIB, SECOND), refused]);
     assert_eq!(about["out_of_memory"]["owner"], json!("engine.so"));
     let warning = &about["warnings"][0];
     assert_eq!(warning["kind"], json!("taken before out of memory"));
     assert!(warning["text"].as_str().is_some_and(|t| t.contains("two.so took 2147483648 bytes")));
     let own = [take(0x1000_0000, 2 * GIB, ENGINES), refused];
-    assert_eq!(told(own)["warnings"], json!([]), "his own");
+    assert_eq!(written(own)["warnings"], json!([]), "his own");
 }
 
 proptest! {
@@ -351,7 +351,7 @@ proptest! {
             6 => made(Kind::Create, What::Context, *n),
             _ => says(n * 100 * MIB, more * 10 * MIB),
         });
-        let about = told(events.chain([says(700 * MIB, 0)]));
+        let about = written(events.chain([says(700 * MIB, 0)]));
         prop_assert!(lines(&about).contains_key("unexplained"));
     }
 }
@@ -368,7 +368,7 @@ fn the_most_page_locked_memory_says_what_was_asked_for_and_by_whom() {
     let gone = |handle| HostFreeEvent { handle }.event();
     let others =
         Event { addr: 0x9000_0000, size: MIB, stack: NCCLS, ..host(Kind::Alloc, What::Pinned) };
-    let about = told([
+    let about = written([
         memory(0x1000_0000, 8 * MIB),
         block(1, 0x1000_0000, 5 * MIB, ENGINES),
         gone(1),
@@ -401,13 +401,13 @@ fn the_most_page_locked_memory_says_what_was_asked_for_and_by_whom() {
 }
 
 #[test]
-fn others_that_are_told_later_are_no_context_any_more() {
+fn others_that_are_reported_later_are_no_context_any_more() {
     let by_the_call = Event { flags: 0, addr: 0, stream: 0, api: 1, ..says(700 * MIB, 0) };
     let context = made(Kind::Create, What::Context, 7);
-    let about = told([context, by_the_call]);
+    let about = written([context, by_the_call]);
     let both = [("contexts and other processes", 700 * MIB), ("unexplained", 0)];
     assert_eq!(lines(&about), expect(&both));
-    let about = told([context, by_the_call, says(700 * MIB, 100 * MIB)]);
+    let about = written([context, by_the_call, says(700 * MIB, 100 * MIB)]);
     let apart = [("contexts", 600 * MIB), ("other processes", 100 * MIB), ("unexplained", 0)];
     assert_eq!(lines(&about), expect(&apart));
 }
@@ -416,7 +416,7 @@ fn others_that_are_told_later_are_no_context_any_more() {
 fn a_reset_gives_back_what_its_context_took() {
     let context = made(Kind::Create, What::Context, 7);
     let reset = event(Kind::Reset, What::Device);
-    let about = told([context, says(520 * MIB, 0), reset, says(0, 0)]);
+    let about = written([context, says(520 * MIB, 0), reset, says(0, 0)]);
     assert_eq!(lines(&about), expect(&[("unexplained", 0)]));
 }
 
@@ -433,7 +433,7 @@ fn what_may_lie_elsewhere_explains_no_more_than_there_is_of_it() {
         let first = [made(Kind::Create, What::Context, 7), says(520 * MIB, 0)];
         let held = if name.starts_with("kept") { 16 } else { 0 };
         let last = says((520 + held + most + 10) * MIB, 0);
-        let mut found = lines(&told(first.into_iter().chain(taken).chain([last])));
+        let mut found = lines(&written(first.into_iter().chain(taken).chain([last])));
         found.remove("engine.so");
         let all = [("contexts", 520 * MIB), (name, most * MIB), ("unexplained", 10 * MIB)];
         assert_eq!(found, expect(&all), "{name}");
@@ -441,11 +441,11 @@ fn what_may_lie_elsewhere_explains_no_more_than_there_is_of_it() {
 }
 
 #[test]
-fn managed_memory_is_told_apart_from_what_a_device_holds() {
+fn managed_memory_is_apart_from_what_a_device_holds() {
     let of = |addr, size, stack| Event { addr, size, stack, ..event(Kind::Alloc, What::Managed) };
     let freed = Event { addr: 0x9000_0000, ..event(Kind::FreeRequested, What::Managed) };
     let taken = [of(0x8000_0000, 3 * MIB, ENGINES), of(0x9000_0000, 5 * MIB, SECOND)];
-    let about = told(taken.into_iter().chain([freed, of(0xa000_0000, MIB, ENGINES)]));
+    let about = written(taken.into_iter().chain([freed, of(0xa000_0000, MIB, ENGINES)]));
     let device = &about["owners"]["devices"][0];
     assert_eq!((&device["held"], &device["peak"]["held"]), (&json!(0), &json!(0)));
     let owner = |name, bytes, count| json!({"owner": name, "bytes": bytes, "count": count});
@@ -456,7 +456,7 @@ fn managed_memory_is_told_apart_from_what_a_device_holds() {
     assert_eq!(managed["peak"]["time_us"], json!(2000));
     let then = json!([owner("two.so", 5 * MIB, 1), owner("engine.so", 3 * MIB, 1)]);
     assert_eq!(managed["peak"]["by"], then);
-    let without = told([take(0x1000_0000, MIB, ENGINES)]);
+    let without = written([take(0x1000_0000, MIB, ENGINES)]);
     assert_eq!(without["owners"]["devices"][0]["managed"], Value::Null);
 }
 
@@ -466,7 +466,7 @@ fn small_requests_share_the_drivers_pieces_and_large_ones_have_their_own() {
     let large = (0..3).map(|i| take(0x4000_0000 + i * 4 * MIB, 3 * MIB, SECOND));
     let before = [made(Kind::Create, What::Context, 7), says(520 * MIB, 0)];
     let after = says((520 + 100 + 3 * 4) * MIB, 0);
-    let about = told(before.into_iter().chain(small).chain(large).chain([after]));
+    let about = written(before.into_iter().chain(small).chain(large).chain([after]));
     let all = [
         ("contexts", 520 * MIB),
         ("engine.so", 100 * MIB),
@@ -481,9 +481,9 @@ fn small_requests_share_the_drivers_pieces_and_large_ones_have_their_own() {
 fn the_first_call_on_a_device_is_the_way_in_and_what_is_used_then_its_context() {
     let first = Event { stack: ENGINES, ..event(Kind::Entered, What::Device) };
     let context = Event { stack: NCCLS, ..made(Kind::Create, What::Context, 7) };
-    let about = told([first, context, Event { stack: SECOND, ..first }]);
+    let about = written([first, context, Event { stack: SECOND, ..first }]);
     assert_eq!(about["entered"][0]["owner"], "engine.so");
     // Nobody has seen it come.
-    let about = told([says(520 * MIB, 0)]);
+    let about = written([says(520 * MIB, 0)]);
     assert_eq!(lines(&about), expect(&[("contexts", 520 * MIB), ("unexplained", 0)]));
 }

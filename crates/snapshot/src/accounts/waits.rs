@@ -15,7 +15,7 @@ use memtrace_format::stacks::Words;
 use super::frames;
 use crate::owner::Names;
 
-/// How many are told one by one: those that held most for longest.
+/// How many are listed one by one: those that held most for longest.
 const TOLD: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ struct Wait {
     left: u32,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waits {
     /// By address.
@@ -102,7 +102,7 @@ impl Waits {
     }
 
     /// For the `memtrace` key; `None` if no free has waited.
-    pub(super) fn tell<W: Words>(&self, namer: &mut Names<'_, W>) -> Option<DeferredFrees> {
+    pub(super) fn describe<W: Words>(&self, namer: &mut Names<'_, W>) -> Option<DeferredFrees> {
         if self.count == 0 {
             return None;
         }

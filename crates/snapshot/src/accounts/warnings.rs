@@ -1,11 +1,12 @@
-//! What only a recorder at the driver's doors can warn of, worked out when a snapshot is written.
+//! Warnings that only a recorder with hooks in the driver can give. They are
+//! worked out when a snapshot is written.
 //!
-//! - *A stray context*: the process set foot on a device of which it never held more than next to
-//!   nothing, while it worked on another. A context takes hundreds of megabytes of a card that
-//!   another rank needs. It goes by the most that was ever held ([`memtrace_state::past`]), not by
-//!   what is there at the end or in the recorded part of the history.
+//! - *A stray context*: the process used a device of which it never held more than next to nothing,
+//!   while it worked on another. A context takes hundreds of megabytes of a card that another rank
+//!   needs. What counts is the most that was ever held ([`memtrace_state::past`]), not what is
+//!   there at the end or in the recorded part of the history.
 //! - *Memory that a library took beside the pool just before it ran out*: within [`JUST_BEFORE_US`]
-//!   before the failure, still held then, and without it the request would have fitted.
+//!   before the failure, and still held then. Without it the request would have fitted.
 //! - *Growth beside the pool*, step by step ([`super::growth`]).
 //!
 //! A warning that is wrong is worse than none: each says what was seen, and nothing is
@@ -59,7 +60,7 @@ pub(crate) struct Recent(VecDeque<Taken>);
 
 /// What was taken just before a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Crowded {
+pub(crate) struct TakenBefore {
     /// Bytes by owner, the largest first.
     pub by: Vec<(usize, u64)>,
     /// Where the largest single one was taken.
@@ -93,13 +94,13 @@ impl Recent {
     }
 
     /// A request failed that `by` had made; the framework is nobody here.
-    pub(crate) fn crowded(
+    pub(crate) fn taken_before(
         &self,
         time_us: u64,
         by: Option<usize>,
         asked: u64,
         free: Option<u64>,
-    ) -> Option<Crowded> {
+    ) -> Option<TakenBefore> {
         let since = time_us.saturating_sub(JUST_BEFORE_US);
         let counts = |t: &&Taken| t.time_us >= since && Some(t.owner) != by;
         let recent = || self.0.iter().filter(counts);
@@ -117,7 +118,7 @@ impl Recent {
             }
         }
         by.sort_by_key(|(owner, bytes)| (u64::MAX - bytes, *owner));
-        Some(Crowded { by, stack, asked, free })
+        Some(TakenBefore { by, stack, asked, free })
     }
 }
 
@@ -146,7 +147,7 @@ impl Accounts {
                 );
                 all.push(warning("stray context", *ordinal, text, frames(way.stack, namer)));
             }
-            if let Some(c) = &d.crowded {
+            if let Some(c) = &d.taken_before {
                 let by: Vec<String> =
                     c.by.iter()
                         .map(|(o, bytes)| format!("{} took {bytes} bytes", owned_by(*o)))
@@ -212,20 +213,32 @@ mod tests {
         recent.note(16 * SECOND, 1, 300, 1, true);
         recent.note(17 * SECOND, 2, 700, 3, true);
         recent.note(17 * SECOND, 2, 700, 3, false);
-        let found = recent.crowded(20 * SECOND, None, 1200, Some(100));
+        let found = recent.taken_before(20 * SECOND, None, 1200, Some(100));
         assert_eq!(
             found,
-            Some(Crowded { by: vec![(1, 600), (2, 500)], stack: 2, asked: 1200, free: Some(100) })
+            Some(TakenBefore {
+                by: vec![(1, 600), (2, 500)],
+                stack: 2,
+                asked: 1200,
+                free: Some(100)
+            })
         );
-        assert_eq!(recent.crowded(20 * SECOND, None, 1201, Some(100)), None, "it wouldn't have");
         assert_eq!(
-            recent.crowded(20 * SECOND, None, 99, Some(100)),
+            recent.taken_before(20 * SECOND, None, 1201, Some(100)),
+            None,
+            "it wouldn't have"
+        );
+        assert_eq!(
+            recent.taken_before(20 * SECOND, None, 99, Some(100)),
             None,
             "not for want of memory"
         );
-        assert_eq!(recent.crowded(20 * SECOND, Some(2), 700, Some(0)), None, "his own");
-        assert_eq!(recent.crowded(20 * SECOND, Some(3), 1100, None).map(|c| c.by.len()), Some(2));
-        assert_eq!(recent.crowded(60 * SECOND, None, 1200, Some(100)), None, "long before");
+        assert_eq!(recent.taken_before(20 * SECOND, Some(2), 700, Some(0)), None, "his own");
+        assert_eq!(
+            recent.taken_before(20 * SECOND, Some(3), 1100, None).map(|c| c.by.len()),
+            Some(2)
+        );
+        assert_eq!(recent.taken_before(60 * SECOND, None, 1200, Some(100)), None, "long before");
     }
 
     #[test]

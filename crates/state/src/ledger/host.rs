@@ -1,18 +1,18 @@
 //! Page-locked memory of a framework's allocator, and the blocks that it hands out of it.
 //!
 //! PyTorch's allocator of pinned memory rounds requests up (to powers of two, mostly) and keeps
-//! what is given back. The driver hears of the first only, so what was asked for is in events of
-//! its own ([`memtrace_format::event::What::HostBlock`]), and a segment shows them as a device's
-//! does: memory that nobody uses is an inactive block, what rounding adds is the difference
-//! between a block's size and its request.
+//! what is given back. The driver sees only the rounded request, so what was asked for is in
+//! events of its own ([`memtrace_format::event::What::HostBlock`]). A segment shows them as a
+//! device's does. Memory that nobody uses is an inactive block. What rounding adds is the
+//! difference between a block's size and its request.
 //!
-//! How large a block is nobody says. It ends where its memory ends, unless PyTorch was told to
-//! take a large piece in advance (`pinned_reserve_segment_size_mb`): in that a block is the
-//! next power of two, and at least a page.
+//! The size of a block is never reported. It ends where its memory ends, unless PyTorch
+//! takes a large piece in advance (`pinned_reserve_segment_size_mb`). In that, a block is
+//! the next power of two, and at least a page.
 
 use std::collections::BTreeMap;
 
-use super::{Books, Ledger, Move, Sort, apply, segment};
+use super::{Ledger, LiveEntries, MemoryKind, Move, apply, segment};
 use crate::state::{Sink, entry};
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{Event, FLAG_OF_BLOCKS, HostBlockEvent, HostFreeEvent, Kind, Layer};
@@ -59,7 +59,7 @@ impl Ledger {
         }
     }
 
-    /// The memory that blocks are handed out of in which this one lies.
+    /// The memory that blocks are handed out of in which this one is.
     fn memory_of(&self, block: &Event) -> Option<&Event> {
         let below = (Class::Driver, 0)..=(Class::Driver, block.addr);
         let (_, memory) = self.entries.range(below).next_back()?;
@@ -73,8 +73,8 @@ impl Ledger {
         }
         let memory = self.memory_of(block)?;
         let bytes = size_in(memory, block).saturating_sub(block.size);
-        let (sort, stack, label) = (Sort::RoundedUp, block.stack, block.label);
-        Some(Move { device: None, sort, stack, label, bytes, came, part: 0 })
+        let (kind, stack, label) = (MemoryKind::RoundedUp, block.stack, block.label);
+        Some(Move { device: None, kind, stack, label, bytes, came, part: 0 })
             .filter(|m| m.bytes > 0)
     }
 
@@ -91,7 +91,7 @@ fn size_in(memory: &Event, block: &Event) -> u64 {
     rounded.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX).min(rest)
 }
 
-/// Memory of an allocator's as a segment with these blocks, of which some may lie elsewhere.
+/// Memory of an allocator's as a segment with these blocks, of which some may be elsewhere.
 pub(super) fn segment_of_blocks(
     memory: &Event,
     blocks: &BTreeMap<u64, Event>,
@@ -150,7 +150,7 @@ mod tests {
         HostFreeEvent { handle }.event()
     }
 
-    /// The books after these events, and the trace.
+    /// The ledger after these events, and the trace.
     fn after(events: &[Event]) -> (Ledger, Vec<(Action, u64, u64)>) {
         let (mut ledger, mut trace) = (Ledger::default(), Vec::new());
         for e in events {

@@ -1,16 +1,16 @@
-//! What comes and what goes, one thing at a time, for whoever adds it up in
-//! another way than the books' columns do.
+//! What comes and what goes, one thing at a time. It is for those who add up memory in
+//! another way than the ledger's columns do.
 //!
-//! What is in the sum `held` of a device, each byte once, and the host's memory; and beside them
-//! what may lie on the device or not, which is in no sum.
+//! It covers what is in the sum `held` of a device, each byte once, and the host's memory. It also
+//! covers what may be on the device or not, which is in no sum.
 
 use super::host::is_of_blocks;
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{Event, LabelId, Layer, StackId, What};
 
-/// What sort of memory.
+/// What kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sort {
+pub enum MemoryKind {
     /// A framework's allocator holds it.
     Framework,
     /// As it was asked for.
@@ -27,10 +27,10 @@ pub enum Sort {
     RoundedUp,
 }
 
-impl Sort {
+impl MemoryKind {
     /// Is it in the sum of what the process holds?
     pub fn is_held(self) -> bool {
-        use Sort::{GraphNode, Managed, Requested, RoundedUp};
+        use MemoryKind::{GraphNode, Managed, Requested, RoundedUp};
         !matches!(self, Managed | GraphNode | Requested | RoundedUp)
     }
 }
@@ -40,8 +40,8 @@ impl Sort {
 pub struct Move {
     /// The device's ordinal, −1 if it isn't known; `None` is the host.
     pub device: Option<i8>,
-    /// What sort.
-    pub sort: Sort,
+    /// What kind.
+    pub kind: MemoryKind,
     /// Whose call made it.
     pub stack: StackId,
     /// What its thread said it was doing; of a framework's segments nobody asks.
@@ -55,24 +55,28 @@ pub struct Move {
 }
 
 impl Move {
-    /// What an entry of the books (or of a framework's) holds; `None` if that is in no sum.
+    /// What an entry of the ledger (or of a framework's) holds; `None` if that is in no sum.
     pub fn of(class: Class, e: &Event, came: bool) -> Option<Move> {
         let host = e.layer == Layer::Host;
-        let sort = match (class, e.what) {
-            (Class::Segment | Class::Page, _) => Sort::Framework,
-            (Class::Handle, What::Device) => Sort::Plain,
-            (Class::Driver, What::Pinned | What::Registered) if is_of_blocks(e) => Sort::Framework,
-            (Class::Driver, What::Pinned | What::Registered) if host => Sort::Plain,
-            (Class::HostBlock, What::HostBlock) if host => Sort::Requested,
-            (Class::Driver, What::Device) | (Class::Array, What::Array) if !host => Sort::Plain,
-            (Class::Driver, What::Pool) if !host => Sort::Pooled,
-            (Class::Driver, What::Managed) if !host => Sort::Managed,
-            (Class::Driver, What::GraphNode) if !host => Sort::GraphNode,
+        let kind = match (class, e.what) {
+            (Class::Segment | Class::Page, _) => MemoryKind::Framework,
+            (Class::Handle, What::Device) => MemoryKind::Plain,
+            (Class::Driver, What::Pinned | What::Registered) if is_of_blocks(e) => {
+                MemoryKind::Framework
+            }
+            (Class::Driver, What::Pinned | What::Registered) if host => MemoryKind::Plain,
+            (Class::HostBlock, What::HostBlock) if host => MemoryKind::Requested,
+            (Class::Driver, What::Device) | (Class::Array, What::Array) if !host => {
+                MemoryKind::Plain
+            }
+            (Class::Driver, What::Pool) if !host => MemoryKind::Pooled,
+            (Class::Driver, What::Managed) if !host => MemoryKind::Managed,
+            (Class::Driver, What::GraphNode) if !host => MemoryKind::GraphNode,
             _ => return None,
         };
         let device = (!host).then_some(e.device);
         let (stack, label, bytes, part) = (e.stack, e.label, e.size, e.part());
-        Some(Move { device, sort, stack, label, bytes, came, part })
+        Some(Move { device, kind, stack, label, bytes, came, part })
     }
 }
 

@@ -4,8 +4,8 @@ use memtrace_format::event::Event;
 
 /// References to physical memory, as its entry's `stream` keeps them.
 ///
-/// Beside their number stands the ticket of the last event that changed it, so that an event that
-/// was being applied when its process died isn't counted twice.
+/// Beside their number is the ticket of the last event that changed it. So an event that was being
+/// applied when its process died isn't counted twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct References {
     count: u32,

@@ -1,4 +1,4 @@
-//! The sums of the books' columns, and the table that snapshots show.
+//! The sums of the ledger's columns, and the table that snapshots show.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct DeviceTotals {
     pub physical: u64,
     /// Addresses under which physical memory is mapped.
     pub mapped: u64,
-    /// Managed memory, which may lie here or with the host.
+    /// Managed memory, which may be here or with the host.
     pub managed: u64,
     /// Memory of other processes and APIs that is in use here, as far as its size was said.
     pub imported: u64,
@@ -58,7 +58,7 @@ pub struct HostTotals {
     pub framework: u64,
     /// What was asked for of that, as far as it is in use.
     pub requested: u64,
-    /// Physical memory of `cuMemCreate` that lies with the host.
+    /// Physical memory of `cuMemCreate` that is on the host.
     pub physical: u64,
 }
 

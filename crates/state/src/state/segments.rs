@@ -1,7 +1,7 @@
 //! The state in a snapshot's shape: segments with their blocks.
 //!
-//! Gaps between active blocks of a segment are its inactive blocks; pages of an expandable segment
-//! that lie side by side in one reservation are one segment.
+//! Gaps between active blocks of a segment are its inactive blocks. Neighbouring pages of an
+//! expandable segment in one reservation are one segment.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use memtrace_format::event::{NO_STACK, Pool, StackId};
 use memtrace_format::key::{Counters, Memtrace};
 use memtrace_format::snapshot::{Block, BlockState, Segment, Snapshot, StackIx};
 
-/// The state in a snapshot's shape, each device with an empty trace; the caller adds the
+/// The state in a snapshot's shape, each device with an empty trace. The caller adds the
 /// history, frames, settings and what it knows of the process. `stack` turns a depot
 /// stack id into the snapshot's own index.
 pub fn assemble(live: &State, stack: &mut dyn FnMut(StackId) -> Option<StackIx>) -> Snapshot {
@@ -28,7 +28,7 @@ pub fn assemble(live: &State, stack: &mut dyn FnMut(StackId) -> Option<StackIx>)
 }
 
 impl DeviceState {
-    /// Segments by address with their blocks. Blocks that lie in no known segment (their allocator
+    /// Segments by address with their blocks. Blocks that are in no known segment (their allocator
     /// got its memory around us) get a segment of their own.
     pub fn to_segments(
         &self,

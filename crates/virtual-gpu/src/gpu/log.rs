@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use memtrace_options::{VIRTUAL_LOG, VirtualLog, Words};
+use memtrace_options::{Choices, VIRTUAL_LOG, VirtualLog};
 
 /// Something the user should know.
 pub fn warn(text: &str) {

@@ -1,9 +1,9 @@
 """Plugins of `memtrace.Tracer`: what a library has to say, or needs, while a tracer is on.
 
 A plugin is wanted if the program has imported its library; else it is left out, quietly, and the
-library is not imported for it. One of your own is a class derived from `Plugin`: an object of it
-goes into `Tracer(plugins=["auto", mine])`, or its class into the entry points `memtrace.plugins` of
-an installed package, which `"auto"` includes.
+library is not imported for it. One of your own is a class derived from `Plugin`. An object of it
+goes into `Tracer(plugins=["auto", mine])`. Or its class goes into the entry points
+`memtrace.plugins` of an installed package, which `"auto"` includes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 from ..._library import MemtraceError
 
 if TYPE_CHECKING:
-    from .._books import OperatorCalls
+    from .._results import OperatorCalls
     from .._session import Tracer
 
 

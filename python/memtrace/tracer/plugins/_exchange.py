@@ -2,8 +2,8 @@
 
 On a virtual GPU a collective moves no data between processes: what a rank receives is what it would
 have sent. For memory that is right, as long as the program does not take a size out of what it
-received. Where it does, as pipeline stages that tell each other their shapes, the plugins send
-these few bytes this way, so that what is allocated then is what would be.
+received. Where it does, as pipeline stages that send each other their shapes, the plugins send
+these few bytes this way. So what is allocated then is what would be on a card.
 
 Every rank must be inside a tracer when it sends or receives, at the same points of the program.
 """
@@ -14,7 +14,7 @@ import io
 from collections import Counter
 from typing import Any
 
-# Number of messages so far by what tells them apart: it goes on from one tracer to the next.
+# Number of messages so far by their key: it goes on from one tracer to the next.
 _sent: Counter[str] = Counter()
 _taken: Counter[str] = Counter()
 

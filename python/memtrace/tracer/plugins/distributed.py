@@ -4,11 +4,11 @@ Counting patches nothing. A process group's functions are operators of PyTorch's
 (`c10d::allreduce_`), so they are among those that the library records, with what they took. What
 NCCL takes beside PyTorch's allocator is in `memtrace report`, by communicator.
 
-On a virtual GPU, and only there, the functions that hand Python objects from rank to rank
-(`torch.distributed.send_object_list` and its like) are replaced for the time of the tracer,
-because PyTorch's pipeline stages tell each other their shapes by them, and a virtual GPU
-moves no data between processes (`_exchange.py`). The few hundred bytes that PyTorch would
-take for such a message are not taken then.
+PyTorch's pipeline stages send each other their shapes by functions that hand Python objects
+from rank to rank (`torch.distributed.send_object_list` and its like). A virtual GPU moves
+no data between processes. So on a virtual GPU, and only there, these functions are replaced
+for the time of the tracer (`_exchange.py`). The few hundred bytes that PyTorch would take
+for such a message are not taken then.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .._device import virtual_gpu
 from . import Plugin, _exchange
 
 if TYPE_CHECKING:
-    from .._books import OperatorCalls
+    from .._results import OperatorCalls
     from .._session import Tracer
 
 
 class Distributed(Plugin):
-    """See the module's essay."""
+    """See the module's documentation."""
 
     name = "torch.distributed"
     library = "torch.distributed"

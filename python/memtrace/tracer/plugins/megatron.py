@@ -1,4 +1,4 @@
-"""megatron-core: pipeline stages that tell each other the shapes of what
+"""megatron-core: pipeline stages that send each other the shapes of what
 they send (`variable_seq_lengths`).
 
 They do it through the GPU, and a virtual one moves no data between processes: every tensor received
@@ -25,7 +25,7 @@ _METHOD = "_communicate_shapes"
 
 
 class Megatron(Plugin):
-    """See the module's essay."""
+    """See the module's documentation."""
 
     name = "megatron-core"
     library = _MODULE

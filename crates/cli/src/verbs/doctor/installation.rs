@@ -10,7 +10,7 @@ use object::elf::{self, FileHeader64};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, Sym};
 
 use super::{Check, Level, machine, recorded, scratch, settings, snapshots, this_program};
-use crate::cards::Here;
+use crate::cards::CardsHere;
 use crate::failure::Failure;
 use crate::preloadable::find;
 use crate::verbs::run::{RECORDER, VIRTUAL_GPU, find_library, out_folder};
@@ -27,7 +27,7 @@ const MAY_NEED: [&str; 7] = [
     "librt.so.1",
 ];
 
-pub(super) fn checks(out: Option<&Path>, here: &Here) -> Result<Vec<Check>, Failure> {
+pub(super) fn checks(out: Option<&Path>, here: &CardsHere) -> Result<Vec<Check>, Failure> {
     let mut found = Vec::new();
     let recorder = find_library(RECORDER, "nothing can be recorded without it");
     match &recorder {
@@ -117,7 +117,7 @@ pub(super) fn program(command: &OsStr) -> Option<Check> {
 }
 
 /// A function of the runtime's that every program with a context calls is defined in the file
-/// itself. A program that was stripped of its symbols doesn't tell.
+/// itself. Of a program that was stripped of its symbols that isn't known.
 fn has_runtime(file: &ElfFile64) -> Option<bool> {
     let (elf, endian, data) = (file.elf_header(), file.endian(), file.data());
     let sections = elf.sections(endian, data).ok()?;

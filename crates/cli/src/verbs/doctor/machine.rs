@@ -8,7 +8,7 @@ use memtrace_files::{NewFile, Readers};
 use memtrace_options::{BLACKBOX, NO_BLACKBOX};
 
 use super::{Check, Level, this_program};
-use crate::cards::{self, Here};
+use crate::cards::{self, CardsHere};
 use crate::failure::Failure;
 use crate::verbs::run::VIRTUAL_GPU;
 
@@ -123,7 +123,7 @@ fn is_in_memory(folder: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mounts = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
-        // A blank in a name stands as \040.
+        // A blank in a name is written as \040.
         let at = fields.next()?.replace("\\040", " ");
         folder.starts_with(&at).then(|| (at.len(), fields.next() == Some("tmpfs")))
     });
@@ -170,12 +170,12 @@ pub(super) fn driver(virtual_gpu: bool) -> Result<Check, Failure> {
 }
 
 /// The cards that a program would see.
-pub(super) fn cards(here: &Here) -> Vec<Check> {
+pub(super) fn cards(here: &CardsHere) -> Vec<Check> {
     let about = "GPU";
     match here {
-        Here::Nothing => Vec::new(),
-        Here::Trouble(why) => vec![Check::new(Level::Note, about, why.clone())],
-        Here::Cards(here) => {
+        CardsHere::Nothing => Vec::new(),
+        CardsHere::Failed(why) => vec![Check::new(Level::Note, about, why.clone())],
+        CardsHere::Cards(here) => {
             let one = |(number, card)| {
                 let text = format!("{}; {}", cards::line(number, card), cards::versions(here));
                 Check::new(Level::Ok, about, text)

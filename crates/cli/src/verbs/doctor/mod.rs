@@ -1,8 +1,8 @@
 //! `memtrace doctor`: does recording work here, and what did it see of a program?
 //!
-//! Nothing is guessed. Each check does what a recorded program would do (load the library, make a
-//! file of a black box's size, read Python's objects) or reads what the recorder wrote down of
-//! itself, and says what it saw. A finding is something that makes a record wrong or impossible,
+//! Nothing is guessed. Each check does what a recorded program would do: load the library, make a
+//! file of a black box's size, read Python's objects. Or it reads what the recorder wrote down of
+//! itself. It says what it saw. A finding is something that makes a record wrong or impossible,
 //! with what to do about it; a note is worth knowing and no more. The program runs under
 //! `memtrace run` as ever, and nothing is attached to it.
 
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::args::{Doctor, Format, Recover};
-use crate::cards::{self, Here};
+use crate::cards::{self, CardsHere};
 use crate::failure::Failure;
 use crate::say::Answer;
 use crate::verbs::recover;
@@ -121,24 +121,24 @@ pub(crate) fn doctor(args: &Doctor) -> Result<Answer, Failure> {
             .map(|c| json!({"level": c.level.name(), "about": c.about, "text": c.text}))
             .collect();
         let cards = match &here {
-            Here::Cards(here) => cards::to_json(here),
-            Here::Nothing | Here::Trouble(_) => json!([]),
+            CardsHere::Cards(here) => cards::to_json(here),
+            CardsHere::Nothing | CardsHere::Failed(_) => json!([]),
         };
         let processes: Vec<Value> = processes.iter().map(recorded::Process::to_json).collect();
         let answer = json!({"ok": yes, "checks": list, "cards": cards, "exit": exit, "processes": processes});
         return Answer::json(&answer, yes);
     }
-    Ok(Answer::page(tell(&checks, &processes, yes), yes))
+    Ok(Answer::page(page(&checks, &processes, yes), yes))
 }
 
-fn tell(checks: &[Check], processes: &[recorded::Process], yes: bool) -> Page {
+fn page(checks: &[Check], processes: &[recorded::Process], yes: bool) -> Page {
     let mut text = Page::default();
     for check in checks {
         let _ = writeln!(text, "{:5} {:12} {}", check.level.name(), check.about, check.text);
     }
     for about in processes {
         let _ = writeln!(text);
-        recorded::tell(about, &mut text);
+        recorded::print(about, &mut text);
     }
     let wrong = checks.iter().filter(|c| c.level == Level::Wrong).count();
     let end = match (yes, wrong) {
@@ -172,7 +172,7 @@ fn run(args: &Doctor, out: &Path, list: &Path) -> Result<ExitStatus, Failure> {
     // `run` has said why; a program of its own may end with 2 as well, but
     // not without a trace of itself.
     if status.code() == Some(2) && snapshots(out).is_empty() {
-        return Err(Failure::told());
+        return Err(Failure::reported());
     }
     Ok(status)
 }

@@ -10,7 +10,7 @@ use memtrace_terminal::Page;
 use serde_json::{Value, json};
 
 use super::{Check, Level};
-use crate::each::tell_of_pipe;
+use crate::each::report_silent_pipe;
 use crate::failure::Failure;
 
 /// A table that is fuller than this will be full soon.
@@ -50,7 +50,8 @@ pub(super) struct Process(pub(super) Memtrace);
 impl Process {
     /// The process of this snapshot.
     pub(super) fn of(path: &Path) -> Result<Process, Failure> {
-        let snapshot = contents(path, Limit::default().telling(tell_of_pipe))?.one()?.0;
+        let snapshot =
+            contents(path, Limit::default().on_silent_pipe(report_silent_pipe))?.one()?.0;
         Ok(Process(snapshot.memtrace.map_or_else(Memtrace::default, |about| *about)))
     }
 
@@ -264,7 +265,7 @@ fn elsewhere(about: &Memtrace, bound: &BoundElsewhere) -> (Level, String) {
     let to = bound.bound_to.as_deref().unwrap_or("unknown");
     // An empty name is the program itself.
     let who = if library.is_empty() { "the program" } else { library };
-    let mut callers = about.doors.iter().flatten().flat_map(|door| &door.callers);
+    let mut callers = about.doors.iter().flatten().flat_map(|used| &used.callers);
     if callers.any(|c| c.library.as_deref() == Some(to)) {
         return (
             Level::Note,
@@ -279,20 +280,20 @@ fn elsewhere(about: &Memtrace, bound: &BoundElsewhere) -> (Level, String) {
 }
 
 /// The tables of a process, for people.
-pub(super) fn tell(process: &Process, text: &mut Page) {
+pub(super) fn print(process: &Process, text: &mut Page) {
     let about = &process.0;
     let command = about.command.as_deref().unwrap_or_default();
     let command: String = command.join(" ").replace('\n', " ").chars().take(70).collect();
     let rank = about.rank.map_or_else(String::new, |r| format!(", rank {r}"));
     let _ = writeln!(text, "process {}{rank}: {command}", process.pid());
-    for door in about.doors.iter().flatten() {
-        let callers = door.callers.iter().map(|caller| {
+    for used in about.doors.iter().flatten() {
+        let callers = used.callers.iter().map(|caller| {
             let path = caller.library.as_deref();
             let name = path.map_or("others", |l| l.rsplit('/').next().unwrap_or(l));
             format!("{name} {}", caller.calls)
         });
         let callers: Vec<String> = callers.collect();
-        let _ = writeln!(text, "  {:36} {:>9}  {}", door.door, door.calls, callers.join(", "));
+        let _ = writeln!(text, "  {:36} {:>9}  {}", used.door, used.calls, callers.join(", "));
     }
     let _ = writeln!(
         text,

@@ -3,14 +3,14 @@
 
 use super::{DeviceState, LiveBlock, LiveSegment, MappedPage, State};
 use crate::framework::{PAGE, Waits};
-use crate::ledger::{Books, Move, Sort};
+use crate::ledger::{LiveEntries, MemoryKind, Move};
 use memtrace_format::blackbox::Class;
 use memtrace_format::event::{
     BlockEvent, Event, FLAG_PENDING, FLAG_SMALL, Kind, NO_LABEL, Pool, SegmentEvent, StackId,
     WaitEvent,
 };
 
-impl Books for State {
+impl LiveEntries for State {
     fn get(&self, class: Class, key: u64) -> Option<Event> {
         match class {
             Class::Block => self.one(|n, d| Some(d.blocks.get(&key)?.event(n, key))),
@@ -218,5 +218,5 @@ impl MappedPage {
 
 pub(super) fn framework_move(device: usize, bytes: u64, stack: StackId, came: bool) -> Move {
     let device = Some(ordinal(device));
-    Move { device, sort: Sort::Framework, stack, label: NO_LABEL, bytes, came, part: 0 }
+    Move { device, kind: MemoryKind::Framework, stack, label: NO_LABEL, bytes, came, part: 0 }
 }

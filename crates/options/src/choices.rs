@@ -1,59 +1,59 @@
-//! Settings that are one of some words, each as a type: whoever reads one can't
-//! forget a word or take it for another's.
+//! Settings with a fixed set of choices, each as a type: a reader can't
+//! forget a choice or take it for another setting's.
 
 use crate::{CONTEXT, FORMAT, LOG_LEVEL, PERMISSIONS, QUIET, STACKS, Setting, VIRTUAL_LOG};
 
-/// A word that a setting can be set to.
+/// One of the texts that a setting can be set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word {
+pub struct Choice {
     /// As it is typed.
     pub name: &'static str,
     /// What it means.
     pub help: &'static str,
 }
 
-/// The type of a setting that is one of some words; its default is that of the setting.
-pub trait Words: Copy + Default + Send + Sync + 'static {
+/// The type of a setting with a fixed set of choices. Its default is that of the setting.
+pub trait Choices: Copy + Default + Send + Sync + 'static {
     /// The setting.
     const SETTING: &'static Setting;
-    /// All, with their words, in the order of the documentation.
-    const ALL: &'static [(Self, Word)];
+    /// All, with their texts, in the order of the documentation.
+    const ALL: &'static [(Self, Choice)];
 
     /// The one with this name.
     fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(_, word)| word.name == name).map(|(this, _)| *this)
+        Self::ALL.iter().find(|(_, choice)| choice.name == name).map(|(this, _)| *this)
     }
 }
 
-macro_rules! words {
+macro_rules! choices {
     ($(#[$about:meta])* $name:ident: $setting:ident {
-        $($(#[$mark:meta])* $variant:ident = $word:literal: $help:literal,)+
+        $($(#[$mark:meta])* $variant:ident = $choice:literal: $help:literal,)+
     }) => {
         $(#[$about])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum $name {
-            $(#[doc = concat!("`", $word, "`: ", $help)] $(#[$mark])* $variant,)+
+            $(#[doc = concat!("`", $choice, "`: ", $help)] $(#[$mark])* $variant,)+
         }
 
         impl $name {
-            /// The words, in the order of the documentation.
-            pub const WORDS: &'static [Word] = &[$(Word { name: $word, help: $help }),+];
+            /// The choices, in the order of the documentation.
+            pub const CHOICES: &'static [Choice] = &[$(Choice { name: $choice, help: $help }),+];
 
-            /// The word for it.
+            /// The text for it.
             pub const fn name(self) -> &'static str {
-                match self { $($name::$variant => $word),+ }
+                match self { $($name::$variant => $choice),+ }
             }
         }
 
-        impl Words for $name {
+        impl Choices for $name {
             const SETTING: &'static Setting = &$setting;
-            const ALL: &'static [($name, Word)] =
-                &[$(($name::$variant, Word { name: $word, help: $help })),+];
+            const ALL: &'static [($name, Choice)] =
+                &[$(($name::$variant, Choice { name: $choice, help: $help })),+];
         }
     };
 }
 
-words! {
+choices! {
     /// Which frames a stack has.
     Stacks: STACKS {
         None = "none": "no stacks",
@@ -63,7 +63,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// Which events have a stack.
     Context: CONTEXT {
         Alloc = "alloc": "allocations alone",
@@ -72,7 +72,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// How a snapshot is written.
     Format: FORMAT {
         #[default]
@@ -98,7 +98,7 @@ impl Format {
     }
 }
 
-words! {
+choices! {
     /// Who may read a snapshot.
     Permissions: PERMISSIONS {
         #[default]
@@ -107,7 +107,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// Is anything said but errors?
     Quiet: QUIET {
         #[default]
@@ -116,7 +116,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// What the virtual GPU says.
     VirtualLog: VIRTUAL_LOG {
         #[default]
@@ -126,7 +126,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// What the Python package logs.
     LogLevel: LOG_LEVEL {
         Debug = "debug": "everything",
@@ -143,9 +143,13 @@ mod tests {
     use super::*;
     use crate::Value;
 
-    fn agrees<T: Words + PartialEq + std::fmt::Debug>() {
-        let Value::Words(words) = T::SETTING.value else { panic!("{}", T::SETTING.variable) };
-        assert!(words.iter().eq(T::ALL.iter().map(|(_, word)| word)), "{}", T::SETTING.variable);
+    fn agrees<T: Choices + PartialEq + std::fmt::Debug>() {
+        let Value::Choices(choices) = T::SETTING.value else { panic!("{}", T::SETTING.variable) };
+        assert!(
+            choices.iter().eq(T::ALL.iter().map(|(_, choice)| choice)),
+            "{}",
+            T::SETTING.variable
+        );
         assert_eq!(T::named(T::SETTING.default), Some(T::default()));
         assert_eq!(T::named("nonsense"), None);
     }

@@ -1,12 +1,12 @@
 """What a tracer reports, worked out from what the library wrote down.
 
 Nothing here runs while the program does. The journal of changes says, in order, which
-block was handed out or taken back, on which thread, under which label and inside which
-operator; `MemTracker` says what each block was for. One pass over both gives each device,
+block was handed out or taken back. It has the thread, the label and the operator of
+each. `MemTracker` says what each block was for. One pass over both gives each device,
 phase, module and operator its numbers.
 
-A phase is a stretch of the process's life, whatever thread something happens on: a backward pass
-runs on threads of autograd's. Those that the program names begin and end where it says so. Those
+A phase is a stretch of the process's life, whatever thread something happens on, because a backward
+pass runs on autograd's threads. Those that the program names begin and end where it says so. Those
 that it doesn't name are found: `forward`, `optimizer_step` and `zero_grad` by a thread's label,
 `backward` from the first to the last change that autograd's nodes made.
 """
@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Iterator, NamedTuple
 
-from .._books import WORDS, Life, unpack
+from .._ledger import WORDS, Life, unpack
 from .._native import MODULE, PHASE, Native
 from ..memory_tracker import shown_operators
 from ._report import NO_OPERATOR, DeviceUse, Lifetime, PhaseCall, PhaseUse, Share
@@ -78,7 +78,7 @@ class Record:
 
 
 @dataclass
-class Books:
+class Results:
     """The answers."""
 
     devices: dict[int, DeviceUse] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class _Pass:
     def __init__(self, record: Record) -> None:
         self.journal = _Journal(record.native, record.first, record.changes)
         self.operators = _Operators(record.native, record.first_operator, record.operators or [])
-        self.books = Books()
+        self.results = Results()
         end = self.journal.end
         self.stretches = _without_doubles(record.stretches, self.journal.found_stretches(), end)
         self.open: list[tuple[Stretch, dict[int, PhaseCall]]] = []
@@ -214,7 +214,7 @@ class _Pass:
         self.alive: dict[int, Lifetime] = {}
         self.record = record
 
-    def run(self) -> Books:
+    def run(self) -> Results:
         blocks = self.record.blocks
         for block in blocks:
             self.totals.setdefault(block.device, 0)
@@ -222,7 +222,7 @@ class _Pass:
                 self.totals[block.device] += block.size
                 self._keep(block, self._before(block))
         for device, total in self.totals.items():
-            self.books.devices[device] = DeviceUse(start=total, current=total, max=total)
+            self.results.devices[device] = DeviceUse(start=total, current=total, max=total)
         events: list[tuple[float, Any]] = [(b.born, b) for b in blocks if b.born >= self.record.first]
         events += [(b.died, b) for b in blocks if b.died is not None]
         events += [(s.begin - 0.5, s) for s in self.stretches]
@@ -239,15 +239,15 @@ class _Pass:
             else:
                 self._born(what)
         self._leave(self.journal.end + 1)
-        self.books.calls = self.operators.calls()
-        return self.books
+        self.results.calls = self.operators.calls()
+        return self.results
 
     # --- phases ---
 
     def _enter(self, stretch: Stretch) -> None:
         calls = {d: PhaseCall(start=n, end=n, max=n) for d, n in self.totals.items()}
         for device, call in calls.items():
-            use = self.books.phases.setdefault(stretch.name, {}).setdefault(device, PhaseUse())
+            use = self.results.phases.setdefault(stretch.name, {}).setdefault(device, PhaseUse())
             use.calls.append(call)
         self.open.append((stretch, calls))
 
@@ -273,7 +273,7 @@ class _Pass:
         return Lifetime(block.device, block.address, block.size, block.category, -1, "", None, NO_OPERATOR, False)
 
     def _keep(self, block: Life, life: Lifetime) -> None:
-        self.books.lifetimes.append(life)
+        self.results.lifetimes.append(life)
         self.alive[block.address] = life
 
     def _born(self, block: Life) -> None:
@@ -312,7 +312,7 @@ class _Pass:
         device = block.device
         self.totals[device] += change
         total = self.totals[device]
-        use = self.books.devices[device]
+        use = self.results.devices[device]
         use.current = total
         use.max = max(use.max, total)
         for _, calls in self.open:
@@ -320,14 +320,14 @@ class _Pass:
             call.end, call.max = total, max(call.max, total)
         if life.created < 0:
             return
-        books = self.books
+        results = self.results
         if life.module is not None:
             for name in modules_around(life.module):
-                books.modules.setdefault(name, {}).setdefault(device, Share()).add(change)
+                results.modules.setdefault(name, {}).setdefault(device, Share()).add(change)
         if self.record.operators is not None:
-            books.operators.setdefault(life.operator, {}).setdefault(device, Share()).add(change)
+            results.operators.setdefault(life.operator, {}).setdefault(device, Share()).add(change)
 
 
-def work_out(record: Record) -> Books:
+def work_out(record: Record) -> Results:
     """Everything about what a tracer has seen."""
     return _Pass(record).run()

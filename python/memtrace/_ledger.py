@@ -1,12 +1,12 @@
-"""The books that `MemTracker` keeps: which block is what, how much of each there
+"""The ledger that `MemTracker` keeps: which block is what, how much of each there
 is, and how it was at certain moments.
 
-Made from the library's records in their order, and from what is said about addresses in between
+It is made from the library's records in their order, and from statements about addresses in between
 ("at this position that block is a parameter"). A block's category counts from its birth, however
-late it is known: sums of the moments since are put right.
+late it is known. Sums of the moments since are corrected.
 
-Gradients: what a backward pass takes and leaves behind is one; so is what it took and a hook gives
-back while the node that puts a gradient into its place is running.
+What a backward pass takes and leaves behind is a gradient. So is what it took and a hook gives back
+while the node that puts a gradient into its place is running.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Moment:
         self.sums = {device: dict(parts) for device, parts in sums.items()}
 
 
-class Books:
+class Ledger:
     """See the module. `note` is called with a module's name, a state and the moment;
     `place` says what a label means."""
 
@@ -94,7 +94,7 @@ class Books:
         self.peaks: dict[int, Moment] = {}
         self._live: dict[int, Block] = {}
         self._said: list[tuple[int, list[tuple[int, str]]]] = []
-        # Moments by when they were fixed; a peak may lie before that.
+        # Moments by when they were fixed; a peak may be before that.
         self._moments: list[tuple[int, Moment]] = []
         self._open: dict[tuple[int, str], list[str]] = {}  # thread and kind of work → modules that are open
         self._open_peaks: dict[tuple[str, str], tuple[int, Moment]] = {}

@@ -1,4 +1,4 @@
-"""PyTorch is the judge: over the whole corpus, memtrace's history equals
+"""PyTorch is the oracle: over the whole corpus, memtrace's history equals
 PyTorch's, entry for entry."""
 
 import json
@@ -8,11 +8,11 @@ import pytest
 import support
 
 
-@pytest.mark.parametrize("program", corpus.judged(), ids=lambda p: p.name)
+@pytest.mark.parametrize("program", corpus.compared(), ids=lambda p: p.name)
 def test_equals_pytorch(program, tmp_path):
     results, out = tmp_path / "verdicts", tmp_path / "out"
     results.mkdir()
-    command = program.command(support.PYTHON, support.JUDGE, "--results", results)
+    command = program.command(support.PYTHON, support.ORACLE, "--results", results)
     env = {**program.env, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     done = support.must(support.record(command, out, spec=program.spec, env=env))
 
@@ -42,6 +42,6 @@ def test_equals_pytorch(program, tmp_path):
 
 def test_a_history_cut_short_is_not_equal(tmp_path):
     """The verdict can be no: a ring of 1,024 events can't hold this program."""
-    command = [support.PYTHON, support.JUDGE, support.HERE / "scripts" / "random_program.py", "1", "3000"]
+    command = [support.PYTHON, support.ORACLE, support.HERE / "scripts" / "random_program.py", "1", "3000"]
     done = support.must(support.record(command, tmp_path, env={"MEMTRACE_EVENTS": "1024"}), code=1)
-    assert "judge: trace" in done.stderr and "random_program.py: DIFFERENT" in done.stdout
+    assert "oracle: trace" in done.stderr and "random_program.py: DIFFERENT" in done.stdout

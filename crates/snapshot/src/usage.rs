@@ -1,22 +1,23 @@
-//! What a snapshot says of the recorder itself: which doors were used by whom, and what that cost.
+//! What a snapshot says of the recorder itself: which entry points were
+//! called, by whom, and what that cost.
 
 use std::collections::BTreeMap;
 
-use memtrace_format::blackbox::DoorUse;
-use memtrace_format::key::{Caller, Cost, Door, Kept};
+use memtrace_format::blackbox::EntryPointUse;
+use memtrace_format::key::{Caller, Cost, EntryPoint, Kept};
 use memtrace_format::stacks::Words;
 use memtrace_symbols::Namer;
 
-/// Each door that was used, with its calls by library; those of libraries that found no place
-/// (or are no longer known) have none.
-pub fn doors<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
-    used: &[DoorUse],
+/// Each entry point that was called, with its calls by library; those of libraries that found no
+/// place (or are no longer known) have none.
+pub fn entry_point_calls<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
+    used: &[EntryPointUse],
     api: &A,
     namer: &Namer<W>,
-) -> Vec<Door> {
-    let list = used.iter().map(|door| {
+) -> Vec<EntryPoint> {
+    let list = used.iter().map(|one| {
         let mut by_library: BTreeMap<Option<&str>, u64> = BTreeMap::new();
-        for (address, calls) in door.callers.iter().copied().chain([(0, door.others)]) {
+        for (address, calls) in one.callers.iter().copied().chain([(0, one.others)]) {
             let sum = by_library.entry(namer.library_at(address)).or_default();
             *sum = sum.saturating_add(calls);
         }
@@ -27,8 +28,8 @@ pub fn doors<W: Words, A: Fn(u16) -> S + ?Sized, S: AsRef<str>>(
             calls,
             kept: Kept::NOTHING,
         };
-        Door {
-            door: api(door.api).as_ref().to_owned(),
+        EntryPoint {
+            door: api(one.api).as_ref().to_owned(),
             calls,
             callers: callers.map(caller).collect(),
             kept: Kept::NOTHING,

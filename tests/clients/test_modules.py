@@ -1,33 +1,33 @@
-"""The rooms of src/: each knows only those below it, as ARCHITECTURE says."""
+"""The modules of src/: each knows only those below it, as ARCHITECTURE says."""
 
 import re
 
 import pytest
 import support
 
-# From the lowest up. Single files of src/ are rooms, too.
-ROOMS = ["gauges", "real", "debug", "hot", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
+# From the lowest up. Single files of src/ are modules, too.
+MODULES = ["gauges", "real", "debug", "hot", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
 USED = re.compile(r"\bcrate::(\w+)")
 GROUP = re.compile(r"\bcrate::\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 
 
 def used(text):
-    """The rooms that a file names, outside of comments and of its tests."""
+    """The modules of src/ that a file names, outside of comments and of its tests."""
     text = text.split("#[cfg(test)]")[0]
     text = re.sub(r"//.*", "", text)
     inner = [re.sub(r"\{(?:[^{}]|\{[^{}]*\})*\}", "", group) for group in GROUP.findall(text)]
     return set(USED.findall(text)) | {name for group in inner for name in re.findall(r"(?:^|,)\s*(\w+)", group)}
 
 
-def test_no_room_knows_one_above_it():
+def test_no_module_knows_one_above_it():
     source = support.ROOT / "src"
     wrong = []
     for path in sorted(source.rglob("*.rs")):
-        room = path.relative_to(source).parts[0].removesuffix(".rs")
-        assert room in ROOMS, f"{path}: a room that is not in the list"
+        module = path.relative_to(source).parts[0].removesuffix(".rs")
+        assert module in MODULES, f"{path}: a module that is not in the list"
         if re.search(r"(^|_)test(s|ing)?\.rs$", path.name) or "tests" in path.parts[len(source.parts) :]:
             continue
-        above = ROOMS[ROOMS.index(room) + 1 :]
+        above = MODULES[MODULES.index(module) + 1 :]
         wrong += [f"{path.relative_to(source)} uses {name}" for name in sorted(used(path.read_text())) if name in above]
     assert wrong == []
 
@@ -47,11 +47,11 @@ def test_the_files_that_one_adds_to_are_there():
     assert [name for name in named if not (support.ROOT / name).exists()] == []
 
 
-# --- inside a room ---------------------------------------------------------------------------------
+# --- inside a module -------------------------------------------------------------------------------
 
 # Files that know each other.
 MOST = 3
-# Where rooms are, and the crates that lie under them.
+# Where modules are, and the crates under them.
 SOURCES = ["src", "crates/os/src", "crates/libraries/src", "crates/stack/src"]
 
 
@@ -104,7 +104,7 @@ def circles(knows):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_circles_inside_a_room_are_small(source):
+def test_circles_inside_a_module_are_small(source):
     source = support.ROOT / source
     files = {}
     for path in source.rglob("*.rs"):

@@ -1,29 +1,29 @@
-"""PyTorch judges memtrace: one process, two recorders, the same history.
+"""PyTorch's recorder as the oracle: one process, two recorders, the same history.
 
-    memtrace run --virtual h100 --stacks python -- python judge.py SCRIPT [ARGS…]
+    memtrace run --virtual h100 --stacks python -- python oracle.py SCRIPT [ARGS…]
 
 PyTorch's own recorder (`torch.cuda.memory._record_memory_history`) is switched on before
-the first allocation, then SCRIPT runs in this process, then both are asked for a snapshot
+the first allocation. Then SCRIPT runs in this process. Then both are asked for a snapshot
 at the same point. They must agree:
 
 * the trace of each device, entry for entry: action, addr, size, stream
   (for `oom`: device_free and size);
-* the Python frames of each entry: name, filename, line, innermost first (but for lines that were on
-  no stack: next to a frame of code that inductor generated, PyTorch writes the user's lines it was
-  made from, out of inductor's memory);
+* the Python frames of each entry: name, filename, line, innermost first. Lines that were
+  on no stack are left out: next to a frame of code that inductor generated, PyTorch
+  writes the user's lines it was made from;
 * with --native (and `--stacks all`) the C++ frames, too, in one list with the Python ones:
-  library, offset in it, and the name where PyTorch knows one (it knows exported names only).
+  library, offset in it, and the name where PyTorch knows one. (It knows exported names only.)
   Taken off before are the innermost frames, of the two recorders and of the allocator, inside
   which each takes the stack at another place;
 * the segments and blocks at the end: addresses, sizes, states, sums, stream, kind;
 * the shape of the file: every key that PyTorch of this version writes is there.
 
-Left out on both sides is only what the other can't know: PyTorch's own `snapshot`
-entries, and memtrace's entries of the device layer (their `user_metadata` begins with
-"driver: "), which are counted instead.
+Left out on both sides is only what the other can't know. That is PyTorch's own `snapshot`
+entries, and memtrace's entries of the device layer, which are counted instead. (Their
+`user_metadata` begins with "driver: ".)
 
 Exit code 0: they agree. 1: they don't; the first difference of each kind is printed with
-what surrounds it. 2: no judgement was possible. The last line printed is the verdict.
+what surrounds it. 2: nothing could be compared. The last line printed is the verdict.
 SCRIPT's own failure passes through.
 """
 
@@ -91,7 +91,7 @@ def show_frames(frames):
 
 
 def python_frames(frames, native):
-    """The Python part of a stack; with `native`, C++ frames stand among
+    """The Python part of a stack; with `native`, C++ frames are among
     the Python ones and are taken out.
 
     Where memtrace has no frame it says why, as a frame of the file
@@ -292,7 +292,7 @@ def memtrace_dump(path):
     try:
         dump = ctypes.CDLL(None).memtrace_dump
     except AttributeError:
-        stop("memtrace is not in this process: start me with `memtrace run --stacks python -- python judge.py …`")
+        stop("memtrace is not in this process: start me with `memtrace run --stacks python -- python oracle.py …`")
     dump.argtypes, dump.restype = [ctypes.c_char_p], ctypes.c_int
     code = dump(os.fsencode(path))
     if code != 0:
@@ -319,7 +319,7 @@ def both_at_once(torch, path):
 
 
 def stop(message):
-    print(f"judge: {message}", file=sys.stderr)
+    print(f"oracle: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -345,25 +345,25 @@ def main():
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or scratch
-        path = os.path.join(folder, f"judged-{os.getpid()}.pickle")
+        path = os.path.join(folder, f"ours-{os.getpid()}.pickle")
         theirs = both_at_once(torch, path)
         with open(path, "rb") as file:
             ours = pickle.load(file)
         if options.keep:
-            with open(os.path.join(folder, f"judge-{os.getpid()}.pickle"), "wb") as file:
+            with open(os.path.join(folder, f"theirs-{os.getpid()}.pickle"), "wb") as file:
                 pickle.dump(theirs, file, protocol=4)
     del script_globals
 
     result = compare(theirs, ours, options.native)
     verdict = {"script": os.path.basename(options.script), "torch": torch.__version__, **result.as_dict()}
     for kind, difference in result.differences.items():
-        print(f"judge: {kind} ({difference['count']}): {difference['text']}", file=sys.stderr)
+        print(f"oracle: {kind} ({difference['count']}): {difference['text']}", file=sys.stderr)
     if options.results:
         with open(os.path.join(options.results, f"verdict-{os.getpid()}.json"), "w") as file:
             json.dump(verdict, file)
     c = result.counts
     print(
-        f"judge: {verdict['script']}: {'DIFFERENT' if result.differences else 'equal'}: {c['entries']} entries, "
+        f"oracle: {verdict['script']}: {'DIFFERENT' if result.differences else 'equal'}: {c['entries']} entries, "
         f"{c['frames']} Python and {c['native']} native frames, {c['segments']} segments, {c['blocks']} blocks; {c['driver']} of the driver's",
         flush=True,
     )
