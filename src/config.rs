@@ -17,7 +17,7 @@ use memtrace_options::{
 use crate::os::message;
 use crate::stack::Mode;
 
-/// See the module's essay. What each variable means stands in `memtrace-options`.
+/// See the module's documentation. What each variable means stands in `memtrace-options`.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// `MEMTRACE_OUT`.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering}
 
 use crate::stack::line::{Beside, beside};
 
-/// See the module's essay.
+/// See the module's documentation.
 #[repr(C)]
 pub struct Words {
     /// Points to a word with the address of this process's recorder while it is on. A

@@ -35,7 +35,7 @@ const MAX_PROBES: usize = 256;
 /// Where a record's second word has its depth, above parent and kind.
 const DEPTH_AT: u32 = 40;
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Store {
     words: &'static [AtomicU64],
     arena: Arena,

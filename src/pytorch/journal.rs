@@ -16,7 +16,7 @@ use crate::os::sync::{
 const PIECE: usize = if cfg!(loom) { 2 } else { 1 << 16 };
 const PIECES: usize = if cfg!(loom) { 2 } else { 1 << 6 };
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Journal<const WORDS: usize> {
     pieces: [AtomicPtr<AtomicU64>; PIECES],
     taken: AtomicU64,

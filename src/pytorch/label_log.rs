@@ -23,7 +23,7 @@ const LOGS: usize = 64;
 /// A change: the number that the next node will get, above the label.
 const NUMBER_AT: u32 = 20;
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Log {
     /// PyTorch's number of the thread, plus 1; 0 if nobody has this log.
     thread: AtomicU64,

@@ -115,7 +115,7 @@ impl Drop for Opened {
     }
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 ///
 /// # Safety
 /// Called by Python as a function, after [`begin`].

@@ -13,7 +13,7 @@ pub enum Tier {
     Library,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone, Copy)]
 pub struct HookCall {
     /// The number of the entry point, as events carry it.

@@ -25,7 +25,7 @@ use crate::os::space::Space;
 use crate::os::sync::{AtomicU64, Ordering, fence};
 use crate::record::places::{Entry, Place, Places, read};
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Live {
     places: Places,
     header: &'static [AtomicU64],

@@ -14,7 +14,7 @@ const REQUESTED: u32 = 1;
 /// See [`Mailbox::request_last_snapshot`].
 const DONE: u32 = 2;
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Mailbox {
     /// Changes with every call for attention; the futex word.
     calls: AtomicU32,

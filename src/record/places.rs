@@ -67,7 +67,7 @@ struct Part {
     free: Option<Place>,
 }
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Places {
     inside: Part,
     outside: Part,

@@ -68,7 +68,7 @@ const MAX_RETRIES: u32 = 4000;
 /// for which there is no room yet.
 const MAX_THREADS: u64 = 1 << 23;
 
-/// See the module's essay. `L` is the live table.
+/// See the module's documentation. `L` is the live table.
 #[repr(C)]
 pub struct Ring<L> {
     slots: &'static [Slot],

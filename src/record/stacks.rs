@@ -12,7 +12,7 @@ use crate::record::blackbox::Mapped;
 use crate::stack::python::offsets;
 use crate::stack::{Mine, Mode, Regions, Site, Stacks as Taker};
 
-/// See the module's essay. What every stack needs, first.
+/// See the module's documentation. What every stack needs, first.
 #[repr(C)]
 pub struct Stacks {
     mode: Mode,

@@ -13,7 +13,7 @@ use memtrace_format::blackbox::{ENTRY_POINT_WORDS, EntryPointUse, Region, entry_
 use crate::libraries::objects;
 use crate::record::blackbox::Mapped;
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct Usage(&'static [[AtomicU64; ENTRY_POINT_WORDS]]);
 
 impl Usage {

@@ -1,9 +1,10 @@
 //! The `allocator_settings` of a snapshot, from the variable that the user
 //! set; words changed and put together.
 //!
-//! PyTorch lists every setting with its value in force. Memtrace stands outside and reads the same
-//! variable with the same grammar (`key:value,…`), so the list is the one PyTorch would give for a
-//! configuration that it accepts. A configuration that it rejects never gets as far as a snapshot.
+//! PyTorch lists every setting with its value in force. Memtrace is outside of PyTorch and
+//! reads the same variable with the same grammar (`key:value,…`). So the list is the one
+//! that PyTorch would give for a configuration that it accepts. A configuration that it
+//! rejects never gets as far as a snapshot.
 
 use serde_json::{Map, Value, json};
 
@@ -62,7 +63,7 @@ pub fn from_conf(raw: &str) -> Value {
     settings
 }
 
-/// The words that stand for what holds after `text` was set where `now` held: PyTorch forgets some
+/// The words that stand for what holds after `text` was set where `now` held. PyTorch forgets some
 /// settings each time, and keeps the others that aren't named (2.6 to 2.15).
 pub fn after(now: &str, text: &str) -> String {
     const FORGOTTEN: [&str; 3] =
@@ -100,8 +101,8 @@ pub fn read_by<'a>(release: &str, variable: &str, conf: &'a str) -> (&'a str, St
     }
 }
 
-/// Words for PyTorch 2.6 in words that mean the same to every release: there `>` stands for the
-/// last size named, too, and later only for those above it.
+/// A configuration for PyTorch 2.6 in words that mean the same to every release. In 2.6 `>` stands
+/// for the last size named, too, and later only for those above it.
 pub fn from_2_6(text: &str) -> String {
     const KEY: &str = "roundup_power2_divisions";
     let is_list = |(key, value): &(&str, &str)| *key == KEY && value.contains('>');
@@ -153,9 +154,9 @@ pub fn pairs(raw: &str) -> impl Iterator<Item = (&str, &str)> {
 /// By size class.
 type Divisions = [u64; INTERVALS as usize];
 
-/// One number for all intervals, or `[MiB:n,…,>:n]`: the first entry also fills the
+/// One number for all intervals, or `[MiB:n,…,>:n]`. The first entry also fills the
 /// intervals below it, `>` those above the last one named (with `and_last`, as in 2.6,
-/// that one, too); what nobody named is 0.
+/// that one, too). What nobody named is 0.
 fn divisions(value: &str, and_last: bool) -> Divisions {
     let mut out = [0; INTERVALS as usize];
     let Some(list) = value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {

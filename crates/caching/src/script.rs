@@ -46,7 +46,7 @@ pub struct Script {
     steps: VecDeque<Step>,
     total: u64,
     /// Bytes that may be in use, and are.
-    books: Option<(u64, u64)>,
+    ledger: Option<(u64, u64)>,
     ready: Ready,
     waits: u64,
     capturing: bool,
@@ -68,7 +68,7 @@ impl Script {
         Script {
             steps: steps.into_iter().collect(),
             total,
-            books: None,
+            ledger: None,
             ready: Ready::Always,
             waits: 0,
             capturing: false,
@@ -85,7 +85,7 @@ impl Script {
     /// Keeps a ledger: a refusal or a grant that `capacity` bytes do not explain is a problem.
     #[must_use]
     pub fn with_capacity(mut self, capacity: u64) -> Script {
-        self.books = Some((capacity, 0));
+        self.ledger = Some((capacity, 0));
         self
     }
 
@@ -157,7 +157,7 @@ impl Script {
     }
 
     fn grant(&mut self, size: u64, granted: bool) {
-        let Some((capacity, used)) = self.books else { return };
+        let Some((capacity, used)) = self.ledger else { return };
         let fits = used + size <= capacity;
         if fits != granted {
             self.note(|| {
@@ -167,7 +167,7 @@ impl Script {
             });
         }
         if granted {
-            self.books = Some((capacity, used + size));
+            self.ledger = Some((capacity, used + size));
         }
     }
 
@@ -185,7 +185,7 @@ impl Script {
                 self.steps.remove(at);
             }
         }
-        if let Some((_, used)) = &mut self.books {
+        if let Some((_, used)) = &mut self.ledger {
             *used = used.saturating_sub(size);
         }
     }
@@ -200,7 +200,7 @@ impl Driver for Script {
         if let Some(oom) = self.step(|s| s.action == Action::Oom) {
             return oom.addr;
         }
-        self.books.map_or(0, |(capacity, used)| capacity.saturating_sub(used))
+        self.ledger.map_or(0, |(capacity, used)| capacity.saturating_sub(used))
     }
 
     fn alloc(&mut self, size: u64, _: PoolId) -> Option<u64> {

@@ -1,7 +1,7 @@
 //! Enumerations whose variants stand in files as numbers.
 
-/// An enumeration with a number for each variant, and what is the same for all: the list of them,
-/// and the way back from a number.
+/// An enumeration with a number for each variant. It has the list of its
+/// variants and the way back from a number.
 macro_rules! numbered {
     (
         $(#[$doc:meta])*

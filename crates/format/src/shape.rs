@@ -3,8 +3,8 @@
 //! PyTorch 2.15's keys in PyTorch's order. A trace comes where its key does, unless the encoding
 //! has been given its entries before and keeps them aside ([`Encoder::trace_again`]). Two of
 //! PyTorch's habits look odd and are kept: `frames` of a segment comes before `blocks` when
-//! empty and after them when not, and a trace entry without a stack has no `frames` key while a
-//! block without one has an empty list.
+//! empty and after them when not. And a trace entry without a stack has no `frames` key while
+//! a block without one has an empty list.
 //!
 //! This runs inside the traced process, on the background thread. It reads the model and streams.
 //! It must not panic on a model that contradicts itself: an index that names nothing is an error.

@@ -1,12 +1,12 @@
 //! What a snapshot file says, before anybody has asked whether it is a
 //! snapshot: plain data with sharing.
 //!
-//! A pickle is a graph. Its nodes stand in three arenas and are named by number, so that a list
-//! that contains itself is no danger, freeing a tower of a million lists needs no stack, and two
-//! entries with the same stack are seen to have the same stack. JSON is read into the same shape.
+//! A pickle is a graph. Its nodes are in three arenas and are named by number. So a list that
+//! contains itself is no danger, and freeing a tower of a million lists needs no stack. Two entries
+//! with the same stack are seen to have the same stack. JSON is read into the same shape.
 //!
-//! The file is not trusted: whoever builds a tree counts what it costs ([`Tree::spend`])
-//! against the length of the input and against what the caller allows, so memory stays
+//! The file is not trusted. Whoever builds a tree counts what it costs ([`Tree::spend`])
+//! against the length of the input and against what the caller allows. So memory stays
 //! within a small multiple of the file.
 
 use std::borrow::Cow;
@@ -88,8 +88,8 @@ pub(crate) const CELL: usize = 16;
 
 impl<'a> Tree<'a> {
     /// An empty tree for an input of so many bytes, which may take `memory` bytes. A cell is 16
-    /// bytes of memory, and a real snapshot makes about one for three bytes of its file (a key and
-    /// its value are two cells and four bytes or more), so one for each byte is generous.
+    /// bytes of memory. A real snapshot makes about one for three bytes of its file: a key and its
+    /// value are two cells and four bytes or more. So one for each byte is generous.
     pub(crate) fn new(input_bytes: usize, memory: usize) -> Self {
         let (generous, allowed) = (4096 + input_bytes, memory / CELL);
         Tree {

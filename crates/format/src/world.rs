@@ -1,11 +1,12 @@
 //! Which rank a process is, where only NCCL was told.
 //!
-//! A launcher says it in the environment; who starts processes on his own (`mp.spawn`) passes it as
-//! an argument. It comes by when the process joins a communicator. The largest one that it joined
-//! is taken for the world: a part of it has fewer ranks. Two of that size in which it has different
-//! ranks are both parts (the neighbours of a pipeline, of which each pair has a communicator), or
-//! it has several ranks, with a device for each: then its rank isn't known. Nor is it where its
-//! device has a higher number than the communicator has ranks: there are others, then.
+//! A launcher says it in the environment; who starts processes on his own (`mp.spawn`) passes
+//! it as an argument. It comes by when the process joins a communicator. The largest one that
+//! it joined is taken for the world: a part of it has fewer ranks. There may be two of that
+//! size in which it has different ranks. Either both are parts, as in a pipeline, where each
+//! pair of neighbours has a communicator. Or it has several ranks, with a device for each.
+//! Then its rank isn't known. Nor is it where its device has a higher number than the
+//! communicator has ranks: there are others, then.
 
 use crate::key::Memtrace;
 
@@ -91,7 +92,7 @@ mod tests {
         all.iter().fold(None, join)
     }
 
-    fn told(all: &[(u32, u32, i8)], about: Value) -> Value {
+    fn world_of(all: &[(u32, u32, i8)], about: Value) -> Value {
         let mut about = Memtrace::read(about).expect("an object");
         if let Some(world) = joins(all) {
             world.tell(&mut about);
@@ -108,34 +109,38 @@ mod tests {
             &[(1, 2, 3), (3, 4, 3), (0, 1, 3)],
             &[(3, 4, 3), (1, 2, 3), (0, 2, 3)],
         ] {
-            assert_eq!(told(joined, json!({})), third, "{joined:?}");
+            assert_eq!(world_of(joined, json!({})), third, "{joined:?}");
         }
         assert_eq!(joins(&[(0, 1, 0)]), None, "alone it is no rank");
-        assert_eq!(told(&[(1, 2, -1)], json!({})), json!({"rank": 1, "world_size": 2}));
+        assert_eq!(world_of(&[(1, 2, -1)], json!({})), json!({"rank": 1, "world_size": 2}));
     }
 
     #[test]
     fn a_process_of_several_ranks_has_none() {
         let all = [(0, 4, 0), (1, 4, 1), (2, 4, 2), (3, 4, 3)];
-        assert_eq!(told(&all, json!({})), json!({}));
+        assert_eq!(world_of(&all, json!({})), json!({}));
     }
 
     #[test]
     fn a_part_is_not_the_world() {
         // Four stages of a pipeline that only send to their neighbours.
-        assert_eq!(told(&[(1, 2, 2), (0, 2, 2)], json!({})), json!({}), "the third");
-        assert_eq!(told(&[(1, 2, 3)], json!({})), json!({}), "the last: the fourth device");
-        assert_eq!(told(&[(1, 2, 2), (0, 2, 2), (2, 4, 2)], json!({}))["rank"], 2, "and then all");
+        assert_eq!(world_of(&[(1, 2, 2), (0, 2, 2)], json!({})), json!({}), "the third");
+        assert_eq!(world_of(&[(1, 2, 3)], json!({})), json!({}), "the last: the fourth device");
+        assert_eq!(
+            world_of(&[(1, 2, 2), (0, 2, 2), (2, 4, 2)], json!({}))["rank"],
+            2,
+            "and then all"
+        );
         // Its device's number is of use where the rank is known otherwise.
         let said = json!({"rank": 1, "world_size": 2});
-        assert_eq!(told(&[(1, 2, 5)], said)["rank_device"], 5);
+        assert_eq!(world_of(&[(1, 2, 5)], said)["rank_device"], 5);
     }
 
     #[test]
     fn the_environment_says_it_first() {
         let said = json!({"rank": 5, "world_size": 8});
-        assert_eq!(told(&[(1, 2, 1)], said.clone()), said);
+        assert_eq!(world_of(&[(1, 2, 1)], said.clone()), said);
         let with_device = json!({"rank": 1, "world_size": 8, "rank_device": 0});
-        assert_eq!(told(&[(1, 2, 0)], json!({"rank": 1, "world_size": 8})), with_device);
+        assert_eq!(world_of(&[(1, 2, 0)], json!({"rank": 1, "world_size": 8})), with_device);
     }
 }

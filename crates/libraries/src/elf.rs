@@ -17,7 +17,7 @@ use memtrace_os::locks::Turn;
 
 mod symbols;
 
-/// See the module's essay.
+/// See the module's documentation.
 #[derive(Clone)]
 pub struct Tables {
     base: usize,

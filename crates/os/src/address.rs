@@ -11,7 +11,7 @@ use std::ptr;
 
 use once_cell::race::OnceNonZeroUsize;
 
-/// See the module's essay.
+/// See the module's documentation.
 #[repr(transparent)]
 pub struct Address(OnceNonZeroUsize);
 

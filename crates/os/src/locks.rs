@@ -33,7 +33,7 @@ use super::futex::{sleep_on, wake_one};
 /// How often a thread looks again before it sleeps.
 const LOOKS: u32 = 100;
 
-/// A lock with what it protects. See the module's essay.
+/// A lock with what it protects. See the module's documentation.
 pub struct ForkLock<T> {
     word: AtomicU32,
     /// The thread that has it to change what is behind it; 0 while nobody is known to.

@@ -1,12 +1,12 @@
 //! Text for a person: what a terminal, a log or a text file gets to see.
 //!
-//! Names of functions, files, labels and processes come from files and programs of strangers.
-//! Printed as they are, they could move the cursor, change the title of a window, make up a line
-//! that memtrace never wrote, or show code in another order than it runs in. So there is one way
-//! from a name to a screen, a [`Page`], whose lines hold nothing but characters that are seen:
-//! every other one is written out, as `\n` or `\u{1b}`.
+//! Names of functions, files, labels and processes come from untrusted files and programs. Printed
+//! as they are, they could move the cursor or change the title of a window. They could make up a
+//! line that memtrace never wrote, or show code in another order than it runs in. So names reach a
+//! screen only in a [`Page`], whose lines hold nothing but characters that are seen. Every other
+//! one is written out, as `\n` or `\u{1b}`.
 //!
-//! A page is filled line by line with `writeln!`: what stands in a call is one line,
+//! A page is filled line by line with `writeln!`. What is in one call is one line,
 //! however many the name in it would have made. Text of several lines is taken only from
 //! the source code ([`Page::push_str`]).
 //!
@@ -130,7 +130,7 @@ pub(crate) fn is_seen(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    /// Escape sequences, C0 and C1, ends of lines of all sorts, marks of
+    /// Escape sequences, C0 and C1, ends of lines of all kinds, marks of
     /// direction, characters of no width, tags.
     const UNSEEN: &str = "\0\x07\x08\t\n\r\x1b\x7f\u{80}\u{85}\u{9b}\u{9f}\u{a0}\u{ad}\u{61c}\u{180e}\u{200b}\u{200c}\u{200d}\u{200e}\u{200f}\
         \u{2028}\u{2029}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\u{2060}\u{2063}\u{2066}\u{2067}\u{2068}\u{2069}\u{3164}\u{feff}\u{fff9}\u{fe0f}\u{e0041}\u{e0100}\u{e000}\u{10ffff}";

@@ -1,6 +1,6 @@
 //! Names in commands that a user may copy from a screen into a shell.
 //!
-//! Files and folders are named by strangers: `$(rm -rf ~).pickle` is a name. So every command that
+//! Anybody may have named files and folders: `$(rm -rf ~).pickle` is a name. So every command that
 //! memtrace suggests has its names from here, as one word that the shell hands on unchanged.
 
 use std::ffi::OsStr;
