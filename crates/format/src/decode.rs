@@ -16,12 +16,12 @@
 use std::collections::HashMap;
 
 use crate::error::ReadError;
+use crate::literals::Literal;
 use crate::snapshot::{
     Absent, Action, Block, BlockState, Frame, FrameIx, Other, Place, PoolId, Segment, Snapshot,
     StackIx, Text, TraceEntry, Value,
 };
 use crate::tree::{DictId, Item, ListId, Tree};
-use crate::words::Word;
 use crate::{json, pickle};
 
 mod place;
@@ -150,8 +150,8 @@ pub fn looks_like_json(bytes: &[u8]) -> bool {
 
 struct Decoder<'t, 'm> {
     tree: &'t Tree<'t>,
-    /// The word that each string of the tree is, if it is one.
-    words: Vec<Option<Word>>,
+    /// The literal that each string of the tree is, if it is one.
+    literals: Vec<Option<Literal>>,
     snapshot: Snapshot,
     /// Which of the tree's snapshots this is.
     part: u32,
@@ -178,10 +178,11 @@ type Result<T, E = ReadError> = std::result::Result<T, E>;
 
 impl<'t, 'm> Decoder<'t, 'm> {
     fn new(tree: &'t Tree<'t>, input_bytes: usize, memory: &'m mut usize) -> Decoder<'t, 'm> {
-        let words = tree.texts().iter().map(|t| Word::ALL.iter().copied().find(|w| w.text() == t));
+        let literals =
+            tree.texts().iter().map(|t| Literal::ALL.iter().copied().find(|w| w.text() == t));
         Decoder {
             tree,
-            words: words.collect(),
+            literals: literals.collect(),
             snapshot: Snapshot::default(),
             part: 0,
             frames: vec![None; tree.dicts.len()],
@@ -232,7 +233,8 @@ impl<'t, 'm> Decoder<'t, 'm> {
             Item::Dict(id) => {
                 let items = self.tree.dict(id);
                 // One key is missing, then, and this is no list of ranks.
-                let is_half = items.iter().any(|(key, _)| self.word(*key) == Some(Word::Segments));
+                let is_half =
+                    items.iter().any(|(key, _)| self.literal(*key) == Some(Literal::Segments));
                 if is_half || !self.is_any_snapshot(items.iter().map(|(_, item)| item)) {
                     return alone();
                 }
@@ -254,7 +256,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
     fn is_segments(&self, item: Item) -> bool {
         let Item::List(id) = item else { return false };
         let Some(Item::Dict(first)) = self.tree.list(id).first() else { return false };
-        self.tree.dict(*first).iter().any(|(key, _)| self.word(*key) == Some(Word::Blocks))
+        self.tree.dict(*first).iter().any(|(key, _)| self.literal(*key) == Some(Literal::Blocks))
     }
 
     fn member(&mut self, item: Item) -> Result<Snapshot> {
@@ -267,8 +269,9 @@ impl<'t, 'm> Decoder<'t, 'm> {
 
     fn is_snapshot(&self, item: Item) -> bool {
         let Item::Dict(id) = item else { return false };
-        let has = |word| self.tree.dict(id).iter().any(|(key, _)| self.word(*key) == Some(word));
-        has(Word::Segments) && has(Word::DeviceTraces)
+        let has =
+            |literal| self.tree.dict(id).iter().any(|(key, _)| self.literal(*key) == Some(literal));
+        has(Literal::Segments) && has(Literal::DeviceTraces)
     }
 
     fn snapshot(&mut self, root: Item) -> Result<Snapshot> {
@@ -279,7 +282,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
     }
 
     fn read(&mut self, root: Item) -> Result<()> {
-        use Word::{
+        use Literal::{
             AllocatorSettings, DeviceTraces, ExternalAnnotations, Frames, HostSegments, HostTraces,
             Memtrace, Segments, Stacks,
         };
@@ -368,7 +371,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
         if let (Some(Item::List(stacks)), Some(Item::List(frames))) = (stacks, frames) {
             return Ok(Some((stacks, frames)));
         }
-        for (key, item) in [(Word::Stacks, stacks), (Word::Frames, frames)] {
+        for (key, item) in [(Literal::Stacks, stacks), (Literal::Frames, frames)] {
             if let Some(item) = item {
                 self.other(At(Place::Top), key.text(), item, &mut HashMap::new())?;
             }
@@ -388,7 +391,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
         format!("a dictionary without `segments` and `device_traces`{has}")
     }
 
-    fn segments(&mut self, item: Item, key: Word, host: bool) -> Result<Vec<Segment>> {
+    fn segments(&mut self, item: Item, key: Literal, host: bool) -> Result<Vec<Segment>> {
         let items = self.list(item, || key.text().to_owned())?;
         let mut segments = Vec::new();
         for (i, &item) in items.iter().enumerate() {
@@ -399,7 +402,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
     }
 
     fn segment(&mut self, item: Item, i: u32, host: bool) -> Result<Segment> {
-        use Word::{
+        use Literal::{
             ActiveSize, Address, AllocatedSize, Blocks, Device, Frames, IsExpandable,
             RequestedSize, SegmentPoolId, SegmentType, Stream, TotalSize,
         };
@@ -443,9 +446,9 @@ impl<'t, 'm> Decoder<'t, 'm> {
             active_size: self.unsigned(&fields, ActiveSize)?,
             requested_size: self.unsigned(&fields, RequestedSize)?,
             stream: self.unsigned(&fields, Stream)?,
-            small: match self.word(fields.need(SegmentType)?) {
-                Some(Word::Small) => true,
-                Some(Word::Large) => false,
+            small: match self.literal(fields.need(SegmentType)?) {
+                Some(Literal::Small) => true,
+                Some(Literal::Large) => false,
                 _ => return Err(self.wrong(&fields, SegmentType, "\"small\" or \"large\"")),
             },
             pool_id: self.pool(&fields, SegmentPoolId)?.unwrap_or_default(),
@@ -461,7 +464,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
 
     /// `after`: where the block before it ends, its address if it names none.
     fn block(&mut self, item: Item, at: At, after: u64) -> Result<Block> {
-        use Word::{Address, Frames, History, RequestedSize, Size, State};
+        use Literal::{Address, Frames, History, RequestedSize, Size, State};
         let dict = self.dict(item, at)?;
         let fields =
             self.fields(dict, at, [Address, Size, RequestedSize, State, Frames, History])?;
@@ -502,11 +505,11 @@ impl<'t, 'm> Decoder<'t, 'm> {
     }
 
     fn entry(&mut self, item: Item, at: At) -> Result<TraceEntry> {
-        use Word::{
+        use Literal::{
             Addr, CompileContext, DeviceFree, Frames, PoolId, Size, Stream, TimeUs, UserMetadata,
         };
         let keys = [
-            Word::Action,
+            Literal::Action,
             Addr,
             DeviceFree,
             Size,
@@ -519,7 +522,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
         ];
         let dict = self.dict(item, at)?;
         let fields = self.fields(dict, at, keys)?;
-        let action = match fields.need(Word::Action)? {
+        let action = match fields.need(Literal::Action)? {
             Item::Text(id) => match Action::from_name(self.tree.text(id)) {
                 Action::Other(name) => {
                     self.use_text(name.len())?;
@@ -527,7 +530,7 @@ impl<'t, 'm> Decoder<'t, 'm> {
                 }
                 known => known,
             },
-            _ => return Err(self.wrong(&fields, Word::Action, "a string")),
+            _ => return Err(self.wrong(&fields, Literal::Action, "a string")),
         };
         // Out of memory names what was free instead of an address.
         let is_oom = action == Action::Oom;

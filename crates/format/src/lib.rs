@@ -16,6 +16,7 @@ pub mod event;
 pub mod json;
 pub mod key;
 pub mod labels;
+mod literals;
 #[cfg(feature = "made")]
 pub mod made;
 mod numbered;
@@ -26,7 +27,6 @@ pub mod snapshot;
 pub mod stacks;
 pub mod stream;
 pub mod tree;
-mod words;
 pub mod world;
 
 pub use decode::{BYTE_ORDER_MARK, Part, looks_like_json};

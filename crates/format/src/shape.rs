@@ -17,11 +17,11 @@ use std::io;
 
 use serde::Serialize;
 
+use crate::literals::Literal;
 use crate::snapshot::{
     Action, Block, BlockState, Frame, FrameIx, NO_LINE, Other, Place, PoolId, Segment, Snapshot,
     StackIx, Tables, Trace, TraceEntry, Value,
 };
-use crate::words::Word;
 
 /// What an encoding can say. Calls nest as the data does: `item` before each element of a list,
 /// `key` or `other_key` before each value of a dictionary.
@@ -31,9 +31,9 @@ pub(crate) trait Encoder {
     fn begin_list(&mut self) -> io::Result<()>;
     fn end_list(&mut self) -> io::Result<()>;
     fn item(&mut self) -> io::Result<()>;
-    fn key(&mut self, key: Word) -> io::Result<()>;
+    fn key(&mut self, key: Literal) -> io::Result<()>;
     fn other_key(&mut self, key: &str) -> io::Result<()>;
-    fn word(&mut self, word: Word) -> io::Result<()>;
+    fn literal(&mut self, literal: Literal) -> io::Result<()>;
     fn text(&mut self, text: &str) -> io::Result<()>;
     fn int(&mut self, n: i64) -> io::Result<()>;
     fn float(&mut self, x: f64) -> io::Result<()>;
@@ -96,9 +96,9 @@ struct Writer<'a, 'e, E> {
 
 impl<E: Encoder> Writer<'_, '_, E> {
     fn snapshot(&mut self, s: &Snapshot) -> io::Result<()> {
-        self.out.key(Word::Segments)?;
+        self.out.key(Literal::Segments)?;
         self.segments(&s.segments, Place::Segment, Place::Block)?;
-        self.out.key(Word::DeviceTraces)?;
+        self.out.key(Literal::DeviceTraces)?;
         self.out.begin_list()?;
         for d in 0..s.device_traces.len().max(self.out.devices()) {
             self.out.item()?;
@@ -109,26 +109,26 @@ impl<E: Encoder> Writer<'_, '_, E> {
         }
         self.out.end_list()?;
         if s.allocator_settings != Value::Null {
-            self.out.key(Word::AllocatorSettings)?;
+            self.out.key(Literal::AllocatorSettings)?;
             self.value(&s.allocator_settings)?;
         }
         if !s.absent.external_annotations {
-            self.out.key(Word::ExternalAnnotations)?;
+            self.out.key(Literal::ExternalAnnotations)?;
             self.value(&s.external_annotations)?;
         }
         if !s.absent.host_segments {
-            self.out.key(Word::HostSegments)?;
+            self.out.key(Literal::HostSegments)?;
             self.segments(&s.host_segments, Place::HostSegment, Place::HostBlock)?;
         }
         if !s.absent.host_traces {
-            self.out.key(Word::HostTraces)?;
+            self.out.key(Literal::HostTraces)?;
             if !self.out.trace_again(Trace::Host)? {
                 self.trace(&s.host_traces, Place::HostEntry)?;
             }
         }
         self.other(Place::Top)?;
         if let Some(memtrace) = &s.memtrace {
-            self.out.key(Word::Memtrace)?;
+            self.out.key(Literal::Memtrace)?;
             self.value(&**memtrace)?;
         }
         if self.out.has_tables() {
@@ -138,7 +138,7 @@ impl<E: Encoder> Writer<'_, '_, E> {
     }
 
     fn tables(&mut self) -> io::Result<()> {
-        self.out.key(Word::Stacks)?;
+        self.out.key(Literal::Stacks)?;
         self.out.begin_list()?;
         for stack in self.tables.stacks {
             self.out.item()?;
@@ -150,7 +150,7 @@ impl<E: Encoder> Writer<'_, '_, E> {
             self.out.end_list()?;
         }
         self.out.end_list()?;
-        self.out.key(Word::Frames)?;
+        self.out.key(Literal::Frames)?;
         self.out.begin_list()?;
         for ix in 0..self.tables.frames.len() {
             self.out.item()?;
@@ -169,23 +169,23 @@ impl<E: Encoder> Writer<'_, '_, E> {
         for (i, segment) in segments.iter().enumerate() {
             self.out.item()?;
             self.out.begin_dict()?;
-            self.signed(Word::Device, segment.device)?;
-            self.int(Word::Address, segment.address)?;
-            self.int(Word::TotalSize, segment.total_size)?;
-            self.int(Word::AllocatedSize, segment.allocated_size)?;
-            self.int(Word::ActiveSize, segment.active_size)?;
-            self.int(Word::RequestedSize, segment.requested_size)?;
-            self.int(Word::Stream, segment.stream)?;
-            self.out.key(Word::SegmentType)?;
-            self.out.word(if segment.small { Word::Small } else { Word::Large })?;
-            self.out.key(Word::SegmentPoolId)?;
+            self.signed(Literal::Device, segment.device)?;
+            self.int(Literal::Address, segment.address)?;
+            self.int(Literal::TotalSize, segment.total_size)?;
+            self.int(Literal::AllocatedSize, segment.allocated_size)?;
+            self.int(Literal::ActiveSize, segment.active_size)?;
+            self.int(Literal::RequestedSize, segment.requested_size)?;
+            self.int(Literal::Stream, segment.stream)?;
+            self.out.key(Literal::SegmentType)?;
+            self.out.literal(if segment.small { Literal::Small } else { Literal::Large })?;
+            self.out.key(Literal::SegmentPoolId)?;
             self.pool(segment.pool_id)?;
-            self.out.key(Word::IsExpandable)?;
+            self.out.key(Literal::IsExpandable)?;
             self.out.bool(segment.is_expandable)?;
             if segment.frames.is_none() {
                 self.frames(None)?;
             }
-            self.out.key(Word::Blocks)?;
+            self.out.key(Literal::Blocks)?;
             self.out.begin_list()?;
             for (j, block) in segment.blocks.iter().enumerate() {
                 self.out.item()?;
@@ -203,14 +203,14 @@ impl<E: Encoder> Writer<'_, '_, E> {
 
     fn block(&mut self, block: &Block, place: Place) -> io::Result<()> {
         self.out.begin_dict()?;
-        self.int(Word::Address, block.address)?;
-        self.int(Word::Size, block.size)?;
-        self.int(Word::RequestedSize, block.requested_size)?;
-        self.out.key(Word::State)?;
-        self.out.word(match block.state {
-            BlockState::ActiveAllocated => Word::ActiveAllocated,
-            BlockState::ActivePendingFree => Word::ActivePendingFree,
-            BlockState::Inactive => Word::Inactive,
+        self.int(Literal::Address, block.address)?;
+        self.int(Literal::Size, block.size)?;
+        self.int(Literal::RequestedSize, block.requested_size)?;
+        self.out.key(Literal::State)?;
+        self.out.literal(match block.state {
+            BlockState::ActiveAllocated => Literal::ActiveAllocated,
+            BlockState::ActivePendingFree => Literal::ActivePendingFree,
+            BlockState::Inactive => Literal::Inactive,
         })?;
         self.frames(block.frames)?;
         self.other(place)?;
@@ -228,30 +228,30 @@ impl<E: Encoder> Writer<'_, '_, E> {
 
     fn entry(&mut self, entry: &TraceEntry, place: Place) -> io::Result<()> {
         self.out.begin_dict()?;
-        self.out.key(Word::Action)?;
+        self.out.key(Literal::Action)?;
         match &entry.action {
-            Action::Alloc => self.out.word(Word::Alloc)?,
-            Action::FreeRequested => self.out.word(Word::FreeRequested)?,
-            Action::FreeCompleted => self.out.word(Word::FreeCompleted)?,
-            Action::SegmentAlloc => self.out.word(Word::SegmentAlloc)?,
-            Action::SegmentFree => self.out.word(Word::SegmentFree)?,
-            Action::SegmentMap => self.out.word(Word::SegmentMap)?,
-            Action::SegmentUnmap => self.out.word(Word::SegmentUnmap)?,
-            Action::Snapshot => self.out.word(Word::SnapshotTaken)?,
-            Action::Oom => self.out.word(Word::Oom)?,
+            Action::Alloc => self.out.literal(Literal::Alloc)?,
+            Action::FreeRequested => self.out.literal(Literal::FreeRequested)?,
+            Action::FreeCompleted => self.out.literal(Literal::FreeCompleted)?,
+            Action::SegmentAlloc => self.out.literal(Literal::SegmentAlloc)?,
+            Action::SegmentFree => self.out.literal(Literal::SegmentFree)?,
+            Action::SegmentMap => self.out.literal(Literal::SegmentMap)?,
+            Action::SegmentUnmap => self.out.literal(Literal::SegmentUnmap)?,
+            Action::Snapshot => self.out.literal(Literal::SnapshotTaken)?,
+            Action::Oom => self.out.literal(Literal::Oom)?,
             Action::Other(name) => self.out.text(name)?,
         }
-        let addr = if entry.action == Action::Oom { Word::DeviceFree } else { Word::Addr };
+        let addr = if entry.action == Action::Oom { Literal::DeviceFree } else { Literal::Addr };
         self.int(addr, entry.addr)?;
-        self.int(Word::Size, entry.size)?;
-        self.int(Word::Stream, entry.stream)?;
+        self.int(Literal::Size, entry.size)?;
+        self.int(Literal::Stream, entry.stream)?;
         if let Some(time) = entry.time_us {
-            self.signed(Word::TimeUs, time)?;
+            self.signed(Literal::TimeUs, time)?;
         }
-        self.optional_text(Word::CompileContext, entry.compile_context.as_deref())?;
-        self.optional_text(Word::UserMetadata, entry.user_metadata.as_deref())?;
+        self.optional_text(Literal::CompileContext, entry.compile_context.as_deref())?;
+        self.optional_text(Literal::UserMetadata, entry.user_metadata.as_deref())?;
         if let Some(id) = entry.pool_id {
-            self.out.key(Word::PoolId)?;
+            self.out.key(Literal::PoolId)?;
             self.pool(id)?;
         }
         if entry.frames.is_some() {
@@ -262,7 +262,7 @@ impl<E: Encoder> Writer<'_, '_, E> {
     }
 
     fn frames(&mut self, stack: Option<StackIx>) -> io::Result<()> {
-        self.out.key(Word::Frames)?;
+        self.out.key(Literal::Frames)?;
         let Some(ix) = stack else {
             self.out.begin_list()?;
             return self.out.end_list();
@@ -286,25 +286,25 @@ impl<E: Encoder> Writer<'_, '_, E> {
         let Frame { name, filename, line } = named(self.tables.frames, ix, "frame")?;
         self.out.frame_begins(ix);
         self.out.begin_dict()?;
-        self.out.key(Word::Name)?;
+        self.out.key(Literal::Name)?;
         self.out.text(name)?;
-        self.out.key(Word::Filename)?;
+        self.out.key(Literal::Filename)?;
         self.out.text(filename)?;
         if *line == NO_LINE {
-            self.signed(Word::Line, -1)?;
+            self.signed(Literal::Line, -1)?;
         } else {
-            self.int(Word::Line, *line)?;
+            self.int(Literal::Line, *line)?;
         }
         self.other(Place::Frame(ix))?;
         self.out.end_dict()
     }
 
-    fn int(&mut self, key: Word, n: u64) -> io::Result<()> {
+    fn int(&mut self, key: Literal, n: u64) -> io::Result<()> {
         self.out.key(key)?;
         self.out.int(signed(n).ok_or_else(|| too_large(key.text(), n))?)
     }
 
-    fn signed(&mut self, key: Word, n: i64) -> io::Result<()> {
+    fn signed(&mut self, key: Literal, n: i64) -> io::Result<()> {
         self.out.key(key)?;
         self.out.int(n)
     }
@@ -316,12 +316,12 @@ impl<E: Encoder> Writer<'_, '_, E> {
         self.out.pool(id)
     }
 
-    fn optional_text(&mut self, key: Word, text: Option<&str>) -> io::Result<()> {
+    fn optional_text(&mut self, key: Literal, text: Option<&str>) -> io::Result<()> {
         let Some(text) = text else { return Ok(()) };
         self.out.key(key)?;
         match text {
-            "" => self.out.word(Word::Empty),
-            "N/A" => self.out.word(Word::NotCompiled),
+            "" => self.out.literal(Literal::Empty),
+            "N/A" => self.out.literal(Literal::NotCompiled),
             _ => self.out.text(text),
         }
     }

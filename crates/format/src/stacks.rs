@@ -174,7 +174,7 @@ impl RawFrame {
 pub trait Words {
     /// How many words there are.
     fn count(&self) -> usize;
-    /// Word `i`; 0 beyond the end.
+    /// Literal `i`; 0 beyond the end.
     fn word(&self, i: usize) -> u64;
 }
 

@@ -58,24 +58,24 @@ pub struct Tree<'a> {
     /// Cells that may still be made, see [`Tree::spend`].
     budget: usize,
     /// What a higher limit of memory would change.
-    greed: Greedy,
+    over_budget: OverBudget,
 }
 
 /// The input asks for too much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Greedy {
+pub(crate) enum OverBudget {
     /// More than a file of its length has reason to.
     ForItsLength,
     /// More than is allowed.
     ForTheLimit,
 }
 
-impl Greedy {
+impl OverBudget {
     /// In words.
     pub(crate) fn text(self) -> &'static str {
         match self {
-            Greedy::ForItsLength => "it builds far more than a file of its length needs to",
-            Greedy::ForTheLimit => TOO_LARGE,
+            OverBudget::ForItsLength => "it builds far more than a file of its length needs to",
+            OverBudget::ForTheLimit => TOO_LARGE,
         }
     }
 }
@@ -99,23 +99,27 @@ impl<'a> Tree<'a> {
             lists: Vec::new(),
             dicts: Vec::new(),
             budget: generous.min(allowed),
-            greed: if allowed < generous { Greedy::ForTheLimit } else { Greedy::ForItsLength },
+            over_budget: if allowed < generous {
+                OverBudget::ForTheLimit
+            } else {
+                OverBudget::ForItsLength
+            },
         }
     }
 
     /// Accounts for `cells` of 16 bytes.
-    pub(crate) fn spend(&mut self, cells: usize) -> Result<(), Greedy> {
-        self.budget = self.budget.checked_sub(cells).ok_or(self.greed)?;
+    pub(crate) fn spend(&mut self, cells: usize) -> Result<(), OverBudget> {
+        self.budget = self.budget.checked_sub(cells).ok_or(self.over_budget)?;
         Ok(())
     }
 
     /// Checks what stands elsewhere until it is added here, and is paid for then.
-    pub(crate) fn has_room_for(&self, cells: usize) -> Result<(), Greedy> {
-        if cells > self.budget { Err(self.greed) } else { Ok(()) }
+    pub(crate) fn has_room_for(&self, cells: usize) -> Result<(), OverBudget> {
+        if cells > self.budget { Err(self.over_budget) } else { Ok(()) }
     }
 
     /// The number of a string.
-    pub(crate) fn intern(&mut self, text: Cow<'a, str>) -> Result<TextId, Greedy> {
+    pub(crate) fn intern(&mut self, text: Cow<'a, str>) -> Result<TextId, OverBudget> {
         if let Some(id) = self.numbers.get(&text) {
             return Ok(*id);
         }
@@ -126,25 +130,25 @@ impl<'a> Tree<'a> {
         Ok(id)
     }
 
-    pub(crate) fn add_list(&mut self, items: Vec<Item>) -> Result<ListId, Greedy> {
+    pub(crate) fn add_list(&mut self, items: Vec<Item>) -> Result<ListId, OverBudget> {
         self.spend(items.len())?;
         self.add_paid_list(items)
     }
 
     /// A list whose elements were paid for one by one.
-    pub(crate) fn add_paid_list(&mut self, items: Vec<Item>) -> Result<ListId, Greedy> {
+    pub(crate) fn add_paid_list(&mut self, items: Vec<Item>) -> Result<ListId, OverBudget> {
         self.spend(2)?;
         self.lists.push(items);
         Ok(ListId(self.lists.len() as u32 - 1))
     }
 
-    pub(crate) fn add_dict(&mut self, pairs: Vec<(Item, Item)>) -> Result<DictId, Greedy> {
+    pub(crate) fn add_dict(&mut self, pairs: Vec<(Item, Item)>) -> Result<DictId, OverBudget> {
         self.spend(2 * pairs.len())?;
         self.add_paid_dict(pairs)
     }
 
     /// A dictionary whose pairs were paid for one by one.
-    pub(crate) fn add_paid_dict(&mut self, pairs: Vec<(Item, Item)>) -> Result<DictId, Greedy> {
+    pub(crate) fn add_paid_dict(&mut self, pairs: Vec<(Item, Item)>) -> Result<DictId, OverBudget> {
         self.spend(2)?;
         self.dicts.push(pairs);
         Ok(DictId(self.dicts.len() as u32 - 1))

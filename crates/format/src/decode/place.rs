@@ -2,9 +2,9 @@
 
 use super::Result;
 use crate::error::ReadError;
+use crate::literals::Literal;
 use crate::snapshot::Place;
 use crate::tree::Item;
-use crate::words::Word;
 
 /// Where we are, for a message. Written out only when something is wrong.
 #[derive(Clone, Copy)]
@@ -24,7 +24,7 @@ impl At {
         }
     }
 
-    pub(super) fn key(self, key: Word) -> String {
+    pub(super) fn key(self, key: Literal) -> String {
         let place = self.text();
         if place.is_empty() { key.text().to_owned() } else { format!("{place}.{}", key.text()) }
     }
@@ -33,16 +33,16 @@ impl At {
 /// The values of a dictionary's known keys, in the order they were asked for.
 pub(super) struct Fields<const N: usize> {
     pub(super) at: At,
-    pub(super) keys: [Word; N],
+    pub(super) keys: [Literal; N],
     pub(super) values: [Option<Item>; N],
 }
 
 impl<const N: usize> Fields<N> {
-    pub(super) fn get(&self, key: Word) -> Option<Item> {
+    pub(super) fn get(&self, key: Literal) -> Option<Item> {
         self.keys.iter().position(|k| *k == key).and_then(|i| self.values[i])
     }
 
-    pub(super) fn need(&self, key: Word) -> Result<Item> {
+    pub(super) fn need(&self, key: Literal) -> Result<Item> {
         self.get(key).ok_or_else(|| shape(self.at.key(key), "missing"))
     }
 }

@@ -2,23 +2,23 @@
 //! it says, however often a file has it.
 
 use super::{
-    At, Decoder, Fields, Frame, FrameIx, Item, ListId, PIECE, Place, Result, StackIx, Word, inside,
-    shape,
+    At, Decoder, Fields, Frame, FrameIx, Item, ListId, Literal, PIECE, Place, Result, StackIx,
+    inside, shape,
 };
 use crate::snapshot::NO_LINE;
 
 impl Decoder<'_, '_> {
     /// The stack under `frames`; an empty list is an empty stack.
     pub(super) fn stack<const N: usize>(&mut self, fields: &Fields<N>) -> Result<Option<StackIx>> {
-        let Some(item) = fields.get(Word::Frames) else { return Ok(None) };
-        let place = || fields.at.key(Word::Frames);
+        let Some(item) = fields.get(Literal::Frames) else { return Ok(None) };
+        let place = || fields.at.key(Literal::Frames);
         let id = match (item, self.tables) {
             (Item::List(id), _) => id,
             (Item::Int(n), Some((stacks, _))) => match self.numbered(stacks, n) {
                 Some(Item::List(id)) => id,
                 _ => return Err(shape(place(), format!("{n} is no stack of `stacks`"))),
             },
-            _ => return Err(self.wrong(fields, Word::Frames, "a list")),
+            _ => return Err(self.wrong(fields, Literal::Frames, "a list")),
         };
         if let Some((part, ix)) = self.stacks[id.0 as usize]
             && part == self.part
@@ -55,14 +55,14 @@ impl Decoder<'_, '_> {
         &mut self,
         fields: &Fields<N>,
     ) -> Result<Option<StackIx>> {
-        match fields.get(Word::Frames) {
+        match fields.get(Literal::Frames) {
             Some(Item::List(id)) if self.tree.list(id).is_empty() => Ok(None),
             _ => self.stack(fields),
         }
     }
 
     pub(super) fn frame(&mut self, item: Item, place: impl Fn() -> String) -> Result<FrameIx> {
-        use Word::{Filename, Line, Name};
+        use Literal::{Filename, Line, Name};
         let Item::Dict(id) = item else {
             let what = format!("a frame is {}", self.tree.describe(item));
             return Err(shape(place(), what));
@@ -98,11 +98,11 @@ impl Decoder<'_, '_> {
             Item::Text(id) => Ok(self.tree.text(id).to_owned()),
             _ => Err(self.wrong(fields, key, "a string")),
         };
-        let line = match fields.need(Word::Line)? {
+        let line = match fields.need(Literal::Line)? {
             // What PyTorch writes for a line that Python doesn't know.
             Item::Int(-1) => NO_LINE,
-            _ => self.unsigned(fields, Word::Line)?,
+            _ => self.unsigned(fields, Literal::Line)?,
         };
-        Ok(Frame { name: text(Word::Name)?, filename: text(Word::Filename)?, line })
+        Ok(Frame { name: text(Literal::Name)?, filename: text(Literal::Filename)?, line })
     }
 }

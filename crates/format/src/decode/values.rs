@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use super::{
-    At, Decoder, DictId, Fields, Item, ListId, MAX_DEPTH, Other, PIECE, PoolId, ReadError, Result,
-    Text, VALUE, Value, Word, shape,
+    At, Decoder, DictId, Fields, Item, ListId, Literal, MAX_DEPTH, Other, PIECE, PoolId, ReadError,
+    Result, Text, VALUE, Value, shape,
 };
 use crate::key::{Memtrace, Part};
 
@@ -15,7 +15,7 @@ impl Decoder<'_, '_> {
         &mut self,
         id: DictId,
         at: At,
-        keys: [Word; N],
+        keys: [Literal; N],
     ) -> Result<Fields<N>> {
         let tree = self.tree;
         let mut fields = Fields { at, keys, values: [None; N] };
@@ -25,8 +25,8 @@ impl Decoder<'_, '_> {
                 let what = format!("a key is {}", tree.describe(key));
                 return Err(shape(at.text(), what));
             };
-            let known = self.words[text.0 as usize];
-            match known.and_then(|word| keys.iter().position(|k| *k == word)) {
+            let known = self.literals[text.0 as usize];
+            match known.and_then(|literal| keys.iter().position(|k| *k == literal)) {
                 Some(i) => fields.values[i] = Some(value),
                 None => self.other(at, tree.text(text), value, &mut others)?,
             }
@@ -100,7 +100,7 @@ impl Decoder<'_, '_> {
 
     /// What is under our own key, whose parts may be larger than the file's text of them.
     pub(super) fn key(&mut self, value: Value) -> Result<Option<Box<Memtrace>>> {
-        let place = Word::Memtrace.text();
+        let place = Literal::Memtrace.text();
         let more = size_of::<Memtrace>().saturating_add(Memtrace::cost(&value));
         let rest = self.values.checked_sub(more / VALUE);
         self.values = rest.ok_or_else(|| shape(place, "has far more parts than words"))?;
@@ -134,9 +134,9 @@ impl Decoder<'_, '_> {
         }
     }
 
-    pub(super) fn word(&self, item: Item) -> Option<Word> {
+    pub(super) fn literal(&self, item: Item) -> Option<Literal> {
         match item {
-            Item::Text(id) => self.words[id.0 as usize],
+            Item::Text(id) => self.literals[id.0 as usize],
             _ => None,
         }
     }
@@ -144,7 +144,7 @@ impl Decoder<'_, '_> {
     pub(super) fn text<const N: usize>(
         &mut self,
         fields: &Fields<N>,
-        key: Word,
+        key: Literal,
     ) -> Result<Option<Text>> {
         match fields.get(key) {
             None => Ok(None),
@@ -156,7 +156,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    pub(super) fn unsigned<const N: usize>(&self, fields: &Fields<N>, key: Word) -> Result<u64> {
+    pub(super) fn unsigned<const N: usize>(&self, fields: &Fields<N>, key: Literal) -> Result<u64> {
         match fields.need(key)? {
             Item::Int(n @ 0..) => Ok(n as u64),
             Item::Large(n) => Ok(n),
@@ -169,7 +169,7 @@ impl Decoder<'_, '_> {
         &self,
         fields: &Fields<N>,
         address: u64,
-        size: Word,
+        size: Literal,
     ) -> Result<u64> {
         let bytes = self.unsigned(fields, size)?;
         if address.checked_add(bytes).is_none() {
@@ -179,7 +179,7 @@ impl Decoder<'_, '_> {
         Ok(bytes)
     }
 
-    pub(super) fn signed<const N: usize>(&self, fields: &Fields<N>, key: Word) -> Result<i64> {
+    pub(super) fn signed<const N: usize>(&self, fields: &Fields<N>, key: Literal) -> Result<i64> {
         match fields.need(key)? {
             Item::Int(n) => Ok(n),
             _ => Err(self.wrong(fields, key, "a 64-bit number")),
@@ -190,7 +190,7 @@ impl Decoder<'_, '_> {
     pub(super) fn pool<const N: usize>(
         &self,
         fields: &Fields<N>,
-        key: Word,
+        key: Literal,
     ) -> Result<Option<PoolId>> {
         let pair = match fields.get(key) {
             None | Some(Item::None) => return Ok(None),
@@ -206,7 +206,7 @@ impl Decoder<'_, '_> {
     pub(super) fn wrong<const N: usize>(
         &self,
         fields: &Fields<N>,
-        key: Word,
+        key: Literal,
         wanted: &str,
     ) -> ReadError {
         let is = fields.get(key).map_or_else(|| "missing".to_owned(), |i| self.tree.describe(i));

@@ -9,7 +9,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::error::ReadError;
-use crate::tree::{Greedy, Item, TOO_LARGE, Tree};
+use crate::tree::{Item, OverBudget, TOO_LARGE, Tree};
 
 /// Reads a JSON text.
 ///
@@ -58,8 +58,8 @@ fn error(e: &serde_json::Error) -> ReadError {
 
 struct Builder<'t, 'a>(&'t mut Tree<'a>);
 
-fn greedy<E: Error>(greedy: Greedy) -> E {
-    E::custom(greedy.text())
+fn over_budget<E: Error>(over_budget: OverBudget) -> E {
+    E::custom(over_budget.text())
 }
 
 impl<'a> DeserializeSeed<'a> for Builder<'_, 'a> {
@@ -98,30 +98,30 @@ impl<'a> Visitor<'a> for Builder<'_, 'a> {
     }
 
     fn visit_borrowed_str<E: Error>(self, text: &'a str) -> Result<Item, E> {
-        let id = self.0.intern(Cow::Borrowed(text)).map_err(greedy)?;
+        let id = self.0.intern(Cow::Borrowed(text)).map_err(over_budget)?;
         Ok(Item::Text(id))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
-        let id = self.0.intern(Cow::Owned(text.to_owned())).map_err(greedy)?;
+        let id = self.0.intern(Cow::Owned(text.to_owned())).map_err(over_budget)?;
         Ok(Item::Text(id))
     }
 
     fn visit_seq<A: SeqAccess<'a>>(self, mut seq: A) -> Result<Item, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = seq.next_element_seed(Builder(&mut *self.0))? {
-            self.0.spend(1).map_err(greedy)?;
+            self.0.spend(1).map_err(over_budget)?;
             items.push(item);
         }
-        Ok(Item::List(self.0.add_paid_list(items).map_err(greedy)?))
+        Ok(Item::List(self.0.add_paid_list(items).map_err(over_budget)?))
     }
 
     fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Item, A::Error> {
         let mut pairs = Vec::new();
         while let Some(key) = map.next_key_seed(Builder(&mut *self.0))? {
             pairs.push((key, map.next_value_seed(Builder(&mut *self.0))?));
-            self.0.spend(2).map_err(greedy)?;
+            self.0.spend(2).map_err(over_budget)?;
         }
-        Ok(Item::Dict(self.0.add_paid_dict(pairs).map_err(greedy)?))
+        Ok(Item::Dict(self.0.add_paid_dict(pairs).map_err(over_budget)?))
     }
 }

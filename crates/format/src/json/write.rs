@@ -4,10 +4,10 @@
 use std::fs::File;
 use std::io::{self, Seek, Write};
 
+use crate::literals::Literal;
 use crate::out::Out;
 use crate::shape::{self, Encoder};
 use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, Trace, TraceEntry};
-use crate::words::Word;
 
 /// How stacks are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,9 +139,9 @@ impl<W: Write> Encoder for Json<W> {
         self.element()
     }
 
-    fn key(&mut self, key: Word) -> io::Result<()> {
+    fn key(&mut self, key: Literal) -> io::Result<()> {
         self.element()?;
-        self.word(key)?;
+        self.literal(key)?;
         self.out.byte(b':');
         Ok(())
     }
@@ -153,10 +153,10 @@ impl<W: Write> Encoder for Json<W> {
         Ok(())
     }
 
-    fn word(&mut self, word: Word) -> io::Result<()> {
-        // No word holds a character that JSON would escape.
+    fn literal(&mut self, literal: Literal) -> io::Result<()> {
+        // No literal holds a character that JSON would escape.
         self.out.byte(b'"');
-        self.out.put(word.text().as_bytes());
+        self.out.put(literal.text().as_bytes());
         self.out.byte(b'"');
         Ok(())
     }

@@ -9,7 +9,7 @@
 
 use super::op;
 use crate::error::ReadError;
-use crate::tree::{DictId, Greedy, Item, ListId, TOO_LARGE, Tree};
+use crate::tree::{DictId, Item, ListId, OverBudget, TOO_LARGE, Tree};
 
 /// A pickle that has been read.
 #[derive(Clone, Debug)]
@@ -77,9 +77,9 @@ pub(crate) fn read_within(bytes: &[u8], memory: usize) -> Result<Pickle<'_>, Rea
 /// What is wrong at the current opcode.
 struct Wrong(String);
 
-impl From<Greedy> for Wrong {
-    fn from(greedy: Greedy) -> Self {
-        Wrong(greedy.text().to_owned())
+impl From<OverBudget> for Wrong {
+    fn from(over_budget: OverBudget) -> Self {
+        Wrong(over_budget.text().to_owned())
     }
 }
 
@@ -355,7 +355,7 @@ impl<'a> Machine<'a> {
 
     fn push(&mut self, item: Item) -> Result<(), Wrong> {
         if self.stack.len() >= self.room() {
-            return Err(Greedy::ForItsLength.into());
+            return Err(OverBudget::ForItsLength.into());
         }
         // Whatever is on the stack is paid for when it is put into something.
         self.tree.has_room_for(self.stack.len() + self.memo.len())?;

@@ -22,10 +22,10 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::op;
+use crate::literals::Literal;
 use crate::out::Out;
 use crate::shape::{self, Encoder};
 use crate::snapshot::{FrameIx, PoolId, Snapshot, StackIx, Tables, Trace, TraceEntry};
-use crate::words::Word;
 
 /// Most items in one APPENDS or SETITEMS.
 pub(super) const BATCH: u32 = 1000;
@@ -151,7 +151,7 @@ impl<W: Write> Pickler<W> {
             next_dict: None,
         };
         pickler.out.put(&[op::PROTO, 4, op::EMPTY_DICT]);
-        pickler.words()?;
+        pickler.literals()?;
         pickler.counts.push(0);
         Ok(pickler)
     }
@@ -163,7 +163,7 @@ impl<W: Write> Pickler<W> {
 
     /// Appends entries to a stream's list, see the top of this file.
     fn batch(&mut self, list: usize, entries: &[TraceEntry], tables: Tables<'_>) -> io::Result<()> {
-        self.word(Word::Segments)?;
+        self.literal(Literal::Segments)?;
         if let Some(number) = noted(&self.lists, list as u32) {
             self.get(number);
         } else {
@@ -195,12 +195,12 @@ impl<W: Write> Pickler<W> {
         }
     }
 
-    /// Sets `segments` to a tuple of all words, see the top of this file.
-    fn words(&mut self) -> io::Result<()> {
-        self.new_text(Word::Segments.text())?;
+    /// Sets `segments` to a tuple of all literals, see the top of this file.
+    fn literals(&mut self) -> io::Result<()> {
+        self.new_text(Literal::Segments.text())?;
         self.out.byte(op::MARK);
-        for word in &Word::ALL[1..] {
-            self.new_text(word.text())?;
+        for literal in &Literal::ALL[1..] {
+            self.new_text(literal.text())?;
         }
         self.pool(DEFAULT_POOL)?;
         self.out.put(&[op::TUPLE, op::SETITEM]);
@@ -277,9 +277,9 @@ impl<W: Write> Encoder for Pickler<W> {
         self.out.breathe()
     }
 
-    fn key(&mut self, key: Word) -> io::Result<()> {
+    fn key(&mut self, key: Literal) -> io::Result<()> {
         self.element(op::SETITEMS);
-        self.word(key)
+        self.literal(key)
     }
 
     fn other_key(&mut self, key: &str) -> io::Result<()> {
@@ -287,8 +287,8 @@ impl<W: Write> Encoder for Pickler<W> {
         self.text(key)
     }
 
-    fn word(&mut self, word: Word) -> io::Result<()> {
-        self.out.put(&[op::BINGET, word as u8]);
+    fn literal(&mut self, literal: Literal) -> io::Result<()> {
+        self.out.put(&[op::BINGET, literal as u8]);
         Ok(())
     }
 

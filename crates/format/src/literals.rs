@@ -3,26 +3,26 @@
 //! They are an enumeration, so that writing one costs no look-up: the pickle writer gives the first
 //! numbers of its memo to them. Reading costs one look-up for each string, not for each use.
 
-macro_rules! words {
-    ($($word:ident = $text:literal,)*) => {
+macro_rules! literals {
+    ($($literal:ident = $text:literal,)*) => {
         /// A string of the snapshot format.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
-        pub(crate) enum Word { $($word,)* }
+        pub(crate) enum Literal { $($literal,)* }
 
-        impl Word {
+        impl Literal {
             /// All of them, in the order of their numbers.
-            pub(crate) const ALL: &[Word] = &[$(Word::$word,)*];
+            pub(crate) const ALL: &[Literal] = &[$(Literal::$literal,)*];
 
             /// The string in the file.
             pub(crate) fn text(self) -> &'static str {
-                match self { $(Word::$word => $text,)* }
+                match self { $(Literal::$literal => $text,)* }
             }
         }
     };
 }
 
-words! {
+literals! {
     // the snapshot
     Segments = "segments",
     DeviceTraces = "device_traces",
