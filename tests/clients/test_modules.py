@@ -47,7 +47,7 @@ def test_the_files_that_one_adds_to_are_there():
     assert [name for name in named if not (support.ROOT / name).exists()] == []
 
 
-# --- inside a module -------------------------------------------------------------------------------
+# --- inside a module ------------------------------------------------------------------------------
 
 # Files that know each other.
 MOST = 3

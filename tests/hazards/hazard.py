@@ -12,7 +12,8 @@ import support
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 # See programs/cuda.h.
 LINK = ["-Wl,-z,dynamic-undefined-weak", "-pthread", "-ldl"]
-# Programs whose functions can be found by name, as those of an interpreter that is linked into its program.
+# Programs whose functions can be found by name, as those of an interpreter that is linked into
+# its program.
 EXPORTING = {"interpreter"}
 # Libraries that go by another name.
 SONAMES = {"liblockfree": "libcudart.so.12", "libover": "libcudart.so.12", "libunder": "libcuda.so.1"}

@@ -214,8 +214,8 @@ fn versions(soname: &str) -> Vec<&str> {
 /// else: no symbols, no code, no sections.
 ///
 /// Two parts are mapped. One is read-only: headers, an empty table of symbols, names. The other is
-/// writable: the dynamic section, in which older loaders adjust addresses. All is in one body: where
-/// a part is follows from the parts before it, and what is written below must match.
+/// writable: the dynamic section, in which older loaders adjust addresses. All is in one body:
+/// where a part is follows from the parts before it, and what is written below must match.
 fn shared_object(soname: &str, needed: &str) -> Vec<u8> {
     const PARTS: u32 = 4;
     let elf = Encoder::new(Endianness::Little, true, MACHINE);

@@ -1,4 +1,4 @@
-//! Which rank a process is, where only NCCL was told.
+//! Which rank a process is, where only NCCL knows.
 //!
 //! A launcher says it in the environment; who starts processes on his own (`mp.spawn`) passes
 //! it as an argument. It comes by when the process joins a communicator. The largest one that

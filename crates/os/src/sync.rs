@@ -72,9 +72,9 @@ macro_rules! atomics {
 }
 pub use crate::atomics;
 
-/// In a model, who sleeps does so until the word has changed: after a nap, he would see by himself
-/// what nobody has told him. The kernel reads the word's last value, as only an exchange does in a
-/// model.
+/// In a model, a thread sleeps until the word has changed: after a nap, it would see a
+/// change by itself for which nobody has woken it. The kernel reads the word's last value,
+/// as only an exchange does in a model.
 #[cfg(loom)]
 pub fn sleep_on(word: &AtomicU32, seen: u32) {
     while word.fetch_add(0, Ordering::AcqRel) == seen {

@@ -84,7 +84,7 @@ records! {
         not_recorded: Option<Vec<String>>,
         /// The virtual GPU; absent on a real one.
         virtual_gpu = "virtual": Option<VirtualGpu>,
-        /// The device of `rank`, as the process told NCCL.
+        /// The device of `rank`, as the process gave it to NCCL.
         rank_device: Option<i64>,
         /// The driver's ledger at the end.
         ledger: Option<Ledger>,

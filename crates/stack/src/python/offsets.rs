@@ -31,7 +31,8 @@ pub enum Position {
     Pointer,
 }
 
-/// How evaluations (calls of the interpreter's main loop) are told apart along the chain of frames.
+/// How evaluations (calls of the interpreter's main loop) are
+/// distinguished along the chain of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evaluation {
     /// Each frame is an evaluation of its own.
@@ -71,7 +72,7 @@ pub struct Layout {
     pub position: Position,
     /// Frame: whose it is, a byte.
     pub owner: Option<usize>,
-    /// How evaluations are told apart.
+    /// How evaluations are distinguished.
     pub evaluation: Evaluation,
     /// Code: first line, an `int`.
     pub first_line: usize,

@@ -37,7 +37,7 @@ impl DeviceState {
     ) -> Vec<Segment> {
         let mut ranges: BTreeMap<u64, (LiveSegment, bool)> =
             self.segments.iter().map(|(a, s)| (*a, (*s, false))).collect();
-        let mut open: Option<(u64, u64)> = None; // first address and reservation of the run of pages
+        let mut open: Option<(u64, u64)> = None; // first address and reservation of the run
         for (&addr, page) in &self.pages {
             if let Some((start, reservation)) = open
                 && let Some((run, true)) = ranges.get_mut(&start)
