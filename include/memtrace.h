@@ -185,7 +185,7 @@ void memtrace_init(int device_count);
 void *memtrace_malloc(size_t size, int device, void *stream);
 
 /* Gives memory back. What was not handed out here, or was given back already, is left alone, and
- * said. */
+ * reported. */
 void memtrace_free(void *addr, size_t size, int device, void *stream);
 
 /* torch.cuda.empty_cache(): gives everything cached back to the devices. */
@@ -197,11 +197,11 @@ void memtrace_memory_fraction(double fraction, int device);
 /* Where the segment begins that a block lies in, and how long it is. */
 void *memtrace_base_alloc(void *addr, size_t *size);
 
-/* Another stream uses what lies at an address; memory of others is none of our business. */
+/* Another stream uses the block at this address. Memory that was not allocated here is ignored. */
 void memtrace_record_stream(void *addr, void *stream);
 
-/* Sends what filter wants (a const std::function<bool(cudaStream_t)> *; NULL for all streams) to a
- * pool: for a graph's capture, or for as long as a MemPool is in use. */
+/* Sends what filter wants to a pool: for a graph's capture, or for as long as a MemPool is in use.
+ * The filter is a const std::function<bool(cudaStream_t)> *; NULL for all streams. */
 void memtrace_begin_allocate_to_pool(int device, uint64_t first, uint64_t second,
     const void *filter);
 
@@ -258,7 +258,8 @@ char *memtrace_allocator_pool_source(int device, uint64_t first, uint64_t second
 int64_t memtrace_allocator_pool_uses(int device, uint64_t first, uint64_t second);
 
 /* From now on observer(device, bytes asked of the device, bytes allowed, bytes free there) is
- * called when memory has run out, in the thread that wanted it, before it is told. */
+ * called when memory has run out. It is called in the thread that wanted memory, before that thread
+ * gets its answer. */
 void memtrace_allocator_observe_oom(void (*observer)(int64_t, uint64_t, uint64_t, uint64_t));
 
 #ifdef __cplusplus
