@@ -23,6 +23,7 @@ pub mod process;
 pub mod pytorch;
 pub mod real;
 pub mod record;
+mod trampolines;
 
 // The crates that know nothing of the recorder, by the names of what they are about.
 pub use memtrace_libraries as libraries;

@@ -26,6 +26,7 @@ use crate::libraries::loaded;
 use crate::libraries::next;
 use crate::libraries::scopes;
 use crate::os::address::Address;
+use crate::trampolines::{calling, jumping};
 
 /// Enough for the opening thread to be among those that ask.
 const LOOKS: u32 = 16;
@@ -42,28 +43,10 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
     core::arch::naked_asm!(
         "test esi, 0x108", // RTLD_GLOBAL, RTLD_DEEPBIND
         "jz 2f",
-        "push rdi",
-        "push rsi",
-        "push rsi", // for the alignment
-        "call {note}",
-        "pop rsi",
-        "pop rsi",
-        "pop rdi",
+        calling!("note"),
         "2:",
         "mov dword ptr [rip + {pending}], {looks}",
-        "mov rax, qword ptr [rip + {next}]",
-        "test rax, rax",
-        "jz 3f",
-        "jmp rax",
-        "3:",
-        "push rdi",
-        "push rsi",
-        "push rsi", // for the alignment
-        "call {find}",
-        "pop rsi",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
+        jumping!(),
         note = sym note,
         pending = sym PENDING,
         looks = const LOOKS,

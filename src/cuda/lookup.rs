@@ -30,6 +30,7 @@ use crate::libraries::loaded::Next;
 use crate::libraries::next;
 use crate::libraries::scopes;
 use crate::os::address::Address;
+use crate::trampolines::{calling, jumping};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -61,10 +62,7 @@ macro_rules! jump_or_look {
             "cmp rax, 1",
             "ja {ours}",
             "2:",
-            "mov rax, qword ptr [rip + {next}]",
-            "test rax, rax",
-            "jz 4f",
-            "jmp rax",
+            jumping!(),
             "3:",
             "cmp byte ptr [rsi + 1], 0x75", // u
             "je 8f",
@@ -76,36 +74,13 @@ macro_rules! jump_or_look {
             "lea rax, [rdi + 1]",
             "cmp rax, 1",
             "ja {ours}",
-            "push rdi",
-            "push rsi",
-            "push rdx",
-            "mov rcx, [rsp + 24]", // who called
-            "call {scope}",
-            "mov rcx, rdx",
-            "pop rdx",
-            "pop rsi",
-            "pop rdi",
-            "test rax, rax",
-            "jz 2b",
-            "mov rax, rcx",
+            "mov rcx, [rsp]", // who called
+            calling!("scope"),
+            "cmp rax, {undecided}",
+            "je 2b",
             "ret",
-            "4:",
-            "push rdi",
-            "push rsi",
-            "push rdx",
-            "call {find}",
-            "pop rdx",
-            "pop rsi",
-            "pop rdi",
-            "jmp rax",
             "5:",
-            "push rdi",
-            "push rsi",
-            "push rdx",
-            "call {look}",
-            "pop rdx",
-            "pop rsi",
-            "pop rdi",
+            calling!("look"),
             "jmp 6b",
             pending = sym crate::cuda::answers::PENDING,
             look = sym look,
@@ -113,6 +88,7 @@ macro_rules! jump_or_look {
             find = sym $find,
             ours = sym $ours,
             scope = sym $scope,
+            undecided = const UNDECIDED,
         )
     };
 }
@@ -221,19 +197,16 @@ fn trampoline_if(is_cudas: bool, api: Api, found: usize) -> usize {
     if is_cudas { routes::trampoline_for(&HOOKS, api, found) } else { found }
 }
 
-/// What a look-up that depends on its caller finds; `is_decided` is 0 if it is the loader's to say.
-#[repr(C)]
-struct Answer {
-    is_decided: usize,
-    found: usize,
-}
+/// The answer to a look-up that depends on its caller, where it is the
+/// loader's to say. No function has this address.
+const UNDECIDED: isize = -1;
 
 unsafe extern "C" fn scoped(
     handle: *mut c_void,
     name: *const c_char,
     _: usize,
     caller: usize,
-) -> Answer {
+) -> isize {
     // SAFETY: the caller's argument, a C string.
     answer(handle, unsafe { CStr::from_ptr(name) }, None, caller)
 }
@@ -243,7 +216,7 @@ unsafe extern "C" fn scoped_versioned(
     name: *const c_char,
     version: *const c_char,
     caller: usize,
-) -> Answer {
+) -> isize {
     // SAFETY: the caller's arguments, C strings.
     unsafe {
         let version = (!version.is_null()).then(|| CStr::from_ptr(version));
@@ -251,7 +224,7 @@ unsafe extern "C" fn scoped_versioned(
     }
 }
 
-fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize) -> Answer {
+fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usize) -> isize {
     let found = row_named(name).and_then(|api| {
         let find = || in_scope(handle, api, name, version, caller);
         if version.is_some() {
@@ -266,7 +239,7 @@ fn answer(handle: *mut c_void, name: &CStr, version: Option<&CStr>, caller: usiz
         }
         Some(found)
     });
-    Answer { is_decided: usize::from(found.is_some()), found: found.unwrap_or_default() }
+    found.map_or(UNDECIDED, |found| found as isize)
 }
 
 fn in_scope(

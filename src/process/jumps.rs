@@ -20,6 +20,7 @@ use std::ptr;
 use crate::libraries::next;
 use crate::os::address::Address;
 use crate::record::guard;
+use crate::trampolines::calling;
 
 /// Which word of a `jmp_buf` is the stack pointer.
 const STACK_POINTER: usize = 6;
@@ -35,9 +36,7 @@ macro_rules! jumps {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name() {
                 core::arch::naked_asm!(
-                    "push rdi", "push rsi", "sub rsp, 8",
-                    "call {look}",
-                    "add rsp, 8", "pop rsi", "pop rdi",
+                    calling!("look"),
                     "jmp rax",
                     look = sym $look,
                 )

@@ -35,6 +35,22 @@ fn own() -> Words {
     unsafe { environ }
 }
 
+/// The body of a function that may have any arguments: all that may hold one is kept; `al` counts
+/// those in vector registers, which are none.
+macro_rules! look_and_jump {
+    ($look:ident $(, $before:literal)?) => {
+        core::arch::naked_asm!(
+            "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+            $($before,)?
+            "call {look}",
+            "mov r11, rax",
+            "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+            "jmp r11",
+            look = sym $look,
+        )
+    };
+}
+
 /// Each function: its name, and its arguments, of which the first block says
 /// what is started in which environment.
 macro_rules! starters {
@@ -47,16 +63,7 @@ macro_rules! starters {
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name() {
-                // All that may hold an argument is kept; `al` counts those
-                // in vector registers, which are none.
-                core::arch::naked_asm!(
-                    "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                    "call {look}",
-                    "mov r11, rax",
-                    "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                    "jmp r11",
-                    look = sym $look,
-                )
+                look_and_jump!($look)
             }
 
             /// Has a look, and says where the real function is.
@@ -121,15 +128,7 @@ starters! {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execle() {
-    core::arch::naked_asm!(
-        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-        "mov rdi, rsp",
-        "call {look}",
-        "mov r11, rax",
-        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-        "jmp r11",
-        look = sym look_execle,
-    )
+    look_and_jump!(look_execle, "mov rdi, rsp")
 }
 
 /// Has a look at what [`execle`] has put on the stack (null: nothing), and

@@ -49,6 +49,7 @@ use crate::pytorch::record_functions::{self, End, Start};
 use crate::record::activity::Begun;
 use crate::record::guard::{self, Local};
 use crate::stack;
+use crate::trampolines::jumping;
 
 /// Callbacks: one for the beginning, one for the end.
 type Pair = [*mut c_void; 2];
@@ -84,7 +85,7 @@ static PYTHON: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 static START: Address = Address::new();
 static END: Address = Address::new();
 
-type Ask = unsafe extern "C-unwind" fn(*mut Answer, u8, usize, *const usize) -> *mut Answer;
+type Ask = unsafe extern "C-unwind" fn(*mut Answer, u8, *const usize) -> *mut Answer;
 type State = unsafe extern "C" fn() -> *const usize;
 
 /// Bits of a kind.
@@ -101,8 +102,8 @@ const DISTANCE_AT: u32 = 4;
 static OPERATORS: ForkLock<Option<Operators>> = ForkLock::new(None);
 type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
 
-/// `at::getStepCallbacksUnlessEmpty`: a jump, with the return address and
-/// where it lies where no argument is.
+/// `at::getStepCallbacksUnlessEmpty`: a jump, with the address of the
+/// return address where no argument is.
 ///
 /// # Safety
 /// Called by PyTorch's dispatcher.
@@ -110,24 +111,9 @@ type Operators = HashMap<Box<[u8]>, (Box<[u8]>, u64)>;
 #[unsafe(export_name = names::step_callbacks!())]
 pub unsafe extern "C-unwind" fn step_callbacks(result: *mut Answer, scope: u8) -> *mut Answer {
     core::arch::naked_asm!(
-        "mov rax, qword ptr [rip + {target}]",
-        "test rax, rax",
-        "jz 2f",
-        "mov rdx, qword ptr [rsp]",
-        "mov rcx, rsp",
-        "jmp rax",
-        "2:",
-        "push rdi",
-        "push rsi",
-        "push rsi", // for the alignment
-        "call {find}",
-        "pop rsi",
-        "pop rsi",
-        "pop rdi",
-        "mov rdx, qword ptr [rsp]",
-        "mov rcx, rsp",
-        "jmp rax",
-        target = sym TARGET,
+        "mov rdx, rsp",
+        jumping!(),
+        next = sym TARGET,
         find = sym find,
     )
 }
@@ -146,12 +132,7 @@ extern "C" fn find() -> *mut c_void {
 }
 
 /// Answers that there are no callbacks.
-unsafe extern "C-unwind" fn nobody(
-    result: *mut Answer,
-    _: u8,
-    _: usize,
-    _: *const usize,
-) -> *mut Answer {
+unsafe extern "C-unwind" fn nobody(result: *mut Answer, _: u8, _: *const usize) -> *mut Answer {
     // SAFETY: the hidden pointer of a C++ call leads to room for the result.
     unsafe { (&raw mut (*result).there).cast::<u8>().write(0) };
     result
@@ -209,12 +190,7 @@ pub fn end() {
     TARGET.store(REAL.get(), Ordering::Release);
 }
 
-unsafe extern "C-unwind" fn trial(
-    result: *mut Answer,
-    scope: u8,
-    _: usize,
-    _: *const usize,
-) -> *mut Answer {
+unsafe extern "C-unwind" fn trial(result: *mut Answer, scope: u8, _: *const usize) -> *mut Answer {
     WAS_CALLED.store(true, Ordering::Release);
     // SAFETY: handed through.
     unsafe { real(result, scope) }
@@ -223,8 +199,8 @@ unsafe extern "C-unwind" fn trial(
 unsafe fn real(result: *mut Answer, scope: u8) -> *mut Answer {
     let real = REAL.get();
     // SAFETY: the function of this name has this signature but for the last
-    // arguments, which it doesn't look at.
-    unsafe { std::mem::transmute::<*mut c_void, Ask>(real)(result, scope, 0, std::ptr::null()) }
+    // argument, which it doesn't look at.
+    unsafe { std::mem::transmute::<*mut c_void, Ask>(real)(result, scope, std::ptr::null()) }
 }
 
 fn ours() -> Pair {
@@ -281,7 +257,6 @@ unsafe fn want_also(result: *mut Answer) {
 unsafe extern "C-unwind" fn decide(
     result: *mut Answer,
     scope: u8,
-    caller: usize,
     at: *const usize,
 ) -> *mut Answer {
     // SAFETY: handed through; then there is an answer.
@@ -292,7 +267,7 @@ unsafe extern "C-unwind" fn decide(
         }
         if (&raw const (*result).there).cast::<u8>().read() != 0 {
             want_also(result);
-        } else if !is_seen(caller, at) {
+        } else if !is_seen(at) {
             want(result);
         }
     }
@@ -300,7 +275,10 @@ unsafe extern "C-unwind" fn decide(
 }
 
 /// Sees to an operator that begins, if it is one of those that need no more.
-fn is_seen(caller: usize, at: *const usize) -> bool {
+///
+/// # Safety
+/// `at` is where the return address of the dispatcher's call lies.
+unsafe fn is_seen(at: *const usize) -> bool {
     guard::local(|local| {
         let mine = &local.operators.begun;
         let Some((included, excluded)) = mine.keys() else { return false };
@@ -308,6 +286,8 @@ fn is_seen(caller: usize, at: *const usize) -> bool {
             return false;
         }
         let below = BELOW.load(Ordering::Relaxed);
+        // SAFETY: promised by the caller.
+        let caller = unsafe { at.read() };
         let (kind, operator) = known(caller).unwrap_or_else(|| find_out(caller));
         if excluded & below == below {
             let words = (kind >> DISTANCE_AT) as usize;
