@@ -12,15 +12,15 @@ use memtrace_format::event::{Event, Kind, ObjectEvent, PoolEvent, ResetEvent, Wh
 use crate::cuda::calls::also_inside;
 use crate::cuda::calls::{pass, pass_after};
 use crate::cuda::devices;
-use crate::cuda::notes::{got, note_on};
+use crate::cuda::notes::note_on;
 use crate::cuda::place;
 use crate::cuda::records::Out;
-use crate::record::hook::HookCall;
+use crate::record::hook::{HookCall, got};
 
 // --- queries whose answers are worth knowing -----------------------------------------------------
 
-/// The program asks for a device's pool.
-pub unsafe fn queries_pool(
+/// The program asks for the handle of something on a device: its pool, a green context there.
+pub unsafe fn queries_device(
     hook: HookCall,
     out: Out,
     device: c_int,
@@ -51,9 +51,7 @@ pub unsafe fn queries_reserved(
 ) -> c_int {
     let (reserved, what, handle, device) = match reserved_by {
         // CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
-        ReservedBy::Pool(pool) => {
-            (5, What::MemoryPool, pool as u64, place::of(pool).unwrap_or(place::UNKNOWN))
-        }
+        ReservedBy::Pool(pool) => (5, What::MemoryPool, pool as u64, place::device_of(pool)),
         // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
         ReservedBy::Graphs(device) => (2, What::GraphNode, device as u64, device as i8),
     };
@@ -89,13 +87,11 @@ pub unsafe fn creates_context(
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, _) = pass(hook, call);
+    // SAFETY: the caller's out-parameter.
+    let code = unsafe { creates_green(hook, out, device, call) };
     if code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let handle = unsafe { got(code, out) };
-        place::remember(handle as usize, device as i8);
-        place::push(handle as usize);
-        made(hook, handle, device);
+        place::push(unsafe { got(code, out) } as usize);
     }
     code
 }
@@ -108,28 +104,12 @@ pub unsafe fn creates_green(
     device: c_int,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, _) = pass(hook, call);
+    // SAFETY: the caller's out-parameter.
+    let code = unsafe { queries_device(hook, out, device, call) };
     // SAFETY: the caller's out-parameter, of the call that has just returned.
     let handle = unsafe { got(code, out) };
     if handle != 0 {
-        place::remember(handle as usize, device as i8);
         made(hook, handle, device);
-    }
-    code
-}
-
-/// The ordinary handle of a green context, by which it is made current.
-pub unsafe fn shows_green(
-    hook: HookCall,
-    out: Out,
-    green: usize,
-    call: impl FnOnce() -> c_int,
-) -> c_int {
-    let (code, _) = pass(hook, call);
-    // SAFETY: the caller's out-parameter, of the call that has just returned.
-    let handle = unsafe { got(code, out) };
-    if let Some(device) = place::of(green).filter(|_| handle != 0) {
-        place::remember(handle as usize, device);
     }
     code
 }
@@ -142,8 +122,7 @@ pub unsafe fn destroys_context(
 ) -> c_int {
     let before = || {
         if !place::is_primary(handle) {
-            let device = place::of(handle).unwrap_or(place::UNKNOWN);
-            note_on(hook, device, context(handle as u64, Kind::Destroy));
+            note_on(hook, place::device_of(handle), context(handle as u64, Kind::Destroy));
         }
     };
     let code = pass_after(hook, before, call);

@@ -13,7 +13,7 @@ use memtrace_state::PAGE;
 
 use crate::cuda::calls::{pass, pass_after};
 use crate::cuda::notes::note;
-use crate::cuda::real;
+use crate::cuda::real::forward;
 use crate::cuda::records::{Out, Ptr};
 use crate::cuda::table::Hooks;
 use crate::cuda::{devices, procs, under_way};
@@ -21,13 +21,6 @@ use crate::pytorch::{allocator, captures};
 use crate::record::guard;
 use crate::record::guard::event;
 use crate::record::hook::HookCall;
-
-macro_rules! forward {
-    ($hook:expr, $name:ident ( $($arg:expr),* )) => {
-        // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($hook $(, $arg)*) }
-    };
-}
 
 pub(super) fn cuMemGetInfo_v2(hook: HookCall, free: *mut usize, total: *mut usize) -> c_int {
     let before = under_way::at_rest();
@@ -150,31 +143,24 @@ fn unmapped(hook: HookCall, addr: Ptr, size: usize) {
     note(hook, RangeEvent { addr, size }.event(Kind::Unmap));
 }
 
-pub(super) fn cuGetProcAddress(
-    hooks: &Hooks,
-    hook: HookCall,
-    name: *const c_char,
-    out: Out,
-    version: c_int,
-    flags: u64,
-) -> c_int {
-    let code = forward!(hook, cuGetProcAddress(name, out, version, flags));
-    let per_thread = procs::is_per_thread(flags, false);
-    // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { procs::hand_out(hooks, code, name, out, u32::try_from(version).ok(), per_thread) }
+macro_rules! looks_up {
+    ($name:ident ($($status:ident)?)) => {
+        pub(super) fn $name(
+            hooks: &Hooks,
+            hook: HookCall,
+            name: *const c_char,
+            out: Out,
+            version: c_int,
+            flags: u64,
+            $($status: *mut c_int,)?
+        ) -> c_int {
+            let code = forward!(hook, $name(name, out, version, flags $(, $status)?));
+            let (version, per_thread) = (u32::try_from(version).ok(), procs::is_per_thread(flags, false));
+            // SAFETY: name and out are the caller's, as the real function has just used them.
+            unsafe { procs::hand_out(hooks, code, name, out, version, per_thread) }
+        }
+    };
 }
 
-pub(super) fn cuGetProcAddress_v2(
-    hooks: &Hooks,
-    hook: HookCall,
-    name: *const c_char,
-    out: Out,
-    version: c_int,
-    flags: u64,
-    status: *mut c_int,
-) -> c_int {
-    let code = forward!(hook, cuGetProcAddress_v2(name, out, version, flags, status));
-    let per_thread = procs::is_per_thread(flags, false);
-    // SAFETY: name and out are the caller's, as the real function has just used them.
-    unsafe { procs::hand_out(hooks, code, name, out, u32::try_from(version).ok(), per_thread) }
-}
+looks_up!(cuGetProcAddress());
+looks_up!(cuGetProcAddress_v2(status));

@@ -18,6 +18,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use memtrace_format::event::What;
 
 use crate::cuda::contexts::ReservedBy;
+use crate::cuda::place;
 use crate::cuda::real;
 use crate::cuda::records::{
     ArrayDescriptor, BufferDescriptor, ChannelFormat, Extent, ExternalDescriptor, GraphAllocation,

@@ -1,7 +1,5 @@
 //! Events of the entry points: what most of them have in common.
 
-use std::ffi::c_int;
-
 use memtrace_format::event::{
     Event, FLAG_FAILED, Kind, Layer, NO_STACK, OUT_OF_MEMORY, Pool, RefusalEvent, What,
 };
@@ -14,16 +12,6 @@ use crate::record::guard::event;
 use crate::record::guard::{self, Local};
 use crate::record::hook::HookCall;
 use crate::stack::Site;
-
-/// The handle or address that a successful call has put there; 0 if none.
-///
-/// # Safety
-/// `out` is null or the out-parameter of a call that has just returned `code`.
-pub(super) unsafe fn got<T: Copy>(code: c_int, out: *const T) -> u64 {
-    const { assert!(size_of::<T>() == 8) };
-    // SAFETY: promised by the caller; 8 bytes, whatever the caller calls them.
-    if code == 0 && !out.is_null() { unsafe { out.cast::<u64>().read_unaligned() } } else { 0 }
-}
 
 pub(super) fn layer_of(what: What) -> Layer {
     if matches!(what, What::Pinned | What::Registered) { Layer::Host } else { Layer::Device }

@@ -74,7 +74,7 @@ pub fn set_device(device: i8) {
 }
 
 fn of_context(handle: usize) -> Option<Context> {
-    let device = of(handle).unwrap_or(UNKNOWN);
+    let device = device_of(handle);
     (handle != 0).then_some(Context { handle, device })
 }
 
@@ -137,6 +137,11 @@ pub fn of(handle: usize) -> Option<i8> {
         return None;
     }
     slot_of(handle).map(|(_, word)| (word >> DEVICE) as i8)
+}
+
+/// The same; [`UNKNOWN`] where no call has said it.
+pub fn device_of(handle: usize) -> i8 {
+    of(handle).unwrap_or(UNKNOWN)
 }
 
 /// This handle belongs to that device.

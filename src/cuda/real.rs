@@ -42,8 +42,17 @@ macro_rules! real_functions {
 
 runtime_rows! { [cublas_rows nccl_rows driver_rows real_functions] {} }
 
-/// What a call answers whose real function is nowhere: a documented code of that
-/// library's. Reported once for each function.
+/// Passes a call on, for handlers that are written by hand.
+macro_rules! forward {
+    ($hook:expr, $name:ident ( $($arg:expr),* )) => {
+        // SAFETY: the arguments are the caller's own, passed on unchanged.
+        unsafe { $crate::cuda::real::$name($hook $(, $arg)*) }
+    };
+}
+pub(super) use forward;
+
+/// What a call answers whose real function is nowhere: a documented code of
+/// that library's. Said once a function.
 #[cold]
 pub fn missing(api: u16) -> c_int {
     static WARNED: [AtomicBool; ROWS] = [const { AtomicBool::new(false) }; ROWS];

@@ -21,7 +21,7 @@ use memtrace_format::event::{
 use crate::cuda::calls::{pass, pass_after};
 pub use crate::cuda::contexts::*;
 use crate::cuda::devices::note_entered;
-use crate::cuda::notes::{failed, got, layer_of, note, note_on, of_door};
+use crate::cuda::notes::{failed, layer_of, note, note_on, of_door};
 use crate::cuda::place;
 use crate::cuda::records::{
     Extent, GraphAllocation, GraphNode, MemoryProperties, NodeMemory, PitchedPtr, PoolProperties,
@@ -35,12 +35,12 @@ use crate::os::message;
 use crate::record::Recorder;
 use crate::record::guard::event;
 use crate::record::guard::{self, Local};
-use crate::record::hook::HookCall;
+use crate::record::hook::{HookCall, got};
 use crate::stack::Site;
 
 // --- allocations and frees -----------------------------------------------------------------------
 
-/// An allocation that has returned.
+/// An allocation, before the call and when it has returned.
 #[derive(Clone, Copy)]
 struct Allocated {
     what: What,
@@ -49,6 +49,24 @@ struct Allocated {
     size: usize,
     stream: usize,
     pool: usize,
+}
+
+impl Allocated {
+    /// What is asked for.
+    fn asked(what: What, size: usize, stream: usize) -> Allocated {
+        Allocated { what, code: 0, addr: 0, size, stream, pool: 0 }
+    }
+
+    /// Passes the call on. What it gave is where `out` points.
+    unsafe fn by(self, hook: HookCall, out: Out, call: impl FnOnce() -> c_int) -> c_int {
+        let (code, own) = pass(hook, call);
+        if own {
+            // SAFETY: the caller's out-parameter, of the call that has just returned.
+            let addr = unsafe { got(code, out) };
+            allocated(hook, Allocated { code, addr, ..self });
+        }
+        code
+    }
 }
 
 fn allocated(hook: HookCall, it: Allocated) {
@@ -65,9 +83,9 @@ fn allocated(hook: HookCall, it: Allocated) {
         } else {
             let context = place::current();
             let (device, inside) = match it.what {
-                What::Pool if it.pool != 0 => (place::of(it.pool), it.pool),
-                What::Pool => (Some(place::of_stream(it.stream)), 0),
-                _ => (Some(context.device), context.handle),
+                What::Pool if it.pool != 0 => (place::device_of(it.pool), it.pool),
+                What::Pool => (place::of_stream(it.stream), 0),
+                _ => (context.device, context.handle),
             };
             let of_blocks = layer_of(it.what) == Layer::Host && pinned::under_way();
             let (addr, size, stream) = (it.addr, it.size as u64, it.stream as u64);
@@ -76,7 +94,7 @@ fn allocated(hook: HookCall, it: Allocated) {
                 code => Event { stream, ..refused(Kind::Alloc, size, code) },
             };
             Event {
-                device: device.unwrap_or(place::UNKNOWN),
+                device,
                 flags: if of_blocks { FLAG_OF_BLOCKS } else { 0 },
                 stack: recorder.stacks.capture_call(&local.stacks, Site::Alloc, hook.caller),
                 ..of_door(hook, local, about(it.what, said))
@@ -127,13 +145,8 @@ pub unsafe fn allocates(
     stream: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(hook, call);
-    if own {
-        // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let addr = unsafe { got(code, out) };
-        allocated(hook, Allocated { what, code, addr, size, stream, pool: 0 });
-    }
-    code
+    // SAFETY: the caller's out-parameter.
+    unsafe { Allocated::asked(what, size, stream).by(hook, out, call) }
 }
 
 /// Memory from a pool that is named.
@@ -145,13 +158,8 @@ pub unsafe fn allocates_from(
     stream: usize,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(hook, call);
-    if own {
-        // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let addr = unsafe { got(code, out) };
-        allocated(hook, Allocated { what: What::Pool, code, addr, size, stream, pool });
-    }
-    code
+    // SAFETY: the caller's out-parameter.
+    unsafe { Allocated { pool, ..Allocated::asked(What::Pool, size, stream) }.by(hook, out, call) }
 }
 
 /// Memory in rows: the call says how far apart they are.
@@ -167,10 +175,9 @@ pub unsafe fn allocates_rows(
         // SAFETY: the caller's out-parameters, of the call that has just returned.
         let (addr, pitch) = unsafe { (got(code, out), got(code, pitch)) };
         let size = (pitch as usize).saturating_mul(height);
-        let what = What::Device;
         // A request that failed has no pitch; that it failed is worth an event all the same.
         let size = if code == 0 { size } else { height.max(1) };
-        allocated(hook, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+        allocated(hook, Allocated { code, addr, ..Allocated::asked(What::Device, size, 0) });
     }
     code
 }
@@ -187,8 +194,8 @@ pub unsafe fn allocates_slices(
         // SAFETY: the caller's out-parameter, which a successful call has filled.
         let PitchedPtr { addr, pitch, .. } = unsafe { *out };
         let size = pitch.saturating_mul(extent.height).saturating_mul(extent.depth);
-        let (what, addr) = (What::Device, addr as u64);
-        allocated(hook, Allocated { what, code, addr, size, stream: 0, pool: 0 });
+        let addr = addr as u64;
+        allocated(hook, Allocated { addr, ..Allocated::asked(What::Device, size, 0) });
     }
     code
 }
@@ -325,12 +332,25 @@ pub unsafe fn names_physical(
     out: *mut u64,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
+    let made = |handle| {
+        let physical = HandleEvent { handle, size: 0, mappings: 0, references: 1 };
+        Event { what, ..physical.event(Kind::HandleCreate) }
+    };
+    // SAFETY: the caller's out-parameter.
+    unsafe { gives(hook, out, made, call) }
+}
+
+/// Passes a call on that gives a handle: what is written down of that is what `said` says.
+unsafe fn gives<T: Copy>(
+    hook: HookCall,
+    out: *const T,
+    said: impl FnOnce(u64) -> Event,
+    call: impl FnOnce() -> c_int,
+) -> c_int {
     let (code, own) = pass(hook, call);
     if own && code == 0 {
         // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let handle = unsafe { got(code, out) };
-        let physical = HandleEvent { handle, size: 0, mappings: 0, references: 1 };
-        note(hook, Event { what, ..physical.event(Kind::HandleCreate) });
+        note(hook, said(unsafe { got(code, out) }));
     }
     code
 }
@@ -346,13 +366,8 @@ pub unsafe fn retains_physical(
     out: *mut u64,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (code, own) = pass(hook, call);
-    if own && code == 0 {
-        // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let handle = unsafe { got(code, out) };
-        note(hook, physical(handle, Kind::HandleRetain));
-    }
-    code
+    // SAFETY: the caller's out-parameter.
+    unsafe { gives(hook, out, |handle| physical(handle, Kind::HandleRetain), call) }
 }
 
 /// One reference fewer.
@@ -387,14 +402,12 @@ pub unsafe fn unreserves(
 
 /// Something whose size nobody says.
 pub unsafe fn creates(hook: HookCall, what: What, out: Out, call: impl FnOnce() -> c_int) -> c_int {
-    let (code, own) = pass(hook, call);
-    if own && code == 0 {
-        // SAFETY: the caller's out-parameter, of the call that has just returned.
-        let handle = unsafe { got(code, out) };
+    let made = |handle| {
         let object = ObjectEvent { handle, context: place::current().handle as u64 };
-        note(hook, Event { what, ..object.event(Kind::Create) });
-    }
-    code
+        Event { what, ..object.event(Kind::Create) }
+    };
+    // SAFETY: the caller's out-parameter.
+    unsafe { gives(hook, out, made, call) }
 }
 
 /// It goes.

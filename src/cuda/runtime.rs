@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 use memtrace_format::event::{Event, ReadyEvent};
 
-use crate::cuda::real;
+use crate::cuda::real::forward;
 use crate::cuda::records::{Handle, Out, Ptr};
 use crate::cuda::table::Hooks;
 use crate::cuda::{devices, place, procs, under_way};
@@ -16,13 +16,6 @@ use crate::record::guard::event;
 use crate::record::guard::{self, MAX_WAITS};
 use crate::record::hook::HookCall;
 use crate::stack::Site;
-
-macro_rules! forward {
-    ($hook:expr, $name:ident ( $($arg:expr),* )) => {
-        // SAFETY: the arguments are the caller's own, passed on unchanged.
-        unsafe { real::$name($hook $(, $arg)*) }
-    };
-}
 
 /// The number of devices; PyTorch's first call, which wakes the recorder.
 pub(super) fn cudaGetDeviceCount(hook: HookCall, count: *mut c_int) -> c_int {

@@ -158,8 +158,8 @@ macro_rules! runtime_rows {
                 cudaMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
                 cudaMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
                 cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => queries_reserved(ReservedBy::Pool(pool), attribute, value);
-                cudaDeviceGetDefaultMemPool(out: Out, device: c_int) => queries_pool(out, device);
-                cudaDeviceGetMemPool(out: Out, device: c_int) => queries_pool(out, device);
+                cudaDeviceGetDefaultMemPool(out: Out, device: c_int) => queries_device(out, device);
+                cudaDeviceGetMemPool(out: Out, device: c_int) => queries_device(out, device);
                 cudaDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
                     => queries_reserved(ReservedBy::Graphs(device), attribute, value);
 
@@ -233,7 +233,7 @@ macro_rules! driver_rows {
                 12050 cuCtxCreate_v4(out: Out, params: Ptr, flags: c_uint, device: c_int) => creates_context(out, device);
                 12040 cuGreenCtxCreate(out: Out, resources: Ptr, device: c_int, flags: c_uint) => creates_green(out, device);
                 12040 cuGreenCtxDestroy(green: Handle) => destroys_context(green);
-                12040 cuCtxFromGreenCtx(out: Out, green: Handle) => shows_green(out, green);
+                12040 cuCtxFromGreenCtx(out: Out, green: Handle) => queries_device(out, place::device_of(green).into());
                 2000 cuCtxDestroy(context: Handle) => destroys_context(context);
                 4000 cuCtxDestroy_v2(context: Handle) => destroys_context(context);
                 4000 cuCtxSetCurrent(context: Handle) => sets_context(context);
@@ -287,12 +287,12 @@ macro_rules! driver_rows {
                 11020 cuMemPoolDestroy(pool: Handle) => destroys(What::MemoryPool, pool);
                 11020 cuMemPoolImportPointer(out: Out, pool: Handle, data: Ptr) => allocates(What::View, out, 0, 0);
                 11020 cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: Ptr) => queries_reserved(ReservedBy::Pool(pool), attribute, value);
-                11020 cuDeviceGetDefaultMemPool(out: Out, device: c_int) => queries_pool(out, device);
-                11020 cuDeviceGetMemPool(out: Out, device: c_int) => queries_pool(out, device);
+                11020 cuDeviceGetDefaultMemPool(out: Out, device: c_int) => queries_device(out, device);
+                11020 cuDeviceGetMemPool(out: Out, device: c_int) => queries_device(out, device);
                 13000 cuMemGetDefaultMemPool(out: Out, location: *const Location, kind: c_int)
-                    => queries_pool(out, Location::device(location).unwrap_or(-1));
+                    => queries_device(out, Location::device(location).unwrap_or(-1));
                 13000 cuMemGetMemPool(out: Out, location: *const Location, kind: c_int)
-                    => queries_pool(out, Location::device(location).unwrap_or(-1));
+                    => queries_device(out, Location::device(location).unwrap_or(-1));
                 11040 cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: Ptr)
                     => queries_reserved(ReservedBy::Graphs(device), attribute, value);
 

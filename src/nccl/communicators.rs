@@ -22,7 +22,7 @@ use memtrace_format::world::World;
 
 use crate::record::guard;
 use crate::record::guard::event;
-use crate::record::hook::HookCall;
+use crate::record::hook::{HookCall, got};
 use crate::stack::Site;
 
 /// `void **`: where a handle goes.
@@ -124,7 +124,7 @@ fn note(hook: HookCall, number: u16, said: Event) {
 }
 
 /// A communicator is there.
-fn made(hook: HookCall, number: u16, handle: usize, ranks: c_int, rank: c_int) {
+fn made(hook: HookCall, number: u16, handle: u64, ranks: c_int, rank: c_int) {
     if handle == 0 {
         return;
     }
@@ -132,12 +132,12 @@ fn made(hook: HookCall, number: u16, handle: usize, ranks: c_int, rank: c_int) {
         // 1 is no handle: the place is taken, and not yet filled.
         if key.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             value.store(u64::from(number), Ordering::Relaxed);
-            key.store(handle as u64, Ordering::Release);
+            key.store(handle, Ordering::Release);
             break;
         }
     }
     defer_to_group(number);
-    let (handle, ranks, rank) = (handle as u64, ranks.max(0) as u64, rank.max(0) as u64);
+    let (ranks, rank) = (ranks.max(0) as u64, rank.max(0) as u64);
     note(hook, number, CommunicatorEvent { handle, ranks, rank }.event());
 }
 
@@ -159,15 +159,6 @@ fn defer_to_group(number: u16) {
     if depth > 0 {
         GROUP.set((depth, merge(whose, number)));
     }
-}
-
-/// The handle that a successful call has put there.
-///
-/// # Safety
-/// `out` is null or the out-parameter of a call that has just returned `code`.
-unsafe fn handle_at(code: c_int, out: Out) -> usize {
-    // SAFETY: promised by the caller.
-    if code == 0 && !out.is_null() { unsafe { *out as usize } } else { 0 }
 }
 
 /// `ncclInProgress`: the call of a communicator that doesn't block goes on elsewhere.
@@ -202,7 +193,7 @@ pub unsafe fn makes(
     let number = new_number();
     let code = working(number, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
-    made(hook, number, unsafe { handle_at(code, out) }, ranks, rank);
+    made(hook, number, unsafe { got(code, out) }, ranks, rank);
     joined(code, ranks, rank);
     code
 }
@@ -223,7 +214,7 @@ pub unsafe fn makes_all(
     for i in 0..count {
         let number = if i == 0 { first } else { new_number() };
         // SAFETY: a successful call has filled so many places.
-        let handle = unsafe { handle_at(code, out.add(i as usize)) };
+        let handle = unsafe { got(code, out.add(i as usize)) };
         made(hook, number, handle, count, i);
     }
     code
@@ -238,7 +229,7 @@ pub unsafe fn splits(hook: HookCall, out: Out, call: impl FnOnce() -> c_int) -> 
     let number = new_number();
     let code = working(number, call);
     // SAFETY: the caller's out-parameter, of the call that has just returned.
-    made(hook, number, unsafe { handle_at(code, out) }, 0, 0);
+    made(hook, number, unsafe { got(code, out) }, 0, 0);
     code
 }
 

@@ -1,5 +1,7 @@
 //! A call that has come to a hook: what the hook knows of it beside its arguments.
 
+use std::ffi::c_int;
+
 use crate::record::switch;
 
 /// Which of NVIDIA's libraries, that stand on one another, an entry point is of.
@@ -24,6 +26,16 @@ pub struct HookCall {
     pub caller: usize,
     /// The real function.
     pub real: usize,
+}
+
+/// The handle or address that a successful call has put there; 0 if none.
+///
+/// # Safety
+/// `out` is null or the out-parameter of a call that has just returned `code`.
+pub unsafe fn got<T: Copy>(code: c_int, out: *const T) -> u64 {
+    const { assert!(size_of::<T>() == 8) };
+    // SAFETY: promised by the caller; 8 bytes, whatever the caller calls them.
+    if code == 0 && !out.is_null() { unsafe { out.cast::<u64>().read_unaligned() } } else { 0 }
 }
 
 impl HookCall {
