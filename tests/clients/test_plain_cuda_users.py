@@ -111,8 +111,9 @@ class Properties(ctypes.Structure):
 must(cuda.cudaSetDevice(0)); must(cuda.cudaFree(null))
 assert cuda.cuMemCreate(ref(ctypes.c_uint64()), size(1 << 40), ref(Properties(1, 0, 1, 0)), ctypes.c_ulonglong(0)) == 2
 """
-    _, snapshot, _ = run(tmp_path, body)
-    refused = [e for e in snapshot["device_traces"][0] if e["action"] == "oom"]
+    support.must(support.record([support.PYTHON, "-c", PRELUDE + body], tmp_path))
+    [_at_oom, at_exit] = [support.load(path) for path in support.files(tmp_path)]
+    refused = [e for e in at_exit["device_traces"][0] if e["action"] == "oom"]
     assert [(e["size"], e["stream"], e["user_metadata"].split(" by ")[0]) for e in refused] == [(1 << 40, 0, "driver: cuMemCreate")]
 
 
