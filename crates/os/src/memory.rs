@@ -11,6 +11,7 @@ use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
+use crate::sync::Word;
 use crate::{descriptors, errno};
 
 /// Bytes of the reserve. They cost nothing until they are needed.
@@ -29,27 +30,30 @@ static MEMORY: Memory = Memory;
 /// Memory that is there from the beginning, handed out piece by piece. When
 /// all have come back, it is whole again.
 #[repr(align(64))]
-struct Reserve<const BYTES: usize> {
+struct Reserve<const BYTES: usize, W = AtomicUsize> {
     bytes: UnsafeCell<[u8; BYTES]>,
     /// Bytes that have been handed out, and above them how many pieces have not come back.
-    used: AtomicUsize,
+    used: W,
 }
 // SAFETY: each byte is handed out to one at a time.
-unsafe impl<const BYTES: usize> Sync for Reserve<BYTES> {}
+unsafe impl<const BYTES: usize, W: Sync> Sync for Reserve<BYTES, W> {}
 
 const PIECE: usize = 1 << 32;
 
 static RESERVED: Reserve<RESERVE> = Reserve::new();
 static OWN: Reserve<FRUGAL> = Reserve::new();
+/// A flag that stands for nothing but itself.
 static SHORT: AtomicBool = AtomicBool::new(false);
-/// The frugal thread; 0: there is none.
+/// The frugal thread, which sets and clears it itself; 0: there is none.
 static THREAD: AtomicI32 = AtomicI32::new(0);
 
 impl<const BYTES: usize> Reserve<BYTES> {
     const fn new() -> Self {
         Self { bytes: UnsafeCell::new([0; BYTES]), used: AtomicUsize::new(0) }
     }
+}
 
+impl<const BYTES: usize, W: Word<Value = usize>> Reserve<BYTES, W> {
     /// A piece of it; null where it has no room.
     fn take(&self, layout: Layout) -> *mut u8 {
         let start = self.bytes.get() as usize;
@@ -249,6 +253,42 @@ fn left_of(most: u64, taken: &[u8], which: usize, page: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Seen red: with `Relaxed` where a piece is taken, or where one comes back.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::cell::UnsafeCell as Modelled;
+        use loom::sync::Arc;
+        use loom::sync::atomic::AtomicUsize;
+        use loom::thread;
+
+        #[test]
+        fn a_piece_is_ones_own_until_it_has_come_back_and_is_then_anothers() {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(3);
+            builder.check(|| {
+                let (bytes, used) = (UnsafeCell::new([0; 128]), AtomicUsize::new(0));
+                let pieces = [0; 2].map(Modelled::new);
+                let all = Arc::new((Reserve::<128, _> { bytes, used }, pieces));
+                type All = (Reserve<128, AtomicUsize>, [Modelled<u32>; 2]);
+                let uses = |(reserve, pieces): &All| {
+                    let at = reserve.take(Layout::new::<[u64; 8]>());
+                    assert!(reserve.has(at));
+                    let which = (at as usize - reserve.bytes.get() as usize) / 64;
+                    // SAFETY: loom looks whether another thread has this piece.
+                    pieces[which].with_mut(|piece| unsafe { *piece += 1 });
+                    reserve.give_back();
+                };
+                let other = all.clone();
+                let other = thread::spawn(move || uses(&other));
+                uses(&all);
+                other.join().unwrap();
+                uses(&all);
+                assert_eq!(all.0.used.load(Ordering::Relaxed), 0);
+            });
+        }
+    }
 
     #[test]
     fn what_is_taken_of_a_limit_is_not_left() {

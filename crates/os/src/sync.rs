@@ -4,6 +4,10 @@
 //! is built with `--cfg loom`. Loom runs it with every interleaving of its threads, and with every
 //! value that a load may see. Models come to the words of no file: they make their words by
 //! [`zeroed_words`].
+//!
+//! Two sorts of words need no model. One says all by itself: a flag, a count, a bit for each of
+//! several. Nobody reads another word because of it, so no order can be wrong. The other is set
+//! before anybody can read it. Where that isn't plain to see, the declaration says so.
 
 use std::num::NonZeroU32;
 
@@ -14,14 +18,14 @@ pub use crate::futex::{sleep_on, wake_all};
 #[cfg(loom)]
 pub use loom::{
     hint,
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     sync::{Mutex, MutexGuard},
 };
 #[cfg(not(loom))]
 #[allow(clippy::disallowed_types, reason = "of a recorder, which a forked child has anew")]
 pub use std::{
     hint,
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     sync::{Mutex, MutexGuard},
 };
 
@@ -71,6 +75,144 @@ macro_rules! atomics {
     }};
 }
 pub use crate::atomics;
+
+/// A word of the process, or a model's. What may be used before a model runs can't be made of a
+/// model's words: it is made of any, and its model makes one of its own.
+pub trait Word {
+    /// What it holds.
+    type Value;
+    /// As an atomic has it.
+    fn load(&self, order: Ordering) -> Self::Value;
+    /// As an atomic has it.
+    fn store(&self, value: Self::Value, order: Ordering);
+    /// As an atomic has it.
+    fn fetch_add(&self, value: Self::Value, order: Ordering) -> Self::Value;
+    /// As an atomic has it.
+    fn fetch_sub(&self, value: Self::Value, order: Ordering) -> Self::Value;
+    /// As an atomic has it.
+    ///
+    /// # Errors
+    /// It is another one: that one.
+    fn compare_exchange(
+        &self,
+        from: Self::Value,
+        to: Self::Value,
+        order: Ordering,
+        otherwise: Ordering,
+    ) -> Result<Self::Value, Self::Value>;
+    /// As an atomic has it.
+    ///
+    /// # Errors
+    /// It has no next value: the one that it has.
+    fn fetch_update(
+        &self,
+        order: Ordering,
+        otherwise: Ordering,
+        next: impl FnMut(Self::Value) -> Option<Self::Value>,
+    ) -> Result<Self::Value, Self::Value>;
+}
+
+macro_rules! words {
+    ($($atomic:ty = $value:ty, $load:expr, $store:expr;)*) => { $(
+        impl Word for $atomic {
+            type Value = $value;
+
+            #[inline]
+            fn load(&self, order: Ordering) -> $value {
+                $load(self, order)
+            }
+
+            #[inline]
+            fn store(&self, value: $value, order: Ordering) {
+                $store(self, value, order);
+            }
+
+            #[inline]
+            fn fetch_add(&self, value: $value, order: Ordering) -> $value {
+                self.fetch_add(value, order)
+            }
+
+            #[inline]
+            fn fetch_sub(&self, value: $value, order: Ordering) -> $value {
+                self.fetch_sub(value, order)
+            }
+
+            #[inline]
+            fn compare_exchange(
+                &self,
+                from: $value,
+                to: $value,
+                order: Ordering,
+                otherwise: Ordering,
+            ) -> Result<$value, $value> {
+                self.compare_exchange(from, to, order, otherwise)
+            }
+
+            #[inline]
+            fn fetch_update(
+                &self,
+                order: Ordering,
+                otherwise: Ordering,
+                next: impl FnMut($value) -> Option<$value>,
+            ) -> Result<$value, $value> {
+                self.fetch_update(order, otherwise, next)
+            }
+        }
+    )* };
+}
+
+mod reals {
+    use super::{Ordering, Word};
+    use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+
+    words! {
+        AtomicU32 = u32, Self::load, Self::store;
+        AtomicU64 = u64, Self::load, Self::store;
+        AtomicUsize = usize, Self::load, Self::store;
+    }
+}
+
+/// In a model only exchanges are of one order that all agree on.
+#[cfg(loom)]
+mod models {
+    use super::{Ordering, Word};
+    use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+
+    macro_rules! load {
+        () => {
+            |word: &Self, order| match order {
+                Ordering::SeqCst => word.fetch_add(0, Ordering::AcqRel),
+                order => word.load(order),
+            }
+        };
+    }
+    macro_rules! store {
+        () => {
+            |word: &Self, value, order| match order {
+                Ordering::SeqCst => _ = word.swap(value, Ordering::AcqRel),
+                order => word.store(value, order),
+            }
+        };
+    }
+    words! {
+        AtomicU32 = u32, load!(), store!();
+        AtomicU64 = u64, load!(), store!();
+        AtomicUsize = usize, load!(), store!();
+    }
+}
+
+/// The word's last value, of which the order to other words' last values is certain.
+#[cfg(not(loom))]
+#[inline]
+pub fn last(word: &AtomicU64) -> u64 {
+    word.load(Ordering::SeqCst)
+}
+
+/// In a model, only an exchange reads the last value.
+#[cfg(loom)]
+pub fn last(word: &AtomicU64) -> u64 {
+    word.fetch_add(0, Ordering::AcqRel)
+}
 
 /// In a model, a thread sleeps until the word has changed: after a nap, it would see a
 /// change by itself for which nobody has woken it. The kernel reads the word's last value,
