@@ -16,6 +16,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_types))]
 
 pub mod elf;
+mod gate;
 pub mod links;
 pub mod list;
 pub mod loaded;

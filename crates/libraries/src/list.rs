@@ -18,18 +18,19 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::gate::Gate;
 use super::links::{self, Link, links};
 use super::next;
 use memtrace_os::address::Address;
 use memtrace_os::age::{self, age};
 use memtrace_os::checked::{Memory, Process};
 use memtrace_os::locks::ForkLock;
-use memtrace_os::{clock, futex};
 
 /// The process of this age knows the lock to be whole; 0: the one in which
-/// this library is being loaded.
+/// this library is being loaded. One word, behind which nothing is read.
 static TRUSTED: AtomicU32 = AtomicU32::new(0);
-/// What the loader had counted, loads and unloads, when it was asked last.
+/// What the loader had counted, loads and unloads, when it was asked last. Where they don't belong
+/// together, [`counts`] sees it.
 static COUNTS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// When this library is loaded, which takes the lock. Once a process image.
@@ -56,7 +57,7 @@ pub fn may_search() -> bool {
 /// Shows the list until `visit` has seen enough.
 pub fn go_through(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
     if is_trusted() {
-        let _inside = Inside::begin();
+        let _inside = GATE.enter();
         under_lock(visit);
     } else {
         past_lock(visit);
@@ -134,7 +135,7 @@ fn is_proven(age: u32) -> bool {
     if seen.list == list {
         return false;
     }
-    INSIDE.store(0, Ordering::SeqCst); // what a fork by system call has left there
+    GATE.forget_others(); // what a fork by system call has left there
     TRUSTED.store(age, Ordering::Release);
     true
 }
@@ -188,72 +189,19 @@ fn past_lock(visit: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) {
 // --- around a fork
 // ---------------------------------------------------------------------------------------
 
-/// So many threads have the lock on our behalf, or are about to; above
-/// [`FORK`], so many are forking. A futex word.
-static INSIDE: AtomicU32 = AtomicU32::new(0);
-const FORK: u32 = 1 << 16;
-/// How long a fork waits for those, and they for a fork. On a busy machine
-/// a thread may not run for a while.
-const PATIENCE_NS: u64 = 3_000_000_000;
+static GATE: Gate = Gate::new();
 
-/// This thread is in the list. Not any more when dropped.
-struct Inside;
-
-impl Inside {
-    fn begin() -> Inside {
-        if INSIDE.fetch_add(1, Ordering::SeqCst) >= FORK {
-            drop(Inside);
-            wait(|now| now < FORK);
-            INSIDE.fetch_add(1, Ordering::SeqCst);
-        }
-        Inside
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        // The child of a fork from within has forgotten it.
-        let less = |now: u32| (!now.is_multiple_of(FORK)).then(|| now - 1);
-        let before = INSIDE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-        if before.is_ok_and(|before| before > FORK) {
-            futex::wake_all(&INSIDE);
-        }
-    }
-}
-
-#[cold]
-fn wait(is_it: impl Fn(u32) -> bool) {
-    let end = clock::now_ns() + PATIENCE_NS;
-    loop {
-        let now = INSIDE.load(Ordering::SeqCst);
-        if is_it(now) || clock::now_ns() > end {
-            return;
-        }
-        futex::sleep_on(&INSIDE, now);
-    }
-}
-
-/// The process is about to fork: nobody of ours is in the list from here on.
 extern "C" fn forking() {
-    let before = INSIDE.fetch_add(FORK, Ordering::SeqCst);
-    if !before.is_multiple_of(FORK) {
-        wait(|now| now.is_multiple_of(FORK));
-    }
+    GATE.close();
 }
 
-/// It has, or could not.
 extern "C" fn has_forked() {
-    let less = |now: u32| now.checked_sub(FORK);
-    let before = INSIDE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
-    if before.is_ok_and(|before| before > FORK) {
-        futex::wake_all(&INSIDE);
-    }
+    GATE.open();
 }
 
-/// In the child, nobody else is in it.
 extern "C" fn forked() {
     age::forget();
-    INSIDE.store(0, Ordering::SeqCst);
+    GATE.forget_others();
 }
 
 #[cfg(test)]
@@ -394,6 +342,6 @@ mod tests {
                 }
             ));
         });
-        assert_eq!(INSIDE.load(Ordering::SeqCst), 0);
+        assert!(GATE.is_empty());
     }
 }

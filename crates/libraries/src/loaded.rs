@@ -12,9 +12,11 @@ pub use super::objects::counts;
 use super::{list, next, objects};
 use memtrace_os::checked::Process;
 use memtrace_os::errno;
+use memtrace_os::sync::Word;
 
 /// Is this an address of ours?
 pub fn is_own(address: usize) -> bool {
+    // Whoever finds it out finds the same, and the end is shown last.
     static OWN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
     let [start, end] = &OWN;
     if end.load(Ordering::Acquire) == 0 {
@@ -192,7 +194,7 @@ pub enum Next {
 }
 
 /// Libraries that were there when the program began, in whose common scope
-/// we are. The others come after them.
+/// we are. The others come after them. Set once, by the thread that loads this library.
 static AT_START: AtomicUsize = AtomicUsize::new(0);
 
 /// How many that were.
@@ -236,54 +238,97 @@ pub fn next_after(caller: usize, symbol: &CStr) -> Next {
 }
 
 /// Functions whose libraries shall stay, and don't yet.
-static TO_KEEP: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+struct ToKeep<W = AtomicUsize>([W; TO_KEEP]);
+
+const TO_KEEP: usize = if cfg!(loom) { 2 } else { 64 };
+
+static LATER: ToKeep = ToKeep([const { AtomicUsize::new(0) }; TO_KEEP]);
+
+impl<W: Word<Value = usize>> ToKeep<W> {
+    /// One more. Beyond the places, none.
+    fn add(&self, function: usize) {
+        self.0.iter().any(|place| {
+            let claimed = place.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
+            claimed.is_ok() || claimed == Err(function)
+        });
+    }
+
+    /// Has each held. None goes before it is: somebody else may close its library then.
+    fn each(&self, hold: impl Fn(usize)) {
+        for place in &self.0 {
+            let function = place.load(Ordering::Acquire);
+            if function != 0 {
+                hold(function);
+                let _ = place.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+    }
+}
 
 /// A library that another one was bound to stays loaded for its sake. The loader has bound the
 /// caller to us and doesn't know. It hears of that before a library is closed ([`keep`]): here it
 /// must not be asked anything.
 pub fn stays(function: usize) {
-    for place in &TO_KEEP {
-        let claimed = place.compare_exchange(0, function, Ordering::AcqRel, Ordering::Acquire);
-        if claimed.is_ok() || claimed == Err(function) {
-            return;
-        }
-    }
+    LATER.add(function);
 }
 
 /// Tells the loader which libraries stay. Not for hooks, but for those
 /// that the loader is asked by anyway.
 pub fn keep() {
+    if list::may_load() {
+        LATER.each(hold); // else nobody will unload anything here
+    }
+}
+
+/// Tells the loader that the library which has this function stays.
+fn hold(function: usize) {
     /// First addresses of libraries that do: nothing else can come to lie there. Beyond
     /// these a library is only held once more.
     static KEPT: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
-    if !list::may_load() {
-        return; // nobody will unload anything here
+    let found = with_library(function, |path, tables| (path.to_owned(), tables.start()));
+    let Some((path, start)) = found.filter(|(path, _)| !path.is_empty()) else { return };
+    if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == start) {
+        return;
     }
-    for place in &TO_KEEP {
-        let function = place.load(Ordering::Acquire);
-        if function == 0 {
-            continue;
-        }
-        let found = with_library(function, |path, tables| (path.to_owned(), tables.start()));
-        let _ = place.compare_exchange(function, 0, Ordering::AcqRel, Ordering::Relaxed);
-        let Some((path, start)) = found.filter(|(path, _)| !path.is_empty()) else { continue };
-        if KEPT.iter().any(|kept| kept.load(Ordering::Acquire) == start) {
-            continue;
-        }
-        // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-        if !handle.is_null() {
-            let claim = |place: &AtomicUsize| {
-                place.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            };
-            KEPT.iter().find(|place| claim(place));
-        }
+    // SAFETY: a path of the loader's own; NOLOAD only looks. The handle stays open.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    if !handle.is_null() {
+        let claim = |place: &AtomicUsize| {
+            place.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        KEPT.iter().find(|place| claim(place));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Seen red: where a function is taken off the list before its library is held.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::sync::atomic::AtomicUsize as Modelled;
+        use loom::thread;
+
+        #[test]
+        fn of_two_who_close_libraries_none_does_before_all_are_held_that_stay() {
+            loom::model(|| {
+                let (later, held) = (ToKeep([0; TO_KEEP].map(Modelled::new)), Modelled::new(0));
+                let all = Arc::new((later, held));
+                let closes = |(later, held): &(ToKeep<Modelled>, Modelled)| {
+                    later.each(|function| _ = held.swap(function, Ordering::AcqRel));
+                    assert_eq!(held.load(Ordering::Acquire), 7);
+                };
+                all.0.add(7);
+                let other = all.clone();
+                let other = thread::spawn(move || closes(&other));
+                closes(&all);
+                other.join().unwrap();
+            });
+        }
+    }
 
     #[test]
     fn whoever_has_a_function_is_found() {

@@ -14,12 +14,13 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::elf::{Tables, Version};
 use super::loaded;
 use crate::{list, objects};
 use memtrace_os::checked::Process;
+use memtrace_os::sync::Word;
 
 /// A loaded library.
 pub struct Library<'l> {
@@ -241,12 +242,15 @@ fn file(path: &CStr) -> &[u8] {
 
 /// Libraries that were opened in a special way, by what was asked for: the
 /// whole of it and its last part.
-pub struct Opened {
-    names: [[AtomicU64; 2]; NAMES],
-    count: AtomicUsize,
+pub struct Opened<W = AtomicU64> {
+    names: [[W; 2]; NAMES],
+    count: W,
 }
 
-const NAMES: usize = 256;
+const NAMES: usize = if cfg!(loom) { 3 } else { 256 };
+
+/// A place that is about to be filled: the number of no name.
+const TAKEN: u64 = 2;
 
 /// So that all others find what they define.
 pub static GLOBAL: Opened = Opened::new();
@@ -256,12 +260,14 @@ pub static DEEP: Opened = Opened::new();
 impl Opened {
     const fn new() -> Opened {
         let names = [const { [const { AtomicU64::new(0) }; 2] }; NAMES];
-        Opened { names, count: AtomicUsize::new(0) }
+        Opened { names, count: AtomicU64::new(0) }
     }
+}
 
+impl<W: Word<Value = u64>> Opened<W> {
     /// How often a new one was.
     pub fn count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
+        self.count.load(Ordering::Acquire) as usize
     }
 
     /// Has any been?
@@ -271,18 +277,25 @@ impl Opened {
 
     /// One is about to be. Beyond the places, it is not known.
     pub fn note(&self, name: &CStr) {
-        let words = [number(name.to_bytes()), number(file(name))];
-        for [whole, last] in &self.names {
-            let claimed = whole.compare_exchange(0, words[0], Ordering::AcqRel, Ordering::Acquire);
-            if claimed == Err(words[0]) {
-                return;
-            }
-            if claimed.is_ok() {
-                last.store(words[1], Ordering::Release);
-                self.count.fetch_add(1, Ordering::AcqRel);
-                return;
-            }
+        let numbers = [number(name.to_bytes()), number(file(name))];
+        if self.numbers().any(|known| known == numbers) {
+            return;
         }
+        let (order, fail) = (Ordering::AcqRel, Ordering::Relaxed);
+        let is_free = |[whole, _]: &&[W; 2]| whole.compare_exchange(0, TAKEN, order, fail).is_ok();
+        if let Some([whole, last]) = self.names.iter().find(is_free) {
+            last.store(numbers[1], Ordering::Relaxed);
+            whole.store(numbers[0], Ordering::Release);
+            self.count.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// What is noted. Another thread may be about to note one that stands before others.
+    fn numbers(&self) -> impl Iterator<Item = [u64; 2]> {
+        let both =
+            |[whole, last]: &[W; 2]| [whole.load(Ordering::Acquire), last.load(Ordering::Relaxed)];
+        let used = self.names.iter().map(both).take_while(|[whole, _]| *whole != 0);
+        used.filter(|[whole, _]| *whole != TAKEN)
     }
 
     /// Is it this one?
@@ -291,14 +304,11 @@ impl Opened {
         let path = number(library.path.to_bytes());
         let own = library.tables.own_name().map_or(0, |name| number(name.to_bytes()));
         let last = number(file(library.path));
-        let used = self.names.iter().take(self.count());
-        used.map(|words| words.each_ref().map(|w| w.load(Ordering::Acquire))).any(
-            |[whole, part]| {
-                // Of several files of one name the one that was asked for.
-                let is_there = |l: &Library<'_>| number(l.path.to_bytes()) == whole;
-                whole == path || [last, own].contains(&part) && !all.0.iter().any(is_there)
-            },
-        )
+        self.numbers().any(|[whole, part]| {
+            // Of several files of one name the one that was asked for.
+            let is_there = |l: &Library<'_>| number(l.path.to_bytes()) == whole;
+            whole == path || [last, own].contains(&part) && !all.0.iter().any(is_there)
+        })
     }
 }
 
@@ -336,6 +346,39 @@ mod tests {
         let errno = of_thread("libc.so", c"errno").map_or(0, |at| at as usize);
         // SAFETY: this thread's own word.
         assert!(errno == 0 || errno == unsafe { libc::__errno_location() } as usize);
+    }
+
+    /// Seen red: where only as many places are looked at as have been counted, and where the last
+    /// part is shown before it is there.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::sync::atomic::AtomicU64 as Modelled;
+        use loom::thread;
+
+        #[test]
+        fn who_has_noted_a_library_finds_it_noted() {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(3);
+            builder.check(|| {
+                let names = std::array::from_fn(|_| [0; 2].map(Modelled::new));
+                let opened = Arc::new(Opened { names, count: Modelled::new(0) });
+                let numbers = |name: &CStr| [number(name.to_bytes()), number(file(name))];
+                let all = [c"/a/libx.so", c"/b/liby.so"];
+                let notes = move |opened: &Opened<Modelled>, name: &CStr| {
+                    opened.note(name);
+                    let known: Vec<_> = opened.numbers().collect();
+                    assert!(opened.is_used() && known.contains(&numbers(name)));
+                    assert!(known.iter().all(|known| all.map(numbers).contains(known)));
+                };
+                let other = opened.clone();
+                let other = thread::spawn(move || notes(&other, all[0]));
+                notes(&opened, all[1]);
+                other.join().unwrap();
+                assert_eq!((opened.count(), opened.numbers().count()), (2, 2));
+            });
+        }
     }
 
     #[test]
