@@ -45,6 +45,11 @@ impl Arena {
         to_file(self.words)
     }
 
+    /// The first words of the record that is here.
+    pub fn record(&self, at: u32) -> Option<&'static [AtomicU64; 3]> {
+        self.words.get(at as usize..)?.first_chunk()
+    }
+
     /// How often a record found no room.
     pub fn refused(&self) -> u64 {
         self.words[HEAD_REFUSED].load(Ordering::Relaxed)

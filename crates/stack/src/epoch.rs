@@ -5,10 +5,11 @@
 //! unloaded, which is rare. So the number goes up exactly when a library is found at an
 //! address that had belonged to another.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use memtrace_format::stacks::EPOCH_MAX;
 
+use super::left::Left;
 use super::line::LINE;
 
 /// Which libraries addresses mean now.
@@ -17,31 +18,20 @@ pub fn epoch() -> u16 {
     LINE.epoch.load(Ordering::Relaxed)
 }
 
-/// Ranges that unloaded libraries left: start and end; an end of 0 is a free place. If there are
-/// ever more, the newest take the places of older ones.
-static LEFT: [[AtomicU64; 2]; 64] = [const { [const { AtomicU64::new(0) }; 2] }; 64];
+static LEFT: Left = Left::new();
 
 /// Called with each library at which a thread meets an unknown address: if it lies where another
 /// one was, addresses mean something new from now on.
 pub fn met(start: u64, end: u64) {
-    for [s, e] in &LEFT {
-        let left = e.load(Ordering::Acquire);
-        if start < left
-            && end > s.load(Ordering::Relaxed)
-            && e.compare_exchange(left, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        {
-            let up = |e: u16| (e < EPOCH_MAX).then_some(e + 1);
-            let _ = LINE.epoch.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up);
-        }
-    }
+    let up = |e: u16| (e < EPOCH_MAX).then_some(e + 1);
+    LEFT.met(start, end, || {
+        let _ = LINE.epoch.fetch_update(Ordering::AcqRel, Ordering::Relaxed, up);
+    });
 }
 
 /// Notes what an unloaded library leaves.
 pub fn leave(start: u64, end: u64) {
-    let free = LEFT.iter().position(|[_, e]| e.load(Ordering::Relaxed) == 0);
-    let [s, e] = &LEFT[free.unwrap_or(start as usize >> 12 & 63)];
-    s.store(start, Ordering::Relaxed);
-    e.store(end, Ordering::Release);
+    LEFT.leave(start, end);
 }
 
 #[cfg(test)]

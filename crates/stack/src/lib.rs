@@ -112,6 +112,8 @@ pub mod deep;
 pub mod depot;
 mod epoch;
 pub mod line;
+mod left;
+mod list;
 pub mod modules;
 pub mod native;
 mod outside;

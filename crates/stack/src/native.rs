@@ -498,6 +498,7 @@ fn by_rules(
 /// The range of memtrace's own library; empty if it is part of the
 /// program, but for a section of the tests.
 pub(super) fn own_code() -> (u64, u64) {
+    // Whoever finds it out finds the same, and the end is set last.
     static START: AtomicU64 = AtomicU64::new(0);
     static END: AtomicU64 = AtomicU64::new(0);
     let end = END.load(Ordering::Acquire);

@@ -19,26 +19,27 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use memtrace_libraries::next;
 use memtrace_os::address::Address;
+use memtrace_os::sync::Word;
 
 /// Tables that are noted at a time. Of more nobody knows.
 const MOST: usize = 1 << 13;
-/// How far the list was ever in use.
+/// How far the list was ever in use: it only grows, and each place says itself whether anything is there.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static LIST: [Place; MOST] = [const { Place::free() }; MOST];
 
 /// A place in the list. The first three words are an address in the high 48 bits and, in the low
 /// 16, how often the place was taken. So what was worked out for tables that are gone is not taken
 /// for what the next ones have.
-struct Place {
+struct Place<W = AtomicU64> {
     /// Where the tables begin; or [`FREE`], or [`TAKEN`] while the place is filled in.
-    tables: AtomicU64,
+    tables: W,
     /// The code that they are about.
-    from: AtomicU64,
-    to: AtomicU64,
+    from: W,
+    to: W,
     /// What some encodings are relative to.
-    text: AtomicU64,
-    data: AtomicU64,
-    is_list: AtomicU64,
+    text: W,
+    data: W,
+    is_list: W,
 }
 
 const FREE: u64 = 0;
@@ -69,7 +70,9 @@ impl Place {
             is_list: AtomicU64::new(0),
         }
     }
+}
 
+impl<W: Word<Value = u64>> Place<W> {
     /// Puts tables here, if nobody does so at the same time.
     fn take(&self, before: u64, tables: &Registered) -> bool {
         let count = ((before + 1) & COUNTED).max(1);
@@ -78,9 +81,10 @@ impl Place {
         if self.tables.compare_exchange(before, taken, order.0, order.1).is_err() {
             return false;
         }
-        self.text.store(tables.text, Ordering::Relaxed);
-        self.data.store(tables.data, Ordering::Relaxed);
-        self.is_list.store(u64::from(tables.is_list), Ordering::Relaxed);
+        // Who reads one of these sees that the place was taken.
+        self.text.store(tables.text, Ordering::Release);
+        self.data.store(tables.data, Ordering::Release);
+        self.is_list.store(u64::from(tables.is_list), Ordering::Release);
         self.tables.store(tables.at << 16 | count, Ordering::Release);
         true
     }
@@ -92,10 +96,21 @@ impl Place {
         if at == FREE || at == TAKEN {
             return None;
         }
-        let is_list = self.is_list.load(Ordering::Relaxed) != 0;
-        let text = self.text.load(Ordering::Relaxed);
-        let data = self.data.load(Ordering::Relaxed);
-        Some((word, Registered { at, is_list, text, data }))
+        let is_list = self.is_list.load(Ordering::Acquire) != 0;
+        let text = self.text.load(Ordering::Acquire);
+        let data = self.data.load(Ordering::Acquire);
+        // Others may have come in their place meanwhile.
+        let is_whole = self.tables.load(Ordering::Relaxed) == word;
+        is_whole.then_some((word, Registered { at, is_list, text, data }))
+    }
+
+    /// These tables are gone, if they were here.
+    fn end(&self, at: u64) {
+        let word = self.tables.load(Ordering::Relaxed);
+        if at > TAKEN && word >> 16 == at {
+            let free = FREE << 16 | word & COUNTED;
+            let _ = self.tables.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed);
+        }
     }
 
     /// Which code the tables that this word stands for are about, if that was worked out.
@@ -153,13 +168,7 @@ fn add(tables: &Registered) {
 
 /// Forgets them.
 fn remove(at: u64) {
-    for place in &LIST[..USED.load(Ordering::Acquire)] {
-        let word = place.tables.load(Ordering::Relaxed);
-        if at > TAKEN && word >> 16 == at {
-            let free = FREE << 16 | word & COUNTED;
-            let _ = place.tables.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed);
-        }
-    }
+    LIST[..USED.load(Ordering::Acquire)].iter().for_each(|place| place.end(at));
 }
 
 /// Each function: its name, and what is noted of its arguments.
@@ -226,6 +235,39 @@ fn next(place: &Address, name: &str) -> *mut c_void {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Seen red: without the second look at the place, and where what is relative to is written
+    /// `Relaxed`.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::sync::atomic::AtomicU64 as Modelled;
+        use loom::thread;
+
+        #[test]
+        fn tables_are_read_with_what_they_were_registered_with() {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(3);
+            builder.check(|| {
+                let [tables, from, to, text, data, is_list] = [0; 6].map(Modelled::new);
+                let place = Arc::new(Place { tables, from, to, text, data, is_list });
+                let table = |at: u64| Registered { at, is_list: at == 8, text: at, data: at };
+                assert!(place.take(0, &table(7)));
+                let changes = place.clone();
+                let changes = thread::spawn(move || {
+                    changes.end(7);
+                    let free = changes.tables.load(Ordering::Relaxed);
+                    assert!(changes.take(free, &table(8)));
+                });
+                if let Some((_, found)) = place.get() {
+                    assert_eq!(found, table(found.at));
+                }
+                changes.join().unwrap();
+                assert_eq!(place.get().map(|(_, found)| found), Some(table(8)));
+            });
+        }
+    }
 
     /// Asks about an address; says of which tables, and how often their range was worked out.
     fn ask(address: u64, range: (u64, u64)) -> (Option<u64>, u32) {

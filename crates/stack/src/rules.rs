@@ -20,7 +20,7 @@
 //! [`forget`].
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use gimli::{CfaRule, Operation, RegisterRule, X86_64};
 
@@ -31,6 +31,7 @@ use super::tables::{self, Row};
 use memtrace_libraries::objects::object_at;
 use memtrace_os::checked::{Process, Window};
 use memtrace_os::errno;
+use memtrace_os::sync::Word;
 
 /// How to get to the caller's frame. Bits: 0–2 the base of the canonical frame
 /// address (the caller's stack pointer, CFA), 3–4 where the frame pointer is
@@ -152,44 +153,119 @@ impl Rule {
     }
 }
 
-/// Entries of the table: an address in the high 48 bits, a rule number in the low 16.
-const ENTRIES: usize = 1 << 16;
+/// Entries of the table: an address in the high 48 bits, a rule number in the low 16. Few in a model.
+const ENTRIES: usize = if cfg!(loom) { WAYS } else { 1 << 16 };
 /// Entries that an address may be in: one cache line.
-const WAYS: usize = 8;
-static ADDRESSES: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
+const WAYS: usize = if cfg!(loom) { 1 } else { 8 };
 /// The different rules; a program has some hundreds. A rule's number is its place.
-const MAX_RULES: usize = 1 << 12;
-static RULES: [AtomicU64; MAX_RULES] = [const { AtomicU64::new(0) }; MAX_RULES];
-/// Libraries are being unloaded just now, by so many calls.
-static UNLOADING: AtomicU32 = AtomicU32::new(0);
+const MAX_RULES: usize = if cfg!(loom) { 2 } else { 1 << 12 };
+
+/// The rules that are known.
+struct Kept<W = AtomicU64> {
+    addresses: [W; ENTRIES],
+    rules: [W; MAX_RULES],
+    /// Libraries are being unloaded just now, by so many calls.
+    unloading: W,
+    /// How often addresses were forgotten.
+    forgotten: W,
+}
+
+static KEPT: Kept = Kept {
+    addresses: [const { AtomicU64::new(0) }; ENTRIES],
+    rules: [const { AtomicU64::new(0) }; MAX_RULES],
+    unloading: AtomicU64::new(0),
+    forgotten: AtomicU64::new(0),
+};
 thread_local! {
     /// How many of them are this thread's.
-    static MINE: Cell<u32> = const { Cell::new(0) };
+    static MINE: Cell<u64> = const { Cell::new(0) };
 }
 
 /// In a forked child, nobody else unloads any.
 pub fn forget_others() {
-    UNLOADING.store(MINE.get(), Ordering::Release);
+    KEPT.unloading.store(MINE.get(), Ordering::Release);
 }
 
 /// The rule for a return address. Tables are read in this room of the calling thread's.
 #[inline]
 pub fn rule_for(pc: u64, room: &Room) -> Rule {
-    let line = mix(pc, 1) as usize % (ENTRIES / WAYS) * WAYS;
-    for entry in &ADDRESSES[line..line + WAYS] {
-        let seen = entry.load(Ordering::Acquire);
-        if seen >> 16 == pc && seen != 0 {
-            if UNLOADING.load(Ordering::Relaxed) != 0 {
-                break;
-            }
-            return Rule(RULES[seen as usize % MAX_RULES].load(Ordering::Relaxed));
+    KEPT.find(pc).unwrap_or_else(|| look_up(pc, room))
+}
+
+impl<W: Word<Value = u64>> Kept<W> {
+    /// Where an address may be.
+    #[inline]
+    fn line(&self, pc: u64) -> &[W] {
+        let line = mix(pc, 1) as usize % (ENTRIES / WAYS) * WAYS;
+        &self.addresses[line..line + WAYS]
+    }
+
+    /// The rule that is kept for an address.
+    #[inline]
+    fn find(&self, pc: u64) -> Option<Rule> {
+        // Asked first: who sees that the unloading is over sees an entry that has been forgotten.
+        if self.unloading.load(Ordering::Acquire) != 0 {
+            return None;
+        }
+        let seen = |entry: &W| Some(entry.load(Ordering::Acquire));
+        let is_it = |seen: &u64| seen >> 16 == pc && *seen != 0;
+        let found = self.line(pc).iter().find_map(|entry| seen(entry).filter(is_it))?;
+        Some(Rule(self.rules[found as usize % MAX_RULES].load(Ordering::Relaxed)))
+    }
+
+    /// Keeps it, unless libraries are being unloaded: it may be about one that is on its way out.
+    fn keep(&self, pc: u64, rule: Rule) {
+        if self.unloading.load(Ordering::Acquire) == 0
+            && let Some(number) = self.number_of(rule)
+        {
+            let line = self.line(pc);
+            let free = line.iter().position(|entry| entry.load(Ordering::Relaxed) == 0);
+            let way = free.unwrap_or(mix(pc, 2) as usize % WAYS);
+            line[way].store(pc << 16 | number as u64, Ordering::Release);
         }
     }
-    look_up(pc, line, room)
+
+    /// The place of a rule among the different ones; `None` if there are too many.
+    fn number_of(&self, rule: Rule) -> Option<usize> {
+        let start = mix(rule.0, 3) as usize;
+        (0..64).map(|i| (start + i) % MAX_RULES).find(|i| {
+            let cell = &self.rules[*i];
+            let seen = cell.load(Ordering::Relaxed);
+            let put = || cell.compare_exchange(0, rule.0, Ordering::Relaxed, Ordering::Relaxed);
+            seen == rule.0 || seen == 0 && put().map_or_else(|other| other == rule.0, |_| true)
+        })
+    }
+
+    /// See [`generation`].
+    #[inline]
+    fn generation(&self) -> Option<u64> {
+        // In this order, as in `find`.
+        let is_steady = self.unloading.load(Ordering::Acquire) == 0;
+        is_steady.then(|| self.forgotten.load(Ordering::Acquire) + 1)
+    }
+
+    fn forget(&self) {
+        self.forgotten.fetch_add(1, Ordering::AcqRel);
+        self.addresses.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
+    }
+
+    fn while_unloading<T>(&self, unload: impl FnOnce() -> T) -> T {
+        struct Over<'a, W: Word<Value = u64>>(&'a W);
+        impl<W: Word<Value = u64>> Drop for Over<'_, W> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::AcqRel);
+                MINE.set(MINE.get() - 1);
+            }
+        }
+        MINE.set(MINE.get() + 1);
+        self.unloading.fetch_add(1, Ordering::AcqRel);
+        let _over = Over(&self.unloading);
+        unload()
+    }
 }
 
 #[cold]
-fn look_up(pc: u64, line: usize, room: &Room) -> Rule {
+fn look_up(pc: u64, room: &Room) -> Rule {
     // A return address may be the first of the next function: the call is before it.
     let call = pc.wrapping_sub(1);
     let _errno = errno::Kept::now();
@@ -201,65 +277,26 @@ fn look_up(pc: u64, line: usize, room: &Room) -> Rule {
         Some(rule.unwrap_or(Rule::UNKNOWN))
     });
     let Some(rule) = rule else { return Rule::UNKNOWN }; // a library may still come
-    if UNLOADING.load(Ordering::Acquire) != 0 {
-        return rule; // not kept: it may be on its way out
-    }
-    let Some(number) = number_of(rule) else { return rule };
-    let entry = pc << 16 | number as u64;
-    let free = ADDRESSES[line..line + WAYS].iter().position(|e| e.load(Ordering::Relaxed) == 0);
-    let way = free.unwrap_or(mix(pc, 2) as usize % WAYS);
-    ADDRESSES[line + way].store(entry, Ordering::Release);
+    KEPT.keep(pc, rule);
     rule
 }
-
-/// The place of a rule among the different ones; `None` if there are too many.
-fn number_of(rule: Rule) -> Option<usize> {
-    let start = mix(rule.0, 3) as usize;
-    (0..64).map(|i| (start + i) % MAX_RULES).find(|i| {
-        let cell = &RULES[*i];
-        let seen = cell.load(Ordering::Relaxed);
-        seen == rule.0
-            || seen == 0
-                && match cell.compare_exchange(0, rule.0, Ordering::Relaxed, Ordering::Relaxed) {
-                    Ok(_) => true,
-                    Err(other) => other == rule.0,
-                }
-    })
-}
-
-/// How often addresses were forgotten.
-static FORGOTTEN: AtomicU64 = AtomicU64::new(1);
 
 /// A number, never 0, that stays the same as long as every address keeps its
 /// rule; `None` if that can't be said.
 #[inline]
 pub fn generation() -> Option<u64> {
-    let generation = FORGOTTEN.load(Ordering::Acquire);
-    (UNLOADING.load(Ordering::Acquire) == 0).then_some(generation)
+    KEPT.generation()
 }
 
 /// Forgets every address: libraries were unloaded, and others may come to lie where they were.
 pub fn forget() {
-    FORGOTTEN.fetch_add(1, Ordering::AcqRel);
-    for entry in &ADDRESSES {
-        entry.store(0, Ordering::Relaxed);
-    }
+    KEPT.forget();
 }
 
 /// Runs `unload`, which may unload libraries. Until it is over and what it took away is forgotten,
 /// no rule is kept and none that was kept is used. So no thread can meet a stale one.
 pub fn while_unloading<T>(unload: impl FnOnce() -> T) -> T {
-    struct Over;
-    impl Drop for Over {
-        fn drop(&mut self) {
-            UNLOADING.fetch_sub(1, Ordering::AcqRel);
-            MINE.set(MINE.get() - 1);
-        }
-    }
-    MINE.set(MINE.get() + 1);
-    UNLOADING.fetch_add(1, Ordering::AcqRel);
-    let _over = Over;
-    unload()
+    KEPT.while_unloading(unload)
 }
 
 /// The rule that a table's row is, if it is one.
@@ -326,6 +363,66 @@ mod tests {
     use crate::scratch::mine;
     use memtrace_os::testing::in_child;
 
+    /// Seen red: where a rule or the generation is looked at before the question whether libraries
+    /// are being unloaded.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::sync::atomic::{AtomicBool, AtomicU64 as Modelled};
+        use loom::thread;
+
+        const PC: u64 = 0x1000;
+
+        fn check(model: impl Fn(Arc<Kept<Modelled>>) + Sync + Send + 'static) {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(3);
+            builder.check(move || {
+                let [unloading, forgotten] = [0; 2].map(Modelled::new);
+                let addresses = [0; ENTRIES].map(Modelled::new);
+                let rules = [0; MAX_RULES].map(Modelled::new);
+                model(Arc::new(Kept { addresses, rules, unloading, forgotten }));
+            });
+        }
+
+        #[test]
+        fn an_address_that_is_found_has_its_rule() {
+            check(|kept| {
+                let threads = [PC, PC + 1].map(|pc| {
+                    let kept = kept.clone();
+                    thread::spawn(move || kept.keep(pc, Rule(5)))
+                });
+                for pc in [PC, PC + 1] {
+                    assert!(kept.find(pc).is_none_or(|rule| rule == Rule(5)));
+                }
+                threads.map(|thread| thread.join().unwrap());
+            });
+        }
+
+        /// A library has come in the place of one that is being unloaded, and its code calls.
+        #[test]
+        fn no_rule_is_used_for_what_has_come_in_its_place() {
+            check(|kept| {
+                kept.keep(PC, Rule(5));
+                let all = (kept.clone(), Arc::new(AtomicBool::new(false)));
+                let is_new = all.1.clone();
+                let calls = thread::spawn(move || {
+                    let (kept, is_new) = all;
+                    if is_new.load(Ordering::Acquire) {
+                        assert_ne!(kept.generation(), Some(1));
+                        assert_eq!(kept.find(PC), None);
+                    }
+                });
+                kept.while_unloading(|| {
+                    is_new.store(true, Ordering::Release);
+                    kept.forget();
+                });
+                calls.join().unwrap();
+                assert_eq!((kept.find(PC), kept.generation()), (None, Some(2)));
+            });
+        }
+    }
+
     #[test]
     fn in_a_forked_child_only_its_own_thread_unloads() {
         let _alone = crate::testing::alone();
@@ -364,8 +461,7 @@ mod tests {
     }
 
     fn kept(pc: u64) -> bool {
-        let line = mix(pc, 1) as usize % (ENTRIES / WAYS) * WAYS;
-        ADDRESSES[line..line + WAYS].iter().any(|e| e.load(Ordering::Relaxed) >> 16 == pc)
+        KEPT.line(pc).iter().any(|e| e.load(Ordering::Relaxed) >> 16 == pc)
     }
 
     #[test]

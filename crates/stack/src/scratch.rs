@@ -13,8 +13,8 @@
 //! like the last one of its kind. So a block has a space for each [`Site`].
 
 use std::cell::{Cell, UnsafeCell};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use super::list::{List, Node};
 use super::native;
 use super::python::code::Memo;
 use super::python::walk;
@@ -62,15 +62,15 @@ pub enum Site {
     Free = 1,
 }
 
-/// A thread's block; all blocks are in one list, for ever.
-struct Block {
-    next: AtomicPtr<Block>,
-    owner: AtomicUsize,
+/// A thread's block, found by the address of its variable.
+type Block = Node<Spaces>;
+
+struct Spaces {
     room: Room,
     scratch: UnsafeCell<[Scratch; 2]>,
 }
 
-static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(std::ptr::null_mut());
+static BLOCKS: List<Spaces> = List::new();
 
 /// Where a thread keeps its block; a thread-local variable, of which a thread has only one.
 pub struct Mine {
@@ -207,12 +207,6 @@ pub fn on_a_large_one<R>(f: impl FnOnce() -> R) -> R {
     result.unwrap_or_else(|| unreachable!("it was called"))
 }
 
-fn blocks() -> impl Iterator<Item = &'static Block> {
-    // SAFETY: the pointers are null or a block, and blocks are never freed.
-    let follow = |at: &AtomicPtr<Block>| unsafe { at.load(Ordering::Acquire).as_ref() };
-    std::iter::successors(follow(&BLOCKS), move |b| follow(&b.next))
-}
-
 /// The block of the thread whose variable this is: a dead thread's, or a new one.
 #[cold]
 fn take(mine: &Mine) -> Option<&'static Block> {
@@ -221,8 +215,7 @@ fn take(mine: &Mine) -> Option<&'static Block> {
     let _held = signals::Held::all();
     let _errno = errno::Kept::now();
     let me = std::ptr::from_ref(mine) as usize;
-    let inherited = blocks().find(|b| b.owner.load(Ordering::Relaxed) == me);
-    let block = match inherited {
+    let block = match BLOCKS.of(me) {
         Some(block) => block,
         None => make(me)?,
     };
@@ -254,17 +247,9 @@ fn make(me: usize) -> Option<&'static Block> {
     // SAFETY: the mapping is zeroed, page-aligned, large enough and never
     // unmapped; all zeros is a block.
     let block = unsafe { &*at.cast::<Block>() };
-    block.owner.store(me, Ordering::Relaxed);
     block.room.furnish();
-    let mut head = BLOCKS.load(Ordering::Relaxed);
-    loop {
-        block.next.store(head, Ordering::Relaxed);
-        let at = std::ptr::from_ref(block).cast_mut();
-        match BLOCKS.compare_exchange_weak(head, at, Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => return Some(block),
-            Err(other) => head = other,
-        }
-    }
+    BLOCKS.push(block, me);
+    Some(block)
 }
 
 #[cfg(test)]
@@ -282,7 +267,7 @@ mod tests {
         assert_eq!(address(), address());
         let mine = address();
         assert_ne!(mine, std::thread::spawn(address).join().expect("no panic"));
-        let before = blocks().count();
+        let before = BLOCKS.all().count();
         for _ in 0..200 {
             let stale = std::thread::spawn(|| {
                 with(|s, room| {
@@ -300,9 +285,9 @@ mod tests {
         }
         // Other tests run beside this one; two hundred blocks they don't make.
         assert!(
-            blocks().count() < before + 100,
+            BLOCKS.all().count() < before + 100,
             "{} blocks after 200 threads, {before} before",
-            blocks().count()
+            BLOCKS.all().count()
         );
     }
 }

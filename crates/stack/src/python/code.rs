@@ -11,8 +11,6 @@
 //! the line table's length and ends. Two code objects that agree in all of that give the same names
 //! and, but for the middle of a long table, the same lines.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use memtrace_format::stacks::{CODE_FIXED, CODE_LIMIT, CODE_MAGIC, HEADER, NO_CODE, RECORD_CUT};
 
 use super::offsets::{BYTES_DATA, Layout, OB_SIZE, STR_HASH};
@@ -21,7 +19,7 @@ use super::text::{Text, read_word};
 use crate::arena::Arena;
 use crate::depot::mix;
 use memtrace_os::space::Space;
-use memtrace_os::sync::{of_file, zeroed_memory};
+use memtrace_os::sync::{AtomicU64, Ordering, Real, of_file, zeroed_words};
 
 /// Longest run of taken slots that is searched.
 const MAX_PROBES: usize = 64;
@@ -93,12 +91,15 @@ pub struct CodeTable {
 
 impl CodeTable {
     /// An empty table in `words`, all of which must be 0. `None` if they are not, or are too few.
-    pub fn new(words: &'static [AtomicU64], space: Space) -> Option<CodeTable> {
+    pub fn new(words: &'static [Real], space: Space) -> Option<CodeTable> {
+        CodeTable::over(of_file(words), space)
+    }
+
+    fn over(words: &'static [AtomicU64], space: Space) -> Option<CodeTable> {
         let words = words.get(..words.len().min(CODE_LIMIT as usize))?;
         let count = 1 << (words.len() / 32).checked_ilog2()?;
-        let slots = Some(zeroed_memory(count)).filter(|slots| slots.len() == count)?;
-        let arena = Arena::new(of_file(words), CODE_MAGIC, HEADER, space)?;
-        Some(CodeTable { arena, slots })
+        let slots = Some(zeroed_words(count)).filter(|slots| slots.len() == count)?;
+        Some(CodeTable { arena: Arena::new(words, CODE_MAGIC, HEADER, space)?, slots })
     }
 
     /// The region.
@@ -122,28 +123,25 @@ impl CodeTable {
         let mark = unsafe { fingerprint(layout, code) };
         if (known.code, known.mark) != (code, mark) {
             // SAFETY: as the caller promises.
-            let id = unsafe { self.find(layout, code, mark) };
+            let id = self.find(code, mark, || unsafe { self.copy(layout, code, mark) });
             *known = Known { code, mark, checked: now, id, outermost: usize::MAX };
         }
         known.checked = now;
         (known.id, mark)
     }
 
-    /// # Safety
-    /// As for [`CodeTable::id`].
-    unsafe fn find(&self, layout: &Layout, code: usize, mark: u64) -> u32 {
+    /// The id of the code object with this address and fingerprint; `copy` writes its record.
+    fn find(&self, code: usize, mark: u64, copy: impl Fn() -> u32) -> u32 {
         let tag = mark >> 32 << 32;
         let last = self.slots.len() - 1;
         let mut slot = (mark as usize ^ code >> 4) & last;
-        let words = self.arena.words();
         let mut made = 0;
         for _ in 0..MAX_PROBES {
             let Some(cell) = self.slots.get(slot) else { break };
             let mut seen = cell.load(Ordering::Acquire);
             if seen == 0 {
                 if made == 0 {
-                    // SAFETY: as the caller promises.
-                    made = match unsafe { self.copy(layout, code, mark) } {
+                    made = match copy() {
                         NO_CODE => return NO_CODE,
                         id => id,
                     };
@@ -154,14 +152,12 @@ impl CodeTable {
                     Err(other) => seen = other,
                 }
             }
-            if u32::try_from(seen ^ tag).is_ok() {
-                let record = words.get(seen as u32 as usize..).and_then(|r| r.first_chunk::<3>());
-                if let Some([_, address, print]) = record
-                    && address.load(Ordering::Relaxed) == code as u64
-                    && print.load(Ordering::Relaxed) == mark
-                {
-                    return seen as u32;
-                }
+            if u32::try_from(seen ^ tag).is_ok()
+                && let Some([_, address, print]) = self.arena.record(seen as u32)
+                && address.load(Ordering::Relaxed) == code as u64
+                && print.load(Ordering::Relaxed) == mark
+            {
+                return seen as u32;
             }
             slot = (slot + 1) & last;
         }
@@ -260,4 +256,44 @@ unsafe fn content(layout: &Layout, text: usize) -> u64 {
     // Not hashed yet. When it is, the code object gets a second record; nothing else happens.
     // SAFETY: as above.
     unsafe { Text::at(layout, text) }.glimpse()
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    /// Seen red: with `Relaxed` where an id is shown or found.
+    mod model {
+        use super::super::*;
+        use loom::sync::Arc;
+        use loom::thread;
+
+        /// Two threads see one code object, and one of them another one that meets it in the table.
+        #[test]
+        fn a_code_object_has_one_id_whoever_sees_it_first() {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(2);
+            builder.check(|| {
+                let words = zeroed_words(HEADER + 72);
+                let table = Arc::new(CodeTable::over(words, Space::MEMORY).expect("large enough"));
+                let id = |table: &CodeTable, code: usize| {
+                    let copy = || {
+                        let record = table.arena.reserve(CODE_FIXED, 0).expect("room");
+                        record.set(1, code as u64);
+                        record.set(2, 3 << 32);
+                        record.finish(0) as u32
+                    };
+                    let id = table.find(code, 3 << 32, copy);
+                    let [head, address, _] = table.arena.record(id).expect("a record");
+                    assert_eq!(address.load(Ordering::Relaxed), code as u64);
+                    assert_ne!(head.load(Ordering::Relaxed), 0);
+                    id
+                };
+                let other = table.clone();
+                let other = thread::spawn(move || [16, 24].map(|code| id(&other, code)));
+                let here = id(&table, 16);
+                let [there, own] = other.join().unwrap();
+                assert_eq!((here, [16, 24].map(|code| id(&table, code))), (there, [there, own]));
+                assert_ne!(there, own);
+            });
+        }
+    }
 }

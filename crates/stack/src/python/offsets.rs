@@ -363,7 +363,7 @@ impl Runtime {
     }
 }
 
-/// Why there is none; 0 if nobody looked yet.
+/// Why there is none; 0 if nobody looked yet. It and the next one say all by themselves.
 static WHY: AtomicU32 = AtomicU32::new(0);
 /// How often somebody wanted it in vain.
 static MISSED: AtomicU32 = AtomicU32::new(0);
