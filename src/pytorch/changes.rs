@@ -34,10 +34,12 @@ of_process! {
 
 /// One tracker more, or one less.
 pub fn ask(on: bool) {
-    if on {
-        HOT.changes.fetch_add(1, Ordering::AcqRel);
-    } else if HOT.changes.fetch_sub(1, Ordering::AcqRel) == 1 {
-        JOURNAL.release(JOURNAL.count()[0]);
+    // What comes later is another tracker's.
+    let [upto, _] = JOURNAL.count();
+    if on && HOT.changes.fetch_add(1, Ordering::AcqRel) == 0 {
+        JOURNAL.begin();
+    } else if !on && HOT.changes.fetch_sub(1, Ordering::AcqRel) == 1 {
+        JOURNAL.leave(upto);
     }
 }
 
@@ -57,9 +59,9 @@ pub fn read(from: u64, into: &mut [u64]) -> usize {
     JOURNAL.read(from, into)
 }
 
-/// See [`Journal::release`].
+/// All trackers have read the records before this number, or there is none.
 pub fn release(upto: u64) {
-    JOURNAL.release(upto);
+    if asked() { JOURNAL.release(upto) } else { JOURNAL.leave(upto) }
 }
 
 /// A block was handed out, or, with `change` below zero, taken back.

@@ -7,6 +7,10 @@
 //! not kept. Records have numbers that go on for the life of the process. A reader begins at
 //! the number that is next, and stops at a record that is just being written. A record's first
 //! word is written last and is never zero.
+//!
+//! Nobody has read what is still being written when the last reader goes. So the pieces that this
+//! one leaves behind are emptied at once, for the system's sake, and once more when the next
+//! reader comes: only then are they written into again.
 
 use crate::os::sync::{
     AtomicPtr, AtomicU64, Ordering, atomics, constant, give_back, prefetch, zeroed_huge_words,
@@ -22,6 +26,8 @@ pub struct Journal<const WORDS: usize> {
     taken: AtomicU64,
     /// Pieces before this one were given back.
     first: AtomicU64,
+    /// Records before this number were left behind by the last reader.
+    left: AtomicU64,
     lost: AtomicU64,
 }
 
@@ -33,6 +39,7 @@ impl<const WORDS: usize> Journal<WORDS> {
                 pieces: atomics![AtomicPtr::new(std::ptr::null_mut()); PIECES],
                 taken: AtomicU64::new(0),
                 first: AtomicU64::new(0),
+                left: AtomicU64::new(0),
                 lost: AtomicU64::new(0),
             }
         }
@@ -43,8 +50,26 @@ impl<const WORDS: usize> Journal<WORDS> {
         [self.taken.load(Ordering::Acquire), self.lost.load(Ordering::Relaxed)]
     }
 
-    /// Records before this number will not be read again.
+    /// Records before this number were read: their pieces are used again.
     pub fn release(&self, upto: u64) {
+        let upto = self.give_back(upto);
+        self.first.fetch_max(upto, Ordering::AcqRel);
+    }
+
+    /// Nobody reads the records before this number, some of which may still be written.
+    pub fn leave(&self, upto: u64) {
+        self.left.fetch_max(upto, Ordering::AcqRel);
+        self.give_back(upto);
+    }
+
+    /// A reader comes, and there is none: what was left behind is written by now.
+    pub fn begin(&self) {
+        self.release(self.left.load(Ordering::Acquire));
+    }
+
+    /// Gives back the memory of all pieces before the one that has this record; says which that
+    /// is.
+    fn give_back(&self, upto: u64) -> u64 {
         let upto = upto / PIECE as u64;
         let first = self.first.load(Ordering::Acquire);
         for number in first..upto.min(first + PIECES as u64) {
@@ -54,7 +79,7 @@ impl<const WORDS: usize> Journal<WORDS> {
                 unsafe { give_back(std::slice::from_raw_parts(at, PIECE * WORDS)) };
             }
         }
-        self.first.fetch_max(upto, Ordering::AcqRel);
+        upto
     }
 
     /// One more. Returns its number, if it found room.
@@ -136,7 +161,8 @@ mod tests {
 
     /// Each was seen red. With `Relaxed` for a record's first word, or with that word before the
     /// others, a record is torn. Where the second thread that maps a piece uses its own, or where a
-    /// piece may be used before it has been emptied, a record is lost.
+    /// piece may be used before it has been emptied, a record is lost. Where what the last reader
+    /// left behind isn't emptied again, an old record is read as a new one.
     #[cfg(loom)]
     mod model {
         use super::*;
@@ -192,6 +218,44 @@ mod tests {
                 }
             });
         }
+
+        /// A thread is stalled in a write as the last reader goes, and done when the next one
+        /// comes.
+        #[test]
+        fn what_is_left_behind_is_not_read_a_circle_later() {
+            check(3, |journal| {
+                journal.write([1, 1]);
+                let stalled = journal.clone();
+                let stalled = thread::spawn(move || stalled.write([7, 7]));
+                let [upto, _] = journal.count();
+                journal.leave(upto);
+                stalled.join().unwrap();
+                journal.begin();
+                if upto == 2 {
+                    [2, 3, 4].map(|n| journal.write([n, n]).expect("room"));
+                    journal.taken.fetch_add(1, Ordering::AcqRel); // somebody begins to write
+                    assert!(read(&journal, 5).is_empty());
+                }
+            });
+        }
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn what_was_written_as_the_last_reader_went_is_not_read_by_the_next() {
+        of_process! {
+            static JOURNAL: Journal<1> = Journal::empty();
+        }
+        let (circle, stalled) = ((PIECE * PIECES) as u64, 1);
+        JOURNAL.write([1]);
+        let number = JOURNAL.taken.fetch_add(1, Ordering::AcqRel);
+        let at = JOURNAL.place(number, true).expect("room");
+        (2..circle).for_each(|n| _ = JOURNAL.write([n]));
+        JOURNAL.leave(circle);
+        at[0].store(7, Ordering::Release);
+        JOURNAL.begin();
+        JOURNAL.taken.fetch_add(2, Ordering::AcqRel); // two that are just being written
+        assert_eq!((number, JOURNAL.read(circle + stalled, &mut [0])), (stalled, 0));
     }
 
     #[test]

@@ -48,7 +48,8 @@ static IS_EXCLUDED: Address = Address::new();
 /// PyTorch's handle of the callback while it is there, plus 1.
 static HANDLE: AtomicU64 = AtomicU64::new(0);
 static RUNNING: AtomicBool = AtomicBool::new(false);
-/// Which module runs, in the caller's own numbering, and the device that is asked for.
+/// Which module runs, in the caller's own numbering, and the device that is asked for. Each of these
+/// words says all by itself.
 static MODULE: AtomicU32 = AtomicU32::new(0);
 static DEVICE: AtomicU32 = AtomicU32::new(0);
 static THREADS: AtomicU32 = AtomicU32::new(0);
@@ -63,6 +64,7 @@ type IsExcluded = unsafe extern "C" fn(u16) -> bool;
 /// those that [`quick`] needs.
 pub fn prepare(device: u32, modes: u32, [below, views, autocast]: [u64; 3]) {
     stop();
+    JOURNAL.begin();
     MODULE.store(0, Ordering::Relaxed);
     DEVICE.store(device, Ordering::Relaxed);
     MODES.store(modes, Ordering::Relaxed);
@@ -109,9 +111,10 @@ pub fn module(number: u32) {
     MODULE.store(number, Ordering::Relaxed);
 }
 
-/// See [`Journal::release`].
+/// The records before this number were read, or will not be. Where none is made any more, some
+/// thread may still be writing one.
 pub fn release(upto: u64) {
-    JOURNAL.release(upto);
+    if RUNNING.load(Ordering::Acquire) { JOURNAL.release(upto) } else { JOURNAL.leave(upto) }
 }
 
 /// See [`Journal::count`].
@@ -285,7 +288,8 @@ unsafe fn schema(function: *const u8) -> Option<*const u8> {
 // --- the names of operators ----------------------------------------------------------------------
 
 const SLOTS: usize = 1 << 13;
-/// Schema, and the label that has the operator's name.
+/// Schema, which never goes, and the label that has the operator's name: a word that says all by
+/// itself, and the same whoever writes it.
 static NAMES: [[AtomicU64; 2]; SLOTS] = [const { [const { AtomicU64::new(0) }; 2] }; SLOTS];
 const PROBES: usize = 64;
 
