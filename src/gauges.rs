@@ -30,27 +30,44 @@ static GAUGES: [Gauge; DEVICES] = [const {
 
 /// Blocks that the program gave back and that wait for other streams: active, but not allocated.
 pub mod waiting {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use super::DEVICES;
+    use crate::os::sync::{AtomicU64, Ordering, atomics, constant, of_process};
+    use crate::pair::{FREE, Pair};
 
-    /// Waits that are known at a time: those of more are not counted.
-    const WAITS: usize = 1024;
+    /// Waits that are known at a time, few in a model: those of more are not counted.
+    const WAITS: usize = if cfg!(loom) { 2 } else { 1024 };
     /// Blocks that wait at a time.
-    const BLOCKS: usize = 512;
+    const BLOCKS: usize = if cfg!(loom) { 2 } else { 512 };
     /// How many events a block still waits for; the last one gives it back.
     struct Block {
         events: AtomicU64,
         bytes: AtomicU64,
         device: AtomicU64,
     }
-    static BLOCK: [Block; BLOCKS] = [const {
-        Block { events: AtomicU64::new(0), bytes: AtomicU64::new(0), device: AtomicU64::new(0) }
-    }; BLOCKS];
-    /// CUDA event, and which block waits for it.
-    static WAIT: [[AtomicU64; 2]; WAITS] = [const { [const { AtomicU64::new(0) }; 2] }; WAITS];
-    static PENDING: AtomicU64 = AtomicU64::new(0);
-    static BYTES: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
+    impl Block {
+        constant! {
+            fn new() -> Block {
+                Block {
+                    events: AtomicU64::new(0),
+                    bytes: AtomicU64::new(0),
+                    device: AtomicU64::new(0),
+                }
+            }
+        }
+    }
+    of_process! {
+        static BLOCK: [Block; BLOCKS] = atomics![Block::new(); BLOCKS];
+    }
+    of_process! {
+        /// CUDA events, and which block waits for each.
+        static WAIT: [Pair; WAITS] = atomics![Pair::new(); WAITS];
+    }
+    of_process! {
+        static PENDING: AtomicU64 = AtomicU64::new(0);
+    }
+    of_process! {
+        static BYTES: [AtomicU64; DEVICES] = atomics![AtomicU64::new(0); DEVICES];
+    }
 
     /// Bytes that wait.
     pub fn of(device: usize) -> u64 {
@@ -73,12 +90,8 @@ pub mod waiting {
         PENDING.fetch_add(n, Ordering::AcqRel);
         let mut free = WAIT.iter();
         for event in events {
-            let place = free.find(|wait| {
-                wait[0].compare_exchange(0, *event, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            });
-            match place {
-                Some(place) => place[1].store(i as u64, Ordering::Release),
-                None => one_less(i), // it is not waited for here
+            if !free.any(|wait| wait.put(FREE, *event, i as u64)) {
+                one_less(i); // it is not waited for here
             }
         }
     }
@@ -89,21 +102,17 @@ pub mod waiting {
         if PENDING.load(Ordering::Relaxed) == 0 {
             return;
         }
-        for wait in &WAIT {
-            if wait[0].load(Ordering::Acquire) == event {
-                let block = wait[1].load(Ordering::Acquire) as usize;
-                wait[0].store(0, Ordering::Release);
-                one_less(block);
-                return;
-            }
+        let is_it = |wait: &Pair| wait.get(event).filter(|_| wait.remove(event));
+        if let Some(block) = WAIT.iter().find_map(is_it) {
+            one_less(block as usize);
         }
     }
 
     /// Nothing waits.
     pub(super) fn forget() {
-        let all =
-            BLOCK.iter().map(|block| &block.events).chain(WAIT.iter().map(|[event, _]| event));
-        for word in all.chain([&PENDING]).chain(&BYTES) {
+        WAIT.iter().filter(|wait| wait.key() != FREE).for_each(|wait| _ = wait.remove(wait.key()));
+        let (blocks, pending): (_, &AtomicU64) = (BLOCK.iter().map(|b| &b.events), &PENDING);
+        for word in blocks.chain([pending]).chain(BYTES.iter()) {
             if word.load(Ordering::Relaxed) != 0 {
                 word.store(0, Ordering::Relaxed);
             }
@@ -125,6 +134,33 @@ pub mod waiting {
     #[cfg(test)]
     mod tests {
         use super::*;
+
+        /// Seen red: where a block's bytes are read when it may be another one's already.
+        #[cfg(loom)]
+        mod model {
+            use super::*;
+            use loom::thread;
+
+            #[test]
+            fn blocks_of_two_devices_wait_beside_each_other() {
+                let waits = |device: usize, bytes: u64, event: u64| {
+                    add(device, bytes, &[event]);
+                    assert_eq!(of(device), bytes);
+                    reached(event);
+                    assert_eq!(of(device), 0);
+                };
+                let mut builder = loom::model::Builder::new();
+                builder.preemption_bound = Some(2);
+                builder.check(move || {
+                    let other = thread::spawn(move || waits(1, 500, 12));
+                    waits(0, 1000, 11);
+                    other.join().unwrap();
+                    assert_eq!(PENDING.load(Ordering::Relaxed), 0);
+                    assert!(BLOCK.iter().all(|b| b.events.load(Ordering::Relaxed) == 0));
+                    assert!(WAIT.iter().all(|wait| wait.key() == FREE));
+                });
+            }
+        }
 
         #[test]
         fn a_block_waits_for_the_last_of_its_events() {

@@ -2,7 +2,8 @@
 //! anybody want more of an event than that it is recorded?
 //!
 //! Each of these words belongs to the module that it is named after, which alone changes it, and
-//! seldom. They lie together for speed. By the next event the program has pushed a line that lies
+//! seldom. Each says all by itself, but for the pointer: what it leads to is whole before it is set,
+//! and stays. They lie together for speed. By the next event the program has pushed a line that lies
 //! elsewhere out of the cache, and its page out of the TLB. What every stack needs lies in the
 //! same line ([`crate::stack::line`]).
 

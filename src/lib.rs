@@ -19,6 +19,7 @@ pub mod gauges;
 pub mod hot;
 pub mod labels;
 pub mod nccl;
+pub mod pair;
 pub mod process;
 pub mod pytorch;
 pub mod real;

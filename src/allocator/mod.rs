@@ -50,7 +50,7 @@ pub struct DeviceAllocator {
 
 type Slot = ForkLock<Option<Box<DeviceAllocator>>>;
 static ALLOCATORS: [Slot; MAX_DEVICES] = [const { Slot::new(None) }; MAX_DEVICES];
-/// Devices whose allocator has been made, a bit each.
+/// Devices whose allocator has been made, a bit each. The allocators themselves are behind locks.
 static MADE: AtomicU64 = AtomicU64::new(0);
 /// One of them had to be made anew ([`is_one_lost`]).
 static LOST: AtomicBool = AtomicBool::new(false);

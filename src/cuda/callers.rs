@@ -10,11 +10,12 @@
 //! It must never wait: a thread that finds another one writing writes nothing.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
+use crate::cuda::entry::Entry;
 use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::os::locks::Turn;
+use crate::os::sync::{AtomicU64, Ordering, atomics, constant, last, of_process};
 
 const ENTRIES: usize = 2048;
 const FUNCTION: u32 = 48;
@@ -30,54 +31,26 @@ pub enum Destination {
     Nowhere,
 }
 
-/// A number that is odd while the entry is written; first address and length of the library; and
-/// the function, with the row and the kind of destination above it.
-struct Entry([AtomicUsize; 4]);
-
-static KNOWN: [Entry; ENTRIES] = [const { Entry([const { AtomicUsize::new(0) }; 4]) }; ENTRIES];
+of_process! {
+    /// First address and length of the library; the function, over it the row and what sort of
+    /// function.
+    static KNOWN: [Entry<3>; ENTRIES] = atomics![Entry::new(); ENTRIES];
+}
 static WRITING: Turn = Turn::new(());
 
-/// Threads that are closing a library.
-static CLOSING: AtomicU32 = AtomicU32::new(0);
-/// How often a library was closed, and of these the last time after which
-/// nothing that we know was found to be gone.
-static CLOSED: AtomicU64 = AtomicU64::new(0);
-static CHECKED: AtomicU64 = AtomicU64::new(0);
-/// How many libraries had been unloaded by then.
-static UNLOADED: AtomicU64 = AtomicU64::new(0);
+/// What an entry says of a row's calls from there.
+fn said(entry: &Entry<3>, row: usize, caller: usize) -> Option<(Range<usize>, usize)> {
+    let [start, length, what] = entry.read()?;
+    let is_it = what >> FUNCTION >> 2 == row && caller.wrapping_sub(start) < length;
+    is_it.then_some((start..start + length, what))
+}
 
-impl Entry {
-    fn read(&self, row: usize, caller: usize) -> Option<(Range<usize>, usize)> {
-        let [number, start, length, what] = &self.0;
-        let before = number.load(Ordering::Acquire);
-        let words = [start, length, what].map(|word| word.load(Ordering::Relaxed));
-        fence(Ordering::Acquire);
-        let [start, length, what] = words;
-        let is_whole = before & 1 == 0 && number.load(Ordering::Relaxed) == before;
-        let is_it = what >> FUNCTION >> 2 == row && caller.wrapping_sub(start) < length;
-        (is_whole && is_it).then_some((start..start + length, what))
-    }
-
-    fn write(&self, library: &Range<usize>, what: usize) {
-        let [number, ..] = &self.0;
-        // It is odd already where another thread was writing the entry
-        // when this process was forked.
-        let odd = number.load(Ordering::Relaxed) | 1;
-        number.store(odd, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (word, value) in self.0[1..].iter().zip([library.start, library.len(), what]) {
-            word.store(value, Ordering::Relaxed);
-        }
-        number.store(odd.wrapping_add(1), Ordering::Release);
-    }
-
-    fn is_free(&self) -> bool {
-        self.0[2].load(Ordering::Relaxed) == 0
-    }
+fn is_free(entry: &Entry<3>) -> bool {
+    entry.word(1) == 0
 }
 
 /// The two entries that may be this one's.
-fn places(row: usize, address: usize) -> [&'static Entry; 2] {
+fn places(row: usize, address: usize) -> [&'static Entry<3>; 2] {
     let mixed = (address ^ row << 52).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let at = mixed >> (usize::BITS - ENTRIES.trailing_zeros());
     [&KNOWN[at], &KNOWN[at ^ 1]]
@@ -94,7 +67,7 @@ pub fn find(row: usize, caller: usize) -> Option<(Range<usize>, Destination)> {
     if !holds() {
         return None;
     }
-    let read = |address| places(row, address).iter().find_map(|entry| entry.read(row, caller));
+    let read = |address| places(row, address).iter().find_map(|entry| said(entry, row, caller));
     let (library, what) = read(caller).or_else(|| {
         let found = read(library_of(caller).start)?;
         write(row, caller, &found.0, found.1);
@@ -135,66 +108,148 @@ pub fn remember(row: usize, caller: usize, destination: Destination) -> Range<us
 fn write(row: usize, address: usize, library: &Range<usize>, what: usize) {
     if let Some(_turn) = WRITING.try_lock() {
         let places = places(row, address);
-        let is_it = |entry: &&&Entry| entry.is_free() || entry.read(row, library.start).is_some();
+        let is_it =
+            |entry: &&&Entry<3>| is_free(entry) || said(entry, row, library.start).is_some();
         let free = places.iter().find(is_it);
-        free.unwrap_or(&places[address >> 4 & 1]).write(library, what);
+        let entry = free.unwrap_or(&places[address >> 4 & 1]);
+        entry.write([library.start, library.len(), what]);
     }
 }
 
 /// In a forked child, nobody else is closing a library. An entry that is
 /// half written counts as free.
 pub fn forget_others() {
-    CLOSING.store(0, Ordering::SeqCst);
+    DOUBT.closing.store(0, Ordering::SeqCst);
     library_may_be_gone();
 }
 
 // --- when a library goes -------------------------------------------------------------------------
 
+/// Whether what is known holds: what is about a caller whose code runs was right when no library is
+/// gone since.
+struct Doubt {
+    /// Threads that are closing a library.
+    closing: AtomicU64,
+    /// How often a library was closed, and of these the last time after which
+    /// nothing that we know was found to be gone.
+    closed: AtomicU64,
+    checked: AtomicU64,
+    /// How many libraries had been unloaded by then.
+    unloaded: AtomicU64,
+}
+
+of_process! {
+    static DOUBT: Doubt = Doubt::new();
+}
+
+impl Doubt {
+    constant! {
+        fn new() -> Doubt {
+            Doubt {
+                closing: AtomicU64::new(0),
+                closed: AtomicU64::new(0),
+                checked: AtomicU64::new(0),
+                unloaded: AtomicU64::new(0),
+            }
+        }
+    }
+
+    /// `unloaded` asks how many libraries have been, and `forget` forgets all that is known, if it
+    /// can.
+    fn holds(&self, unloaded: impl FnOnce() -> u64, forget: impl FnOnce() -> bool) -> bool {
+        let closed = last(&self.closed);
+        let is_closing = last(&self.closing) != 0;
+        if !is_closing && last(&self.checked) == closed {
+            return true;
+        }
+        let unloaded = unloaded();
+        if last(&self.unloaded) != unloaded {
+            if !forget() {
+                return false;
+            }
+            self.unloaded.store(unloaded, Ordering::SeqCst);
+        }
+        if !is_closing {
+            self.checked.store(closed, Ordering::SeqCst);
+        }
+        true
+    }
+}
+
 /// Is a library being closed?
 pub fn is_closing() -> bool {
-    CLOSING.load(Ordering::SeqCst) != 0
+    last(&DOUBT.closing) != 0
 }
 
 /// Closes a library; `first` when all know that.
 pub fn closing<T>(first: impl FnOnce(), close: impl FnOnce() -> T) -> T {
-    CLOSING.fetch_add(1, Ordering::SeqCst);
+    DOUBT.closing.fetch_add(1, Ordering::SeqCst);
     library_may_be_gone();
     first();
     let result = close();
     // In the child of a fork from within, there is none any more.
-    let one_less = |n: u32| n.checked_sub(1);
-    let _ = CLOSING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
+    let one_less = |n: u64| n.checked_sub(1);
+    let _ = DOUBT.closing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
     result
 }
 
 /// A library may be gone.
 pub fn library_may_be_gone() {
-    CLOSED.fetch_add(1, Ordering::SeqCst);
+    DOUBT.closed.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Does what is known hold? What is about a caller whose code runs was
-/// right when no library is gone since.
+/// Does what is known hold?
 fn holds() -> bool {
-    let closed = CLOSED.load(Ordering::SeqCst);
-    let is_closing = is_closing();
-    if !is_closing && CHECKED.load(Ordering::SeqCst) == closed {
-        return true;
-    }
-    let [_, unloaded] = loaded::counts();
-    if UNLOADED.load(Ordering::SeqCst) != unloaded {
-        let Some(_turn) = WRITING.try_lock() else { return false };
-        KNOWN.iter().filter(|entry| !entry.is_free()).for_each(|entry| entry.write(&(0..0), 0));
-        UNLOADED.store(unloaded, Ordering::SeqCst);
-    }
-    if !is_closing {
-        CHECKED.store(closed, Ordering::SeqCst);
-    }
+    DOUBT.holds(|| loaded::counts()[1], forget)
+}
+
+/// Forgets it all, unless somebody is writing.
+#[cold]
+fn forget() -> bool {
+    let Some(_turn) = WRITING.try_lock() else { return false };
+    KNOWN.iter().filter(|entry| !is_free(entry)).for_each(|entry| entry.write([0; 3]));
     true
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Seen red: where closing a library leaves no doubt, and where what is known is taken as
+    /// proven while one is closed.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::thread;
+
+        /// One is loaded in the place of one that is unloaded, while its thread closes it, and
+        /// makes a call, beside a thread that looks, too.
+        #[test]
+        fn nothing_is_believed_of_a_library_that_has_another_ones_place() {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(3);
+            builder.check(|| {
+                let all = Arc::new([0, 1].map(AtomicU64::new));
+                let looks = |[gone, known]: &[AtomicU64; 2]| {
+                    let forget = || {
+                        known.store(0, Ordering::Release);
+                        true
+                    };
+                    DOUBT.holds(|| last(gone), forget).then(|| known.load(Ordering::Acquire))
+                };
+                let beside = all.clone();
+                let beside = thread::spawn(move || {
+                    looks(&beside);
+                    let is_replaced = last(&beside[0]) == 1;
+                    assert!(!is_replaced || looks(&beside) != Some(1));
+                });
+                closing(|| (), || all[0].fetch_add(1, Ordering::AcqRel));
+                assert_ne!(looks(&all), Some(1));
+                beside.join().unwrap();
+            });
+        }
+    }
 
     #[test]
     fn each_caller_has_its_own_answer_until_a_library_comes_or_goes() {
@@ -215,17 +270,9 @@ mod tests {
         assert_eq!((find(3, nowhere + 1), find(5, here)), (None, None));
         library_may_be_gone();
         assert_eq!(find(3, here), Some((library, Destination::Cuda(77))), "none is gone");
-        UNLOADED.fetch_add(1, Ordering::SeqCst);
+        DOUBT.unloaded.fetch_add(1, Ordering::SeqCst);
         assert!(find(3, here).is_some(), "nobody has closed any");
         library_may_be_gone();
         assert_eq!((find(3, here), find(4, here)), (None, None), "one is gone");
-    }
-    #[test]
-    fn an_entry_that_a_fork_left_half_written_is_written_again() {
-        let entry = Entry([const { AtomicUsize::new(0) }; 4]);
-        entry.0[0].store(1, Ordering::Relaxed);
-        let (library, what) = (100..200, 5 << 2 << FUNCTION);
-        entry.write(&library, what);
-        assert_eq!(entry.read(5, 150), Some((library, what)));
     }
 }

@@ -18,12 +18,13 @@
 
 use std::ffi::c_int;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::cuda::lines::Line;
 use crate::cuda::table::{ENTRY_POINTS, EntryPoint};
-use crate::cuda::{callers, devices, resolve};
+use crate::cuda::{devices, resolve};
 use crate::libraries::loaded;
 use crate::libraries::objects;
+use crate::os::locks::Turn;
 use crate::record::guard;
 use crate::record::hook::{HookCall, Tier};
 use crate::stack;
@@ -109,16 +110,13 @@ enum LibraryKind {
     Programs,
 }
 
-/// Libraries that have been looked at: first address, the one after the
-/// last, and the kind ([`LibraryKind`]).
-static KNOWN: [[AtomicUsize; 3]; 16] = [const { [const { AtomicUsize::new(0) }; 3] }; 16];
+/// Libraries that have been looked at, and the kind of each ([`LibraryKind`]).
+static KNOWN: [Line; 16] = [const { Line::new() }; 16];
+static WRITING: Turn = Turn::new(());
 
 /// A library was unloaded: another one may come to lie in its place.
 pub fn forget() {
-    for [start, end, _] in &KNOWN {
-        end.store(0, Ordering::SeqCst);
-        start.store(0, Ordering::SeqCst);
-    }
+    KNOWN.iter().for_each(Line::forget);
 }
 
 /// Does CUDA make this call, inside another one?
@@ -144,14 +142,10 @@ fn is_through(library: &Range<usize>) -> bool {
 }
 
 fn library_of(caller: usize) -> (Range<usize>, LibraryKind) {
-    for [start, end, kind] in &KNOWN {
-        let range = start.load(Ordering::Acquire)..end.load(Ordering::Acquire);
-        if range.contains(&caller) {
-            let kind = kind.load(Ordering::Relaxed);
-            let is = |w: &LibraryKind| *w as usize == kind;
-            let known = [LibraryKind::Nvidias, LibraryKind::Tools].into_iter().find(is);
-            return (range, known.unwrap_or(LibraryKind::Programs));
-        }
+    if let Some((library, kind)) = KNOWN.iter().find_map(|line| line.of(caller)) {
+        let is = |w: &LibraryKind| *w as usize == kind;
+        let known = [LibraryKind::Nvidias, LibraryKind::Tools].into_iter().find(is);
+        return (library, known.unwrap_or(LibraryKind::Programs));
     }
     stack::aside(|| find_out(caller))
 }
@@ -169,22 +163,10 @@ fn find_out(caller: usize) -> (Range<usize>, LibraryKind) {
     } else {
         LibraryKind::Programs
     };
-    // Another library may come in its place as soon as one is closed.
-    if callers::is_closing() {
-        return (range, kind);
-    }
-    for [start, end, place] in &KNOWN {
-        // Empty until its end is there.
-        if start.compare_exchange(0, range.start, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            place.store(kind as usize, Ordering::Relaxed);
-            end.store(range.end, Ordering::Release);
-            // Who began to close one meanwhile may have missed this one.
-            if callers::is_closing() {
-                end.store(0, Ordering::SeqCst);
-                start.store(0, Ordering::SeqCst);
-            }
-            break;
-        }
+    if let Some(_turn) = WRITING.try_lock()
+        && let Some(line) = KNOWN.iter().find(|line| line.is_free())
+    {
+        line.write(range.clone(), kind as usize);
     }
     (range, kind)
 }

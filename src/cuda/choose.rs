@@ -72,7 +72,7 @@ pub unsafe extern "C" fn unknown() {
 
 extern "C" fn choose(api: usize, caller: usize, hooks: &Hooks) -> Choice {
     let row = &ROUTES[api];
-    if let Some(function) = row.foreign.iter().find_map(|line| line.of(caller)) {
+    if let Some((_, function)) = row.foreign.iter().find_map(|line| line.of(caller)) {
         return Choice { jump: function, real: 0 };
     }
     let (range, destination) =

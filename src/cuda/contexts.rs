@@ -163,7 +163,7 @@ pub unsafe fn pops_context(hook: HookCall, call: impl FnOnce() -> c_int) -> c_in
 }
 
 /// References to each device's primary context that calls have taken, less
-/// those they have given back.
+/// those they have given back: counts, behind which nothing is read.
 static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
 fn retained(device: c_int) -> Option<&'static AtomicU32> {

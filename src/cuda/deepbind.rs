@@ -74,7 +74,7 @@ unsafe extern "C" fn note(file: *const c_char, flags: c_int) {
     }
 }
 
-/// Libraries that had been loaded when we last looked.
+/// Libraries that had been loaded when we last looked: a count. Who looks twice finds the same.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 /// Has a library been opened so?

@@ -13,7 +13,7 @@ use crate::record::guard::event;
 use crate::record::hook::{HookCall, Tier};
 use crate::stack::Site;
 
-/// One bit for each device that this process has entered.
+/// One bit for each device that this process has entered, which says all by itself.
 static ENTERED: AtomicU64 = AtomicU64::new(0);
 
 /// Has this process entered a device?

@@ -18,7 +18,8 @@ use crate::stack;
 
 /// How many libraries are remembered.
 const PLACES: usize = 8;
-/// First address and the one after the last.
+/// First address and the one after the last, written by the thread that wakes the recorder, and
+/// each of them before [`COUNT`] says that it is there.
 static RANGES: [[AtomicUsize; 2]; PLACES] = [const { [const { AtomicUsize::new(0) }; 2] }; PLACES];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 

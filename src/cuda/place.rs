@@ -5,8 +5,8 @@
 //! push a context or make a stream. So it is remembered here, and CUDA need not be asked. What no
 //! call has said is unknown (−1), never guessed.
 //!
-//! The table of handles has a fixed size, no lock and one word for an entry. If it
-//! is full, what comes later is unknown.
+//! The table of handles has a fixed size, no lock and one word for an entry, which says all by
+//! itself. If it is full, what comes later is unknown.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -180,6 +180,7 @@ pub fn of_stream(stream: usize) -> i8 {
 
 // --- primary contexts ----------------------------------------------------------------------------
 
+/// Handles by device: a word each, which says all by itself.
 static PRIMARY: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 /// The handle of a device's primary context, 0 if no call has made it known.

@@ -14,10 +14,6 @@
 //! for that row and that one real function. A process may have two copies or versions of a
 //! library, so a row has several trampolines.
 //!
-//! A line is written while others read it. Its length is zero meanwhile, and a reader looks at the
-//! line again after it has read the function. That is enough, because a library whose code is
-//! running can't be replaced by another one in the same place.
-//!
 //! It must never keep a library from being unloaded that would be without us, nor call into one
 //! that was. So lines are forgotten before a library is closed, and none is written until that is
 //! over. Another thread may open a library in its place at once.
@@ -27,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::cuda::callers::{self, Destination};
 use crate::cuda::calls;
+use crate::cuda::lines::Line;
 use crate::cuda::table::{Api, ENTRY_POINTS, Hooks, ROWS, TRAMPOLINES};
 use crate::libraries::loaded;
 use crate::libraries::objects;
@@ -37,12 +34,8 @@ use crate::os::message;
 const LINES: usize = 4;
 /// Libraries whose calls go to somebody else's function.
 const FOREIGN: usize = 4;
-/// The calls from one library: its first address, its length, and the function.
-#[repr(C)]
-pub struct Line([AtomicUsize; 3]);
-
-/// What is known of one row's callers. The first lines are read by `hooks.rs`,
-/// whose offsets follow from this layout.
+/// What is known of one row's callers, and the function for each. The first lines are read by
+/// `hooks.rs`, whose offsets follow from this layout.
 #[repr(C)]
 pub struct Row {
     known: [Line; LINES],
@@ -51,7 +44,7 @@ pub struct Row {
     /// Lines written so far: the next one takes the place of the oldest.
     written: [AtomicUsize; 2],
     writing: Turn,
-    /// Calls from libraries that are in none, about.
+    /// Calls from libraries that are in none, about: a count, of which some get lost.
     others: AtomicUsize,
 }
 
@@ -62,34 +55,9 @@ const TURN: usize = 64;
 /// All rows, by number.
 pub static ROUTES: [Row; ROWS] = [const { Row::new() }; ROWS];
 
-/// The real functions behind the trampolines.
+/// The real functions behind the trampolines: one word each, which its first user sets.
 pub static TARGETS: [[AtomicUsize; TRAMPOLINES]; ROWS] =
     [const { [const { AtomicUsize::new(0) }; TRAMPOLINES] }; ROWS];
-
-impl Line {
-    const fn new() -> Line {
-        Line([const { AtomicUsize::new(0) }; 3])
-    }
-
-    fn has(&self, caller: usize) -> bool {
-        let [start, length, _] = &self.0;
-        caller.wrapping_sub(start.load(Ordering::Acquire)) < length.load(Ordering::Acquire)
-    }
-
-    /// As the instructions in `hooks.rs` read it.
-    pub fn of(&self, caller: usize) -> Option<usize> {
-        let found = self.has(caller).then(|| self.0[2].load(Ordering::Acquire));
-        found.filter(|_| self.has(caller))
-    }
-
-    fn write(&self, range: Range<usize>, function: usize) {
-        let [start, length, real] = &self.0;
-        length.store(0, Ordering::SeqCst);
-        start.store(range.start, Ordering::SeqCst);
-        real.store(function, Ordering::SeqCst);
-        length.store(range.len(), Ordering::SeqCst);
-    }
-}
 
 impl Row {
     const fn new() -> Row {
@@ -119,8 +87,7 @@ impl Row {
         let (lines, written) = self.lines(destination);
         let others = self.others.load(Ordering::Relaxed);
         self.others.store(others.wrapping_add(1), Ordering::Relaxed);
-        let is_free = |line: &Line| line.0[1].load(Ordering::Relaxed) == 0;
-        if others.is_multiple_of(TURN) || lines.iter().any(is_free) {
+        if others.is_multiple_of(TURN) || lines.iter().any(Line::is_free) {
             self.remember(lines, written, range, function);
         }
     }
@@ -138,12 +105,7 @@ impl Row {
             && let Some(_turn) = self.writing.try_lock()
         {
             let n = written.fetch_add(1, Ordering::Relaxed);
-            let line = &lines[n % lines.len()];
-            line.write(range, function);
-            // Who began to close one meanwhile may have missed this line.
-            if callers::is_closing() {
-                line.0[1].store(0, Ordering::SeqCst);
-            }
+            lines[n % lines.len()].write(range, function);
         }
     }
 }
@@ -188,12 +150,7 @@ pub fn forget_if_unloaded() {
 
 fn forget_lines() {
     calls::forget();
-    let lines = ROUTES.iter().flat_map(|row| row.known.iter().chain(&row.foreign));
-    for Line([_, length, _]) in lines {
-        if length.load(Ordering::SeqCst) != 0 {
-            length.store(0, Ordering::SeqCst);
-        }
-    }
+    ROUTES.iter().flat_map(|row| row.known.iter().chain(&row.foreign)).for_each(Line::forget);
 }
 
 fn forget() {
@@ -216,7 +173,7 @@ mod tests {
     fn a_line_is_for_one_library_and_the_oldest_gives_way() {
         let _steady = crate::stack::testing::steady(); // nobody closes a library
         let row = Row::new();
-        let known = |caller| row.known.iter().find_map(|line| line.of(caller));
+        let known = |caller| row.known.iter().find_map(|line| line.of(caller)).map(|(_, f)| f);
         for n in 1..=LINES + 1 {
             row.remember(&row.known, &row.written[0], n * 100..n * 100 + 50, n);
         }
@@ -251,7 +208,7 @@ mod tests {
         let row = &ROUTES[Api::cuMulticastCreate as usize];
         let knows = || {
             row.remember(&row.known, &row.written[0], 100..200, 7);
-            row.known[0].of(100) == Some(7)
+            row.known[0].of(100).is_some_and(|(_, function)| function == 7)
         };
         held_elsewhere(&row.writing, || {
             assert!(!knows() && crate::process::life::tests::in_child(knows));

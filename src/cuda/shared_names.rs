@@ -25,7 +25,8 @@ use crate::libraries::scopes;
 use crate::os::locks::Turn;
 
 /// Libraries that have been looked at: how many the loader had loaded and
-/// unloaded by then, and how many it knew.
+/// unloaded by then, and how many it knew. These and [`DEFINED`] are written by one thread at a
+/// time, whose turn it is ([`LOOKING`]); others only ask whether to look.
 static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// Libraries that define a row's name: none, one of NVIDIA's, or more than that is enough for.

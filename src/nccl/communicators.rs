@@ -20,6 +20,8 @@ use memtrace_format::event::{
 };
 use memtrace_format::world::World;
 
+use crate::os::sync::{atomics, of_process};
+use crate::pair::{FREE, Pair};
 use crate::record::guard;
 use crate::record::guard::event;
 use crate::record::hook::{HookCall, got};
@@ -48,12 +50,15 @@ thread_local! {
     static GROUP: Cell<(u32, u16)> = const { Cell::new((0, NONE)) };
 }
 
-/// Calls under way in the process (from bit 16), and for whom.
+/// Calls under way in the process (from bit 16), and for whom: all in one word, which only
+/// exchanges change, so no order of others' words matters.
 static AT_WORK: AtomicU64 = AtomicU64::new(0);
 /// The last number given.
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
-/// The communicators that are there: handle and number, in turn.
-static KNOWN: [[AtomicU64; 2]; PLACES] = [const { [const { AtomicU64::new(0) }; 2] }; PLACES];
+of_process! {
+    /// The communicators that are there, and their numbers.
+    static KNOWN: [Pair; PLACES] = atomics![Pair::new(); PLACES];
+}
 
 /// The communicator of two pieces of work together: the one they share, or one of several.
 fn merge(one: u16, other: u16) -> u16 {
@@ -106,9 +111,7 @@ fn new_number() -> u16 {
 }
 
 fn number_of(handle: usize) -> u16 {
-    let is = |place: &&[AtomicU64; 2]| place[0].load(Ordering::Acquire) == handle as u64;
-    let found = KNOWN.iter().find(is).filter(|_| handle != 0);
-    found.map_or(NONE, |place| place[1].load(Ordering::Relaxed) as u16)
+    KNOWN.iter().find_map(|known| known.get(handle as u64)).map_or(NONE, |number| number as u16)
 }
 
 /// Writes an event about a communicator. Outside the real call.
@@ -128,14 +131,7 @@ fn made(hook: HookCall, number: u16, handle: u64, ranks: c_int, rank: c_int) {
     if handle == 0 {
         return;
     }
-    for [key, value] in &KNOWN {
-        // 1 is no handle: the place is taken, and not yet filled.
-        if key.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            value.store(u64::from(number), Ordering::Relaxed);
-            key.store(handle, Ordering::Release);
-            break;
-        }
-    }
+    KNOWN.iter().find(|known| known.put(FREE, handle, u64::from(number)));
     defer_to_group(number);
     let (ranks, rank) = (ranks.max(0) as u64, rank.max(0) as u64);
     note(hook, number, CommunicatorEvent { handle, ranks, rank }.event());
@@ -148,9 +144,7 @@ fn gone(hook: HookCall, handle: usize) {
     }
     let gone = ObjectEvent { handle: handle as u64, context: 0 }.event(Kind::Destroy);
     note(hook, number, Event { what: What::Communicator, ..gone });
-    for [key, _] in &KNOWN {
-        let _ = key.compare_exchange(handle as u64, 0, Ordering::AcqRel, Ordering::Relaxed);
-    }
+    KNOWN.iter().filter(|known| known.remove(handle as u64)).count();
 }
 
 /// In an open group, the work is done at its end.

@@ -40,7 +40,8 @@ pub struct Process {
     oom: ForkLock<OomFiles>,
 }
 
-/// The last one that was made, by this process or by the one that it was forked from.
+/// The last one that was made, by this process or by the one that it was forked from: whole before
+/// it is set.
 static LAST: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Process {

@@ -17,7 +17,7 @@
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memtrace_format::event::{
     BlockEvent, Event, FLAG_PENDING, FLAG_SIZE_IS_ROUNDED, Kind, OomEvent, Pool, StackId, WaitEvent,
@@ -28,6 +28,8 @@ use crate::libraries::loaded;
 use crate::libraries::scopes;
 use crate::os::address::Address;
 use crate::os::locks::Turn;
+use crate::os::sync::{atomics, of_process};
+use crate::pair::Pair;
 use crate::pytorch::methods::{Allocate, Methods, copy_of_table};
 use crate::pytorch::names::{self, ALLOCATE_SLOT, C10_CUDA, CUDA, LEADING};
 use crate::pytorch::{callbacks, captures, changes, library, pools, quick, streams};
@@ -347,16 +349,17 @@ pub unsafe extern "C-unwind" fn report_out_of_memory(
 // --- reservations of expandable segments ---------------------------------------------------------
 
 const RESERVATIONS: usize = 1024;
-static RESERVED: [[AtomicU64; 2]; RESERVATIONS] =
-    [const { [const { AtomicU64::new(0) }; 2] }; RESERVATIONS];
+of_process! {
+    /// First addresses and lengths.
+    static RESERVED: [Pair; RESERVATIONS] = atomics![Pair::new(); RESERVATIONS];
+}
 static RESERVED_LEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Remembers a range of reserved addresses. PyTorch makes a handful in the life of a
 /// process; a longer list forgets the oldest.
 pub fn remember_reservation(addr: u64, size: u64) {
     let i = RESERVED_LEN.fetch_add(1, Ordering::Relaxed) % RESERVATIONS;
-    RESERVED[i][1].store(size, Ordering::Relaxed);
-    RESERVED[i][0].store(addr, Ordering::Release);
+    RESERVED[i].put(RESERVED[i].key(), addr, size);
 }
 
 /// First address of the reservation that holds this one; 0 if none is known.
@@ -364,8 +367,7 @@ pub fn reservation_of(addr: u64) -> u64 {
     let n = RESERVED_LEN.load(Ordering::Acquire);
     (n.saturating_sub(RESERVATIONS)..n)
         .rev()
-        .map(|i| &RESERVED[i % RESERVATIONS])
-        .map(|r| (r[0].load(Ordering::Acquire), r[1].load(Ordering::Relaxed)))
+        .filter_map(|i| RESERVED[i % RESERVATIONS].both())
         .find(|(start, size)| (*start..start + size).contains(&addr))
         .map_or(0, |(start, _)| start)
 }

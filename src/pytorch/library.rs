@@ -6,6 +6,7 @@ use crate::libraries::loaded;
 use crate::libraries::objects;
 use crate::pytorch::names::C10_CUDA;
 
+/// Whoever locates it finds the same, and sets the end of the code last.
 static TEXT_START: AtomicUsize = AtomicUsize::new(usize::MAX);
 static TEXT_END: AtomicUsize = AtomicUsize::new(0);
 static LIBRARY_END: AtomicUsize = AtomicUsize::new(0);

@@ -60,6 +60,7 @@ impl Hasher for Scatter {
 type Object = *mut c_void;
 type Call = unsafe extern "C-unwind" fn(Object, *const Object, usize, Object) -> Object;
 
+/// Set before [`called`] is handed out.
 static CALL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static METHOD: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 

@@ -13,11 +13,11 @@
 //! the functor, 2 copy, 3 destroy. An exception of the real filter passes through.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use memtrace_format::event::Pool;
 
 use crate::os::address::Address;
+use crate::os::sync::{AtomicUsize, Ordering, fence};
 use crate::pytorch::captures;
 use crate::pytorch::methods::Methods;
 use crate::pytorch::names;
@@ -80,9 +80,31 @@ impl Drop for Function {
 
 /// What the storage of a filter of ours points to.
 struct Filter {
-    owners: AtomicUsize,
+    owners: Owners,
     pool: Pool,
     real: Function,
+}
+
+/// How many functions share a filter.
+struct Owners(AtomicUsize);
+
+impl Owners {
+    fn one() -> Owners {
+        Owners(AtomicUsize::new(1))
+    }
+
+    fn another(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less. Was it the last, after all that the others did?
+    fn was_last(&self) -> bool {
+        let is_last = self.0.fetch_sub(1, Ordering::Release) == 1;
+        if is_last {
+            fence(Ordering::Acquire);
+        }
+        is_last
+    }
 }
 
 unsafe extern "C-unwind" fn invoke(storage: *const Storage, stream: *mut c_void) -> bool {
@@ -108,12 +130,11 @@ unsafe extern "C-unwind" fn manage(to: *mut Storage, from: *const Storage, what:
             TYPE => *to = [0; 2],
             FUNCTOR => *to = *from,
             COPY => {
-                (*filter).owners.fetch_add(1, Ordering::Relaxed);
+                (*filter).owners.another();
                 *to = *from;
             }
             _ => {
-                if (*filter).owners.fetch_sub(1, Ordering::Release) == 1 {
-                    fence(Ordering::Acquire);
+                if (*filter).owners.was_last() {
                     drop(Box::from_raw(filter));
                 }
             }
@@ -143,7 +164,7 @@ unsafe extern "C-unwind" fn begin(
             return captures::begins_pool(device);
         };
         let pool = Pool::of((first, second));
-        let ours = Box::new(Filter { owners: AtomicUsize::new(1), pool, real: copy });
+        let ours = Box::new(Filter { owners: Owners::one(), pool, real: copy });
         let storage = [Box::into_raw(ours) as usize, 0];
         let mut ours = Function { storage, manage: Some(manage), invoke: Some(invoke) };
         real(this, device, first, second, &raw mut ours);
@@ -156,4 +177,36 @@ pub fn watch(methods: &mut Methods) {
     methods.replace(names::BEGIN_POOL, begin as *const (), |real| {
         REAL_BEGIN.set(real as *mut c_void);
     });
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    /// Seen red: with `Relaxed` where an owner goes, and without the fence behind the last one.
+    mod model {
+        use super::super::*;
+        use loom::cell::UnsafeCell;
+        use loom::sync::Arc;
+        use loom::thread;
+
+        #[test]
+        fn a_filter_goes_once_and_after_its_last_use() {
+            loom::model(|| {
+                let filter = Arc::new((Owners::one(), UnsafeCell::new(0)));
+                filter.0.another();
+                let ends = |(owners, filter): &(Owners, UnsafeCell<u32>)| {
+                    filter.with(|_| ()); // it is asked
+                    let is_last = owners.was_last();
+                    if is_last {
+                        // SAFETY: loom looks whether another thread uses it.
+                        filter.with_mut(|filter| unsafe { *filter += 1 });
+                    }
+                    is_last
+                };
+                let other = filter.clone();
+                let other = thread::spawn(move || ends(&other));
+                let here = ends(&filter);
+                assert_ne!(here, other.join().unwrap());
+            });
+        }
+    }
 }

@@ -76,7 +76,8 @@ static TARGET: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static REAL: Address = Address::new();
 /// Has PyTorch called through it since [`begin`]?
 static WAS_CALLED: AtomicBool = AtomicBool::new(false);
-/// Keys that are excluded below autograd, one that may be, too, and those of autocast.
+/// Keys that are excluded below autograd, one that may be, too, and those of autocast. Set, as is
+/// [`PYTHON`], before [`TARGET`] leads to whom reads them.
 static BELOW: AtomicU64 = AtomicU64::new(0);
 static VIEWS: AtomicU64 = AtomicU64::new(0);
 static AUTOCAST: AtomicU64 = AtomicU64::new(0);
@@ -389,7 +390,8 @@ impl Begun {
 
 const SLOTS: usize = 1 << 14;
 const PROBES: usize = 32;
-/// Return address; and kind, above the label that has the operator's name.
+/// Return address, which never goes; and kind, above the label that has the operator's name: a
+/// word that says all by itself, and the same whoever writes it.
 static CALLERS: [[AtomicU64; 2]; SLOTS] = [const { [const { AtomicU64::new(0) }; 2] }; SLOTS];
 
 fn slots(caller: usize) -> impl Iterator<Item = &'static [AtomicU64; 2]> {

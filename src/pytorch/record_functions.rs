@@ -45,7 +45,7 @@ pub type Number = unsafe extern "C" fn() -> u64;
 static NAME: Address = Address::new();
 static PEEK: Address = Address::new();
 static THREAD: Address = Address::new();
-/// How long this PyTorch's strings are.
+/// How long this PyTorch's strings are. Set before any callback is added.
 static STRINGS: AtomicUsize = AtomicUsize::new(STRING);
 
 fn find(name: names::Name) -> Option<*mut c_void> {
@@ -63,15 +63,12 @@ pub fn learn() -> bool {
     ) else {
         return false;
     };
-    if LEARNT.swap(true, Ordering::AcqRel) {
-        return false;
-    }
     let strings = if find(names::OLDER_STRINGS).is_some() { OLDER_STRING } else { STRING };
     STRINGS.store(strings, Ordering::Relaxed);
     NAME.set(name);
     THREAD.set(thread);
     PEEK.set(peek);
-    true
+    !LEARNT.swap(true, Ordering::AcqRel)
 }
 
 impl Callback {

@@ -12,20 +12,22 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_symbols::names_at;
 
 use crate::libraries::loaded;
 use crate::os::signals;
+use crate::os::sync::{atomics, of_process};
+use crate::pair::{FREE, Pair};
 use crate::pytorch::allocator;
 use crate::pytorch::names::{C10_CUDA, PROGRAMS};
 use crate::record::guard;
 
-/// Call sites that are remembered: the return address, with the lowest bit
-/// of the entry after it for the answer.
+/// Call sites that are remembered: the return address, and whether it is the program's.
 const SITES: usize = 32;
-static KNOWN: [[AtomicUsize; 2]; SITES] = [const { [const { AtomicUsize::new(0) }; 2] }; SITES];
+of_process! {
+    static KNOWN: [Pair; SITES] = atomics![Pair::new(); SITES];
+}
 
 /// Is the call that returns to this address the allocator's own?
 pub fn is_allocator(address: usize) -> bool {
@@ -33,24 +35,14 @@ pub fn is_allocator(address: usize) -> bool {
 }
 
 fn is_programs(address: usize) -> bool {
-    for [site, answer] in &KNOWN {
-        match site.load(Ordering::Acquire) {
-            0 => break,
-            known if known == address => return answer.load(Ordering::Relaxed) == 1,
-            _ => {}
-        }
+    if let Some(answer) = KNOWN.iter().find_map(|site| site.get(address as u64)) {
+        return answer == 1;
     }
     // Opens a file: what that calls is not the program's doing, and a
     // cancelled thread must not end in it.
     let programs = guard::nested(|| signals::uncancelled(|| look_up(address).unwrap_or(false)));
     // Two threads may note the same site twice; a full table looks it up again.
-    if let Some([site, answer]) = KNOWN.iter().find(|[site, _]| {
-        // Reserved by an address that no call returns to, until the answer is in place.
-        site.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }) {
-        answer.store(usize::from(programs), Ordering::Relaxed);
-        site.store(address, Ordering::Release);
-    }
+    KNOWN.iter().find(|site| site.put(FREE, address as u64, u64::from(programs)));
     programs
 }
 

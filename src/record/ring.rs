@@ -74,7 +74,7 @@ pub struct Ring<L> {
     slots: &'static [Slot],
     header: &'static [AtomicU64],
     space: Space,
-    /// So many slots are in the page table.
+    /// So many slots are in the page table, about: a hint.
     prefaulted: std::sync::atomic::AtomicUsize,
     /// How many producers have left in the middle. Some of them had a ticket.
     gone: std::sync::atomic::AtomicUsize,

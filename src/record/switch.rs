@@ -24,7 +24,7 @@ unsafe extern "Rust" {
 }
 
 /// Whether it has been woken: [`ASLEEP`], [`WAKING`], or [`AWAKE`], also if it went off
-/// again or must stay off. A futex word.
+/// again or must stay off. A futex word, which says nothing of the recorder: that has its own.
 pub static WOKEN: AtomicU32 = AtomicU32::new(ASLEEP);
 /// Not woken yet.
 pub const ASLEEP: u32 = 0;

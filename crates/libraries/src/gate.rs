@@ -124,11 +124,11 @@ mod tests {
     #[cfg(loom)]
     mod model {
         use super::*;
-        use memtrace_os::sync;
         use loom::cell::UnsafeCell;
         use loom::sync::Arc;
         use loom::sync::atomic::AtomicU32 as Modelled;
         use loom::thread;
+        use memtrace_os::sync;
 
         impl Sleeper for Modelled {
             fn sleep_on(&self, seen: u32) {

@@ -9,28 +9,28 @@
 //! costs nothing. Allocations of one device come one at a time; those of two
 //! devices that meet in a place give way.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::hot::HOT;
+use crate::os::sync::{atomics, constant, of_process};
+use crate::pair::{FREE, Pair};
 
-/// An entry that somebody is about to fill: no block's address.
-const TAKEN: u64 = 1;
-const SETS: usize = 1 << 14;
-const PLACES: usize = 4;
+/// Sets, and the places of each; few in a model.
+const SETS: usize = if cfg!(loom) { 2 } else { 1 << 14 };
+const PLACES: usize = if cfg!(loom) { 1 } else { 4 };
 
-/// Address and stream.
-type Entry = [AtomicU64; 2];
-
-/// A line of the cache.
+/// Addresses and their streams, in a line of the cache.
 #[repr(align(64))]
-struct Set([Entry; PLACES]);
+struct Set([Pair; PLACES]);
 
 /// Blocks of other streams than the default one.
 struct Table {
     sets: [Set; SETS],
 }
 
-static TABLE: Table = Table::new();
+of_process! {
+    static TABLE: Table = Table::new();
+}
 
 /// A block was handed out on this stream.
 #[inline]
@@ -53,13 +53,14 @@ pub fn stream(addr: u64) -> u64 {
 }
 
 impl Table {
-    #[expect(clippy::large_stack_arrays, reason = "only ever made by the compiler")]
-    const fn new() -> Table {
-        let sets = [const { Set([const { [const { AtomicU64::new(0) }; 2] }; PLACES]) }; SETS];
-        Table { sets }
+    constant! {
+        #[allow(clippy::large_stack_arrays, reason = "only ever made by the compiler")]
+        fn new() -> Table {
+            Table { sets: atomics![Set(atomics![Pair::new(); PLACES]); SETS] }
+        }
     }
 
-    fn set(&self, addr: u64) -> &[Entry; PLACES] {
+    fn set(&self, addr: u64) -> &[Pair; PLACES] {
         // Fibonacci hashing: neighbouring blocks in distant sets.
         let hash = (addr >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.sets[(hash >> (64 - SETS.ilog2())) as usize].0
@@ -67,28 +68,21 @@ impl Table {
 
     fn note(&self, addr: u64, stream: u64) {
         let set = self.set(addr);
-        let known = set.iter().position(|e| e[0].load(Ordering::Relaxed) == addr);
+        let known = set.iter().find(|pair| pair.key() == addr);
         if stream == 0 {
-            if let Some(i) = known {
-                set[i][0].store(0, Ordering::Relaxed);
+            if let Some(pair) = known {
+                pair.remove(addr);
             }
             return;
         }
-        let free = || set.iter().position(|e| e[0].load(Ordering::Relaxed) == 0);
+        let free = || set.iter().find(|pair| pair.key() == FREE);
         // The one that is pushed out is any: the address's own bits say which.
-        let i = known.or_else(free).unwrap_or((addr >> 9) as usize % PLACES);
-        let [key, place] = &set[i];
-        let was = key.load(Ordering::Relaxed);
-        let take = |was| key.compare_exchange(was, TAKEN, Ordering::AcqRel, Ordering::Relaxed);
-        if was != TAKEN && take(was).is_ok() {
-            place.store(stream, Ordering::Relaxed);
-            key.store(addr, Ordering::Release);
-        }
+        let pair = known.or_else(free).unwrap_or(&set[(addr >> 9) as usize % PLACES]);
+        pair.put(pair.key(), addr, stream);
     }
 
     fn stream(&self, addr: u64) -> u64 {
-        let is_it = |e: &&Entry| e[0].load(Ordering::Acquire) == addr;
-        self.set(addr).iter().find(is_it).map_or(0, |e| e[1].load(Ordering::Relaxed))
+        self.set(addr).iter().find_map(|pair| pair.get(addr)).unwrap_or(0)
     }
 }
 
@@ -96,9 +90,41 @@ impl Table {
 mod tests {
     use super::*;
 
+    /// Seen red: where a block of the default stream frees the place whoever has it by then, what
+    /// another device's block left there is gone.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::sync::Arc;
+        use loom::thread;
+
+        #[test]
+        fn devices_that_meet_in_a_place_give_way_and_mix_nothing_up() {
+            loom::model(|| {
+                let table = Arc::new(Table::new());
+                let set = |addr: u64| std::ptr::from_ref(table.set(addr));
+                let other = (2..).map(|n| n * 512).find(|addr| set(*addr) == set(512));
+                let (a, b) = (512, other.expect("one in two"));
+                table.note(a, 11);
+                let pushes = table.clone();
+                let pushes = thread::spawn(move || {
+                    pushes.note(b, 12);
+                    pushes.stream(b)
+                });
+                assert!([0, 11].contains(&table.stream(a)));
+                table.note(a, 0);
+                assert_eq!(table.stream(a), 0);
+                let said = pushes.join().unwrap();
+                assert!([0, 12].contains(&said) && table.stream(b) == said);
+            });
+        }
+    }
+
     #[test]
     fn a_block_has_the_stream_that_it_was_last_handed_out_on() {
-        static TABLE: Table = Table::new();
+        of_process! {
+            static TABLE: Table = Table::new();
+        }
         let (a, b) = (0x7d00_0000_0200, 0x7d00_0000_0400);
         let streams = || (TABLE.stream(a), TABLE.stream(b));
         TABLE.note(a, 0);
@@ -114,7 +140,9 @@ mod tests {
 
     #[test]
     fn more_blocks_than_places_push_others_out_and_none_has_anothers_stream() {
-        static TABLE: Table = Table::new();
+        of_process! {
+            static TABLE: Table = Table::new();
+        }
         let all: Vec<u64> = (0..200_000).map(|i| 0x6d00_0000_0000 + i * 512).collect();
         for addr in &all {
             TABLE.note(*addr, addr ^ 7);

@@ -5,10 +5,12 @@
 //! given back. A block has its entries in one bucket. In a full bucket there is no place for more:
 //! then the free of such a block counts as one that nothing waits for.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::own;
 use crate::hot::HOT;
+use crate::os::sync::{atomics, of_process};
+use crate::pair::{FREE, Pair};
 
 /// How a stream has to do with a block; the low bits of an entry's key, as
 /// blocks begin at multiples of 512.
@@ -21,18 +23,16 @@ pub enum Use {
 }
 
 const LOW: u64 = 511;
-/// An entry that somebody is about to fill.
-const TAKEN: u64 = 4;
-const BUCKETS: usize = 4096;
-/// Entries of a bucket.
-const PLACES: usize = 8;
+/// Buckets, and the entries of each; few in a model.
+const BUCKETS: usize = if cfg!(loom) { 2 } else { 4096 };
+const PLACES: usize = if cfg!(loom) { 2 } else { 8 };
 
-/// Key (address and use) and stream.
-type Entry = [AtomicU64; 2];
-static TABLE: [[Entry; PLACES]; BUCKETS] =
-    [const { [const { [const { AtomicU64::new(0) }; 2] }; PLACES] }; BUCKETS];
+of_process! {
+    /// Keys (address and use) and streams.
+    static TABLE: [[Pair; PLACES]; BUCKETS] = atomics![atomics![Pair::new(); PLACES]; BUCKETS];
+}
 
-fn bucket(addr: u64) -> &'static [Entry; PLACES] {
+fn bucket(addr: u64) -> &'static [Pair; PLACES] {
     // Fibonacci hashing: neighbouring blocks in distant buckets.
     let hash = (addr >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     &TABLE[(hash >> (64 - BUCKETS.ilog2())) as usize]
@@ -42,16 +42,10 @@ fn bucket(addr: u64) -> &'static [Entry; PLACES] {
 pub fn note(addr: u64, how: Use, stream: u64) {
     let key = addr & !LOW | how as u64;
     let places = bucket(addr);
-    let is_it =
-        |e: &Entry| e[0].load(Ordering::Acquire) == key && e[1].load(Ordering::Relaxed) == stream;
-    if places.iter().any(is_it) {
+    if places.iter().any(|pair| pair.get(key) == Some(stream)) {
         return;
     }
-    let free =
-        |e: &&Entry| e[0].compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    if let Some(entry) = places.iter().find(free) {
-        entry[1].store(stream, Ordering::Relaxed);
-        entry[0].store(key, Ordering::Release);
+    if places.iter().any(|pair| pair.put(FREE, key, stream)) {
         HOT.uses.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -95,15 +89,13 @@ pub fn take(addr: u64) -> Uses {
 
 fn take_out(addr: u64) -> Uses {
     let mut uses = Uses { own: own::stream(addr), ..Uses::default() };
-    for (entry, known) in bucket(addr).iter().zip(&mut uses.known) {
-        let key = entry[0].load(Ordering::Acquire);
-        if key == 0 || key & !LOW != addr & !LOW {
-            continue;
+    for (pair, known) in bucket(addr).iter().zip(&mut uses.known) {
+        if let Some((key, stream)) = pair.both().filter(|(key, _)| key & !LOW == addr & !LOW)
+            && pair.remove(key)
+        {
+            *known = Some((stream, key & LOW == Use::Captured as u64));
+            HOT.uses.fetch_sub(1, Ordering::Relaxed);
         }
-        let stream = entry[1].load(Ordering::Relaxed);
-        *known = Some((stream, key & LOW == Use::Captured as u64));
-        entry[0].store(0, Ordering::Release);
-        HOT.uses.fetch_sub(1, Ordering::Relaxed);
     }
     uses
 }
@@ -111,6 +103,32 @@ fn take_out(addr: u64) -> Uses {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Seen red: where two blocks may take one place.
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use loom::thread;
+
+        #[test]
+        fn two_blocks_in_a_bucket_have_their_own_streams() {
+            let life = |addr: u64, stream: u64| {
+                note(addr, Use::Outside, stream);
+                assert_eq!(take_out(addr).outside(), [stream]);
+            };
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = Some(2);
+            builder.check(move || {
+                let place = |addr: u64| std::ptr::from_ref(bucket(addr));
+                let other = (2..).map(|n| n * 512).find(|addr| place(*addr) == place(512));
+                let other = other.expect("one in two");
+                let other = thread::spawn(move || life(other, 12));
+                life(512, 11);
+                other.join().unwrap();
+                assert!(bucket(512).iter().all(|pair| pair.key() == FREE));
+            });
+        }
+    }
 
     #[test]
     fn what_was_noted_of_a_block_is_taken_with_it() {
