@@ -2,10 +2,10 @@
 //! anybody want more of an event than that it is recorded?
 //!
 //! Each of these words belongs to the module that it is named after, which alone changes it, and
-//! seldom. Each says all by itself, but for the pointer: what it leads to is whole before it is set,
-//! and stays. They lie together for speed. By the next event the program has pushed a line that lies
-//! elsewhere out of the cache, and its page out of the TLB. What every stack needs lies in the
-//! same line ([`crate::stack::line`]).
+//! seldom. Each says all by itself, but for the pointer: what it leads to is whole before it is
+//! set, and stays. They lie together for speed. By the next event the program has pushed a line
+//! that lies elsewhere out of the cache, and its page out of the TLB. What every stack needs lies
+//! in the same line ([`crate::stack::line`]).
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};

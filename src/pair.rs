@@ -63,7 +63,7 @@ impl Pair {
         (place.load(Ordering::Relaxed) == key).then_some((key, value))
     }
 
-    /// The place is free again, if this key is here. Of several who do that, one is told so.
+    /// The place is free again, if this key is here. Of several who do that, one hears so.
     pub fn remove(&self, key: u64) -> bool {
         let [place, _] = &self.0;
         place.compare_exchange(key, FREE, Ordering::AcqRel, Ordering::Relaxed).is_ok()

@@ -162,8 +162,8 @@ impl Devices {
     }
 }
 
-/// Whether NVML has been opened: not yet, being opened, or done, which is said when [`NVML`] is set.
-/// A futex word.
+/// Whether NVML has been opened: not yet, being opened, or done, which is said
+/// when [`NVML`] is set. A futex word.
 static STATE: AtomicU32 = AtomicU32::new(CLOSED);
 const CLOSED: u32 = 0;
 const OPENING: u32 = 1;

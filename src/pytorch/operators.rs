@@ -48,8 +48,8 @@ static IS_EXCLUDED: Address = Address::new();
 /// PyTorch's handle of the callback while it is there, plus 1.
 static HANDLE: AtomicU64 = AtomicU64::new(0);
 static RUNNING: AtomicBool = AtomicBool::new(false);
-/// Which module runs, in the caller's own numbering, and the device that is asked for. Each of these
-/// words says all by itself.
+/// Which module runs, in the caller's own numbering, and the device that is asked for.
+/// Each of these words says all by itself.
 static MODULE: AtomicU32 = AtomicU32::new(0);
 static DEVICE: AtomicU32 = AtomicU32::new(0);
 static THREADS: AtomicU32 = AtomicU32::new(0);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use crate::os::sync::zeroed_words;
 
-    /// What was counted at a door, by first address, and for others.
+    /// What was counted at an entry point, by first address, and for others.
     fn counted(usage: &Usage) -> (Vec<(u64, u64)>, u64) {
         let found = usage.read();
         found.first().map_or((Vec::new(), 0), |door| (door.callers.clone(), door.others))

@@ -1,18 +1,21 @@
-//! Who may be in the loader's list, which nobody of ours shall be as the process forks ([`super::list`]).
+//! Who may be in the loader's list, which nobody of ours shall be as the
+//! process forks ([`super::list`]).
 //!
-//! Who wants to go in waits for a fork, and a fork waits for those who are in. Neither for ever: they may wait for each other in
-//! some other way, too.
+//! Who wants to go in waits for a fork, and a fork waits for those who are in. Neither for ever:
+//! they may wait for each other in some other way, too.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_os::sync::Word;
 use memtrace_os::{clock, futex};
 
-/// So many threads are inside, or are about to be; above [`FORK`], so many are forking. A futex word.
+/// So many threads are inside, or are about to be; above [`FORK`], so many
+/// are forking. A futex word.
 pub struct Gate<W = AtomicU32>(W);
 
 const FORK: u32 = 1 << 16;
-/// How long a fork waits for those, and they for a fork. On a busy machine a thread may not run for a while.
+/// How long a fork waits for those, and they for a fork. On a busy machine
+/// a thread may not run for a while.
 const PATIENCE_NS: u64 = 3_000_000_000;
 
 /// This thread is inside. Not any more when dropped.

@@ -15,8 +15,8 @@ use once_cell::race::OnceRef;
 
 use crate::errno;
 
-/// Where this process's age is; nowhere before the first question. A word that says all by itself: of several who give the first
-/// age, one does.
+/// Where this process's age is; nowhere before the first question. A word that says all by itself:
+/// of several who give the first age, one does.
 static OWN: OnceRef<AtomicUsize> = OnceRef::new();
 /// The last age that was given. Inherited.
 static LAST: AtomicU32 = AtomicU32::new(0);

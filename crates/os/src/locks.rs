@@ -36,7 +36,8 @@ const LOOKS: u32 = 100;
 /// A lock with what it protects. See the module's documentation.
 pub struct ForkLock<T> {
     word: AtomicU32,
-    /// The thread that has it to change what is behind it; 0 while nobody is known to. Each thread looks for itself only.
+    /// The thread that has it to change what is behind it; 0 while nobody is known
+    /// to. Each thread looks for itself only.
     holder: AtomicUsize,
     value: UnsafeCell<T>,
 }

@@ -223,7 +223,8 @@ pub struct Room {
     start: usize,
     count: usize,
     space: Space,
-    /// It and the next one only grow, by whose turn it is, after the kernel has reserved. Who sees an older value asks once more.
+    /// It and the next one only grow, by whose turn it is, after the kernel has reserved. Who
+    /// sees an older value asks once more.
     reserved: AtomicUsize,
     /// From here on it is time for more, so that who comes meanwhile still finds some.
     enough: AtomicUsize,

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize
 use crate::descriptors;
 
 /// The mapping, as addresses; and in which process it is one. A forked
-/// child has something else there. All of this is set before any thread is told of the mapping, so
+/// child has something else there. All of this is set before any thread hears of the mapping, so
 /// before any can fault in it.
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_os::sync::Word;
 
-/// Ranges that are known at a time. If there are ever more, the newest take the places of older ones.
+/// Ranges that are known at a time. If there are ever more, the newest
+/// take the places of older ones.
 const PLACES: usize = if cfg!(loom) { 1 } else { 64 };
 
 /// See the module's essay. Starts and ends; an end of 0 is a free place.
@@ -19,7 +20,8 @@ impl Left {
 }
 
 impl<W: Word<Value = u64>> Left<W> {
-    /// A library lies here: `anew` is called if it lies where another one was, by whoever is among the first to meet it.
+    /// A library lies here: `anew` is called if it lies where another one was, by
+    /// whoever is among the first to meet it.
     pub fn met(&self, start: u64, end: u64, anew: impl Fn()) {
         for [s, e] in &self.0 {
             let left = e.load(Ordering::Acquire);

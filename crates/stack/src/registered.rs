@@ -23,7 +23,8 @@ use memtrace_os::sync::Word;
 
 /// Tables that are noted at a time. Of more nobody knows.
 const MOST: usize = 1 << 13;
-/// How far the list was ever in use: it only grows, and each place says itself whether anything is there.
+/// How far the list was ever in use: it only grows, and each place says
+/// itself whether anything is there.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static LIST: [Place; MOST] = [const { Place::free() }; MOST];
 

@@ -153,7 +153,8 @@ impl Rule {
     }
 }
 
-/// Entries of the table: an address in the high 48 bits, a rule number in the low 16. Few in a model.
+/// Entries of the table: an address in the high 48 bits, a rule number in
+/// the low 16. Few in a model.
 const ENTRIES: usize = if cfg!(loom) { WAYS } else { 1 << 16 };
 /// Entries that an address may be in: one cache line.
 const WAYS: usize = if cfg!(loom) { 1 } else { 8 };
@@ -395,7 +396,7 @@ mod tests {
                 for pc in [PC, PC + 1] {
                     assert!(kept.find(pc).is_none_or(|rule| rule == Rule(5)));
                 }
-                threads.map(|thread| thread.join().unwrap());
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
             });
         }
 

@@ -51,8 +51,8 @@ const DEVICES: usize = 64;
 /// Captures (or what counts as one) that are under way, by device: counts, behind which nothing is
 /// read.
 static UNDER_WAY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
-/// PyTorch marks captures, which distinguishes them from other allocations to a pool. Set before our
-/// functions are called.
+/// PyTorch marks captures, which distinguishes them from other allocations to a pool.
+/// Set before our functions are called.
 static HAS_MARKS: AtomicBool = AtomicBool::new(false);
 
 fn begins(device: i8) {
