@@ -25,10 +25,9 @@ const OF_OTHERS: [&str; 6] = [
 ];
 
 /// Nobody else's: code in assembly reads them, or gets them as an answer.
-const OWN: [&str; 5] = [
-    "cuda/lookup.rs: Answer",
+const OWN: [&str; 4] = [
     "cuda/choose.rs: Choice",
-    "cuda/routes.rs: Line",
+    "cuda/lines.rs: Line",
     "cuda/routes.rs: Row",
     "pytorch/quick.rs: Answer",
 ];
