@@ -232,7 +232,9 @@ mod tests {
                 stalled.join().unwrap();
                 journal.begin();
                 if upto == 2 {
-                    [2, 3, 4].map(|n| journal.write([n, n]).expect("room"));
+                    for n in [2, 3, 4] {
+                        journal.write([n, n]).expect("room");
+                    }
                     journal.taken.fetch_add(1, Ordering::AcqRel); // somebody begins to write
                     assert!(read(&journal, 5).is_empty());
                 }
