@@ -218,9 +218,9 @@ pub extern "C" fn memtrace_calls_begin(call: *mut c_void, method: *mut c_void) {
     pytorch::modules::begin(call, method);
 }
 
-/// Whenever the module at this address is called, until `watch` is removed: the phase
-/// `forward` begins (`sort` 0), the module of this name runs (1), the module of this number
-/// runs, for the records of operators (2).
+/// Whenever the module at this address is called, until `watch` is removed, one of three things is
+/// noted. With `sort` 0 the phase `forward` begins. With 1 the module of this name runs. With 2 the
+/// module of this number runs, for the records of operators.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -289,10 +289,11 @@ pub extern "C" fn memtrace_raise_peak(device: c_int, allocated: u64, reserved: u
 
 // --- Operators of PyTorch's: a record at the end of each, while asked for ---
 
-/// What is to be known of operators before they can be seen as they begin: a line for each, with
-/// tabs between the name of its C++ structure (`add_Tensor`), its own (`aten::add.Tensor`), and a
-/// digit: 1 if it is made of others, 2 if its autograd kernel shuts autograd out while it works,
-/// and 4 more if autocast has a kernel for it.
+/// What must be known of operators before they can be seen as they begin. Each is a line
+/// with three parts and tabs between them: the name of its C++ structure (`add_Tensor`),
+/// its own name (`aten::add.Tensor`), and a digit. The digit is 1 if the operator is
+/// made of others, and 2 if its autograd kernel excludes autograd while it works. It is
+/// 4 more if autocast has a kernel for it.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -303,9 +304,9 @@ pub unsafe extern "C" fn memtrace_operators_learn(text: *const c_char) {
 }
 
 /// Gets ready for operators to leave records with what `device` has. `modes` is the number of
-/// PyTorch's dispatch key for dispatch modes, `below` the keys that are excluded below autograd,
-/// `views` those that may be, too, and `autocast` those of autocast, as bits. An operator must run
-/// before [`memtrace_operators_start`].
+/// PyTorch's dispatch key for dispatch modes. The others are keys as bits: `below` those that are
+/// excluded below autograd, `views` those that may be, too, and `autocast` those of autocast. An
+/// operator must run before [`memtrace_operators_start`].
 #[unsafe(no_mangle)]
 pub extern "C" fn memtrace_operators_prepare(
     device: c_int,
@@ -353,11 +354,12 @@ pub unsafe extern "C" fn memtrace_operators_count(lost: *mut u64) -> u64 {
     count
 }
 
-/// Copies up to so many records from number `from` on; returns how many. Each is five words: the
-/// operator's label, how deep it was inside others (from bit 32), whether an exception ended it
-/// (bit 45), whether no dispatch mode could see it (bit 46), whether a node of autograd's ran it
-/// (bit 47), and the thread (from bit 48); the module and (from bit 32) the thread's label; bytes
-/// allocated, reserved, and waiting for other streams.
+/// Copies up to so many records from number `from` on; returns how many. Each is five words.
+/// The first has the operator's label and how deep it was inside others (from bit 32). It also
+/// says whether an exception ended it (bit 45), whether no dispatch mode could see it (bit 46),
+/// and whether a node of autograd's ran it (bit 47). From bit 48 it has the thread. The second
+/// has the module and (from bit 32) the thread's label. The others are bytes allocated,
+/// reserved, and waiting for other streams.
 ///
 /// # Safety
 /// `into` has room for five words for each record.
@@ -404,10 +406,11 @@ pub unsafe extern "C" fn memtrace_changes_count(lost: *mut u64) -> u64 {
 }
 
 /// Copies up to so many records from number `from` on, up to the first that isn't there;
-/// returns how many. Each is four words: what happened (1 allocated, 2 freed, 3 labelled, 4
-/// handed to cuBLAS as a workspace), the work it was part of (bit 4: 1 backward, 2 computed
-/// again by a checkpoint, 3 a gradient is put into its place), device (bit 8), thread (bit 16)
-/// and the thread's label (bit 40); address; bytes; and, while operators are asked for, how
+/// returns how many. Each is four words. The first says what happened: 1 allocated, 2 freed, 3
+/// labelled, 4 handed to cuBLAS as a workspace. From bit 4 it has the work it was part of: 1
+/// backward, 2 computed again by a checkpoint, 3 a gradient is put into its place. It also has
+/// the device (bit 8), the thread (bit 16) and the thread's label (bit 40). The second is the
+/// address, the third the bytes. The fourth is there while operators are asked for. It says how
 /// many of them are open on this thread, the thread's number in their records (bit 16) and the
 /// number of their next record (bit 32).
 ///
