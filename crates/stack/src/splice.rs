@@ -89,7 +89,8 @@ pub struct Source<'a> {
     pub reasons: [Option<Reason>; 2],
 }
 
-/// Puts a stack together and returns its id.
+/// Puts a stack together and returns its id. In one body, since where it goes on and what comes
+/// next share their positions in the lists, at every stack that is taken.
 #[inline]
 pub fn splice(
     source: &Source<'_>,
