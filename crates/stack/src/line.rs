@@ -14,7 +14,8 @@ use super::python::offsets::Runtime;
 /// Bytes of the line that are the caller's.
 pub const ROOM: usize = 40;
 
-/// See the module's documentation. Each word belongs to one module, which alone changes it, and seldom.
+/// See the module's documentation. Each word belongs to one module, which
+/// alone changes it, and seldom.
 #[repr(C, align(64))]
 pub(super) struct Line {
     theirs: Theirs,
