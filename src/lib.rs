@@ -18,13 +18,13 @@ pub mod debug;
 pub mod gauges;
 pub mod hot;
 pub mod labels;
+mod naked;
 pub mod nccl;
 pub mod pair;
 pub mod process;
 pub mod pytorch;
 pub mod real;
 pub mod record;
-mod trampolines;
 
 // The crates that know nothing of the recorder, by the names of what they are about.
 pub use memtrace_libraries as libraries;

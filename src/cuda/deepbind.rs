@@ -25,8 +25,8 @@ use crate::libraries::elf::{Binding, Tables};
 use crate::libraries::loaded;
 use crate::libraries::next;
 use crate::libraries::scopes;
+use crate::naked::{calling, jumping};
 use crate::os::address::Address;
-use crate::trampolines::{calling, jumping};
 
 /// Enough for the opening thread to be among those that ask.
 const LOOKS: u32 = 16;

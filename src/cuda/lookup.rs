@@ -29,8 +29,8 @@ use crate::libraries::loaded;
 use crate::libraries::loaded::Next;
 use crate::libraries::next;
 use crate::libraries::scopes;
+use crate::naked::{calling, jumping};
 use crate::os::address::Address;
-use crate::trampolines::{calling, jumping};
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;

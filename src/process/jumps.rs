@@ -18,9 +18,9 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 
 use crate::libraries::next;
+use crate::naked::calling;
 use crate::os::address::Address;
 use crate::record::guard;
-use crate::trampolines::calling;
 
 /// Which word of a `jmp_buf` is the stack pointer.
 const STACK_POINTER: usize = 6;

@@ -41,6 +41,7 @@ use crate::hot::HOT;
 use crate::labels::store;
 use crate::libraries::loaded;
 use crate::libraries::scopes;
+use crate::naked::jumping;
 use crate::os::address::Address;
 use crate::os::locks::ForkLock;
 use crate::pytorch::names;
@@ -49,7 +50,6 @@ use crate::pytorch::record_functions::{self, End, Start};
 use crate::record::activity::Begun;
 use crate::record::guard::{self, Local};
 use crate::stack;
-use crate::trampolines::jumping;
 
 /// Callbacks: one for the beginning, one for the end.
 type Pair = [*mut c_void; 2];

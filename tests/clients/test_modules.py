@@ -6,7 +6,7 @@ import pytest
 import support
 
 # From the lowest up. Single files of src/ are modules, too.
-MODULES = ["trampolines", "pair", "gauges", "real", "debug", "hot", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
+MODULES = ["naked", "pair", "gauges", "real", "debug", "hot", "config", "record", "labels", "pytorch", "nccl", "cuda", "process", "allocator", "api", "lib"]
 USED = re.compile(r"\bcrate::(\w+)")
 GROUP = re.compile(r"\bcrate::\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 

@@ -34,7 +34,7 @@ macro_rules! jumping {
             "jz 99f\n",
             "jmp rax\n",
             "99:\n",
-            $crate::trampolines::calling!("find"),
+            $crate::naked::calling!("find"),
             "jmp rax\n",
         )
     };
