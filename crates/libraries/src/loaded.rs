@@ -3,6 +3,7 @@
 //! What asks the loader says so, and is not for hooks: its lock may be
 //! held by whoever waits for this thread.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -276,7 +277,20 @@ pub fn stays(function: usize) {
 /// that the loader is asked by anyway.
 pub fn keep() {
     if list::may_load() {
-        LATER.each(hold); // else nobody will unload anything here
+        alone(|| LATER.each(hold)); // else nobody will unload anything here
+    }
+}
+
+thread_local! {
+    static KEEPING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does this, unless the calling thread is at it already. The `dlopen` that is called meanwhile may
+/// be another tool's, which closes libraries itself; the virtual GPU's does.
+fn alone(work: impl FnOnce()) {
+    if !KEEPING.replace(true) {
+        work();
+        KEEPING.set(false);
     }
 }
 
@@ -328,6 +342,25 @@ mod tests {
                 other.join().unwrap();
             });
         }
+    }
+
+    #[test]
+    fn who_keeps_libraries_closes_one_meanwhile() {
+        let later = ToKeep::<AtomicUsize>([const { AtomicUsize::new(0) }; TO_KEEP]);
+        let times = Cell::new(0);
+        let keep = |inside: &dyn Fn()| {
+            let hold = |_| {
+                times.set(times.get() + 1);
+                inside();
+            };
+            alone(|| later.each(hold));
+        };
+        later.add(7);
+        keep(&|| keep(&|| {}));
+        assert_eq!(times.get(), 1);
+        later.add(8);
+        keep(&|| {});
+        assert_eq!(times.get(), 2);
     }
 
     #[test]
