@@ -13,7 +13,7 @@ pub const FREE: u64 = 0;
 /// That of one which somebody fills.
 const TAKEN: u64 = 1;
 
-/// See the module's essay. Keys are above 1.
+/// See the module's documentation. Keys are above 1.
 pub struct Pair([AtomicU64; 2]);
 
 impl Pair {

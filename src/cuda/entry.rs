@@ -3,7 +3,7 @@
 
 use crate::os::sync::{AtomicUsize, Ordering, atomics, constant, fence};
 
-/// See the module's essay. A number that is odd while the words are written, and the words.
+/// See the module's documentation. A number that is odd while the words are written, and the words.
 pub struct Entry<const WORDS: usize> {
     number: AtomicUsize,
     words: [AtomicUsize; WORDS],

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::cuda::callers;
 use crate::os::sync::Word;
 
-/// See the module's essay. The library's first address, its length, and what is known of it.
+/// The library's first address, its length, and what is known of it; see the module.
 #[repr(C)]
 pub struct Line<W = AtomicUsize>([W; 3]);
 

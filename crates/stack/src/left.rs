@@ -9,7 +9,7 @@ use memtrace_os::sync::Word;
 /// take the places of older ones.
 const PLACES: usize = if cfg!(loom) { 1 } else { 64 };
 
-/// See the module's essay. Starts and ends; an end of 0 is a free place.
+/// See the module's documentation. Starts and ends; an end of 0 is a free place.
 pub struct Left<W = AtomicU64>([[W; 2]; PLACES]);
 
 impl Left {

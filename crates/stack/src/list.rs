@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memtrace_os::sync::Word;
 
-/// See the module's essay.
+/// See the module's documentation.
 pub struct List<T, W = AtomicUsize> {
     /// The address of the last one.
     head: W,
